@@ -161,8 +161,7 @@ def missed(case: Case, path: Path, times: dict[str, list[float]]) -> list[float]
 
     options = {"graph_breaks": case.breaks} if case.breaks else {}
     told = daydream.whatif(daydream.replay(path), "compile", **options)
-    known = told.unprofiled or told
-    before, after = parts_ns(known.replay.settled), parts_ns(known.after)
+    before, after = parts_ns(told.replay.settled), parts_ns(told.after)
     return [
         (times["compiled"][at] - times["base"][at] - after[part] + before[part]) / 1e3
         for at, part in enumerate(("forward", "backward"))

@@ -119,16 +119,16 @@ def page(folder: Path) -> list[str]:
     """Return the section of the page: every measured step, predicted from its recording's trace."""
     rows, made = predictions(folder), changes()
     said = (
-        f"{about(folder, 'DDP')} Anchoring of this kind came after the first look at rows like these; "
-        "nothing in it is fitted."
+        f"{about(folder, 'DDP')} That they are that long came after the first look at rows "
+        "like these; nothing in it is fitted."
     )
     lines = [
         said,
         "",
-        *summary(list(rows.values())),
+        summary(list(rows.values())),
         "",
-        "| model | link | cap MB | measured | predicted | error | not anchored | error |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | link | cap MB | measured | predicted | error |",
+        "|---|---|---|---|---|---|",
     ]
     for (model, title), row in rows.items():
         bandwidth, latency, cap, _ = made[title]

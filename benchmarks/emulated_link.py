@@ -65,11 +65,15 @@ def model_of(name: str) -> tuple[Any, Callable[[Any], Any]]:
 
 
 class Row(NamedTuple):
-    """A change of a model's step: a number a recording, of the measured ratio and of the two predicted."""
+    """A change of a model's step: the measured and the predicted ratio, a number a recording."""
 
     measured: tuple[float, ...]
-    anchored: tuple[float, ...]  # in steps as long as the trace timed them without a profiler
-    plain: tuple[float, ...]  # over the step as replayed without the profiler's cost
+    predicted: tuple[float, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        """The error of each recording's prediction."""
+        return [ratio / was - 1 for ratio, was in zip(self.predicted, self.measured, strict=True)]
 
 
 def predictions(folder: Path) -> dict[tuple[str, str], Row]:
@@ -77,52 +81,32 @@ def predictions(folder: Path) -> dict[tuple[str, str], Row]:
     import daydream
 
     document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
-    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for model, recordings in document["recordings"].items():
         for recording in recordings:
             replay = daydream.replay(folder / recording["trace"])
             for title, change in recording["changes"].items():
                 comparison = daydream.whatif(replay, change["optimization"], **change["options"])
-                plain = comparison.unprofiled or comparison
-                known = comparison.anchored or plain
-                ratios = (one.predicted_ns / one.replayed_ns for one in (known, plain))
-                found.setdefault((model, title), []).append((change["measured"], *ratios))
+                predicted = comparison.simulated_ns / comparison.replayed_ns
+                found.setdefault((model, title), []).append((change["measured"], predicted))
     return {where: Row(*zip(*numbers, strict=True)) for where, numbers in found.items()}
 
 
-def errors_of(row: Row) -> tuple[list[float], list[float]]:
-    """Return the errors of the two ways to predict, a number a recording."""
-    first, second = (
-        [ratio / was - 1 for ratio, was in zip(ratios, row.measured, strict=True)]
-        for ratios in (row.anchored, row.plain)
-    )
-    return first, second
-
-
 def cells(row: Row) -> str:
-    """Return the cells of a row: measured, then predicted and its error, anchored and not."""
-    parts = [f"{median(row.measured):.3f}"]
-    for ratios, errors in zip((row.anchored, row.plain), errors_of(row), strict=True):
-        parts += [
-            f"{median(ratios):.3f}",
-            f"{median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%})",
-        ]
-    return " | ".join(parts)
+    """Return the cells of a row: measured, predicted, and the error of the prediction."""
+    errors = row.errors
+    error = f"{median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%})"
+    return f"{median(row.measured):.3f} | {median(row.predicted):.3f} | {error}"
 
 
-def summary(rows: list[Row]) -> list[str]:
-    """Return a sentence on the errors of each of the two ways to predict."""
-    said = []
-    for way, errors in zip(
-        ("Predicted", "Not anchored"), zip(*(errors_of(row) for row in rows), strict=True), strict=True
-    ):
-        of_rows = [abs(median(row)) for row in errors]
-        of_all = [abs(error) for row in errors for error in row]
-        said.append(
-            f"{way}: median error of the rows {median(of_rows):.1%}, worst {max(of_rows):.1%}; "
-            f"of single recordings {median(of_all):.1%} and {max(of_all):.1%}."
-        )
-    return said
+def summary(rows: list[Row]) -> str:
+    """Return a sentence on the errors of the predictions."""
+    of_rows = [abs(median(row.errors)) for row in rows]
+    of_all = [abs(error) for row in rows for error in row.errors]
+    return (
+        f"Median error of the rows {median(of_rows):.1%}, worst {max(of_rows):.1%}; "
+        f"of single recordings {median(of_all):.1%} and {max(of_all):.1%}."
+    )
 
 
 def about(folder: Path, changed: str) -> str:
@@ -134,9 +118,8 @@ def about(folder: Path, changed: str) -> str:
         f"{document['machine']}. Recordings, each in a process of its own: {counts}; {left_out} left out, as "
         "the unchanged step differed from itself by more than 5 %, or by more than 10 % from what it took "
         f"when it was recorded. Steps with {changed} over the step without, medians of the recordings; "
-        "errors of the predicted step, least and most in brackets. *Predicted*: in steps as long as the "
-        "trace timed them without a profiler (anchored). *Not anchored*: over the step as replayed without "
-        "the profiler's cost."
+        "errors of the predicted step, least and most in brackets. What is predicted is of steps as "
+        "long as the trace timed them without a profiler."
     )
 
 

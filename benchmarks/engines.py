@@ -23,7 +23,7 @@ from daydream.collect.importers import import_trace
 from daydream.graph.build import build
 from daydream.graph.lower import lower
 from daydream.graph.plan import Plan
-from daydream.simulate import reference, scan
+from daydream.simulate import engine
 
 Pull = Callable[[], "np.ndarray"]
 MANY = 500_000  # tasks: networkx then takes many seconds a round
@@ -33,28 +33,21 @@ FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 METHOD = f"""\
 All engines run in one process on the same plan, in turn; their starts are checked to be equal, task by
 task. C++ is one pass in topological order over the same arrays (`g++ {" ".join(FLAGS[:2])}`, called
-through ctypes, its memory given). "ours" is daydream's default engine, a compiled loop. The scan in NumPy
-is what runs without a compiler; its planning depends on edges only, is done once a graph and kept. "lists"
-is its fallback over Python lists, "reference" the readable Algorithm 1, networkx + heapq what most people
-would write. Mtask/s are medians. A/A is our engine against itself. The bar for the scan is for plans of
-traces."""
+through ctypes, its memory given). "ours" is daydream's default engine, a compiled loop. "Python" is
+what runs without a compiler, "reference" the readable Algorithm 1, networkx + heapq what most people would
+write. Mtask/s are medians. A/A is our engine against itself."""
 
 COLUMNS = {
     "graph": "graph",
     "tasks": "tasks",
     "edges": "edges/task",
-    "levels": "levels",
     "cpp": "C++",
     "ours": "ours",
-    "scan": "NumPy scan",
-    "plan": "planning",
-    "lists": "lists",
+    "python": "Python",
     "reference": "reference",
     "networkx": "networkx + heapq",
     "below_cpp": "C++ / ours",
-    "scan_below_cpp": "C++ / scan",
     "over_networkx": "ours / networkx",
-    "planned_over_networkx": "planning + scan / networkx",
     "control": "A/A",
 }
 
@@ -67,7 +60,6 @@ def measure(settings: Settings) -> Part:
     part.aims += [
         Aim("the default engine against networkx + heapq", 25, {}),
         Aim("time of the default engine against C++", round(1 / 0.7, 2), {}, least=False),
-        Aim("time of the NumPy scan against C++, on traces", round(1 / 0.3, 2), {}, least=False),
     ]
     with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
         library = _compiled(part, Path(folder))
@@ -88,55 +80,42 @@ def _race(
 ) -> dict[str, Any]:
     say(f"engines on {name}")
     digraph = to_digraph(plan)
-    expected, _ = scan.run(plan)
+    expected, _ = engine.run(plan)
     engines: dict[str, Callable[[], Any]] = {
-        "ours": lambda: scan.run(plan)[0],
-        "scan": lambda: scan.in_numpy(plan)[0],
-        "lists": lambda: scan.pull(plan),
-        "reference": lambda: reference.run(plan)[0],
+        "ours": lambda: engine.run(plan)[0],
+        "python": lambda: engine.in_python(plan),
+        "reference": lambda: engine.algorithm_1(plan)[0],
         "networkx": lambda: np.fromiter(
             map(simulate(digraph).__getitem__, range(len(plan))), np.int64, len(plan)
         ),
     }
     if library is not None:
         engines["cpp"] = _bind(library, plan)
-    for engine, run in engines.items():
-        if not np.array_equal(run(), expected):
-            raise ValueError(f"{engine} and our engine disagree on {name}")
+    for which, starts in engines.items():
+        if not np.array_equal(starts(), expected):
+            raise ValueError(f"{which} and our engine disagree on {name}")
     engines["networkx"] = lambda: simulate(digraph)
-    engines["plan"] = lambda: _planned(plan)
     engines["ours again"] = engines["ours"]
     seconds = take_turns(
-        {engine: timed(run) for engine, run in engines.items()}, settings.rounds(9 if len(plan) < MANY else 3)
+        {which: timed(starts) for which, starts in engines.items()},
+        settings.rounds(9 if len(plan) < MANY else 3),
     )
-    seconds["planned"] = [a + b for a, b in zip(seconds["plan"], seconds["scan"], strict=True)]
-
-    levels = scan.cut(plan)
     row: dict[str, Any] = {
         "graph": name,
         "tasks": len(plan),
         "edges": len(plan.edge_src) / len(plan),
-        "levels": len(levels.levels) if levels else "lists taken",
         "control": control(times_faster(seconds, "ours", "ours again")),
         "seconds": seconds,
-        **{engine: len(plan) / median(seconds[engine]) / 1e6 for engine in engines},
+        **{which: len(plan) / median(seconds[which]) / 1e6 for which in engines},
     }
     over = times_faster(seconds, "ours", "networkx")
     row["over_networkx"] = str(over)
-    row["planned_over_networkx"] = str(times_faster(seconds, "planned", "networkx"))
     part.aims[0].cases[name] = over.value
     if library is not None:
-        for column, engine, aim in (("below_cpp", "ours", 1), ("scan_below_cpp", "scan", 2)):
-            below = times_faster(seconds, "cpp", engine)
-            row[column] = str(below)
-            if engine == "ours" or not name.startswith(SYNTHETIC):
-                part.aims[aim].cases[name] = below.value
+        below = times_faster(seconds, "cpp", "ours")
+        row["below_cpp"] = str(below)
+        part.aims[1].cases[name] = below.value
     return row
-
-
-def _planned(plan: Plan) -> None:
-    plan.cache.clear()
-    scan.cut(plan)
 
 
 def _compiled(part: Part, folder: Path) -> ctypes.CDLL | None:

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/event_costs.py     ten seconds; quieter is better
 
-The typical cost (`daydream/collect/live/typical_cost.py`) was measured so. Small training steps run with
+The typical cost (`daydream/collect/live/recording_cost.py`) was measured so. Small training steps run with
 recording off and on in turns, within profilers of the same settings as the capture's: one after the other,
 as each holds 1 to 2 kB an event. The difference of their times, divided by the events recorded, is the cost;
 it is taken apart by forward, backward and optimizer, as they differ by a factor of two. The recording of
@@ -29,7 +29,9 @@ from memory_cost import MemoryCost
 
 from daydream.collect.derive.build import derive
 from daydream.collect.live.capture import prepared_profiler
-from daydream.collect.live.event_cost import (
+from daydream.collect.live.events import MARKER_NAME, read_events
+from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.recording_cost import (
     CLASSES,
     RANGES,
     heads,
@@ -37,8 +39,6 @@ from daydream.collect.live.event_cost import (
     recorded_events,
     recorded_ranges,
 )
-from daydream.collect.live.events import MARKER_NAME, read_events
-from daydream.collect.live.layer_hooks import LayerHooks
 from daydream.collect.live.torch_private import allocations_of, events_of, let_go, range_type
 from daydream.collect.live.warm_memory import WarmMemory
 from daydream.trace.trace import Trace

@@ -284,10 +284,10 @@ def page(folder: Path) -> list[str]:
             "",
             "With streams: transfers beside compute." if streams else "Without, as on a CPU.",
             "",
-            *summary(list(of_mode.values())),
+            summary(list(of_mode.values())),
             "",
-            "| model | workers | resharded | link | measured | predicted | error | not anchored | error |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| model | workers | resharded | link | measured | predicted | error |",
+            "|---|---|---|---|---|---|---|",
         ]
         for (model, title), row in of_mode.items():
             workers, again, bandwidth, *_ = made[title]

@@ -1,4 +1,4 @@
-"""Many ranks as lanes of one plan, against the same ranks written out as one large plan."""
+"""Many ranks as columns of one pass over a plan."""
 
 from __future__ import annotations
 
@@ -13,37 +13,28 @@ from synthetic import LINK, synthetic
 from timing import take_turns, times_faster
 
 from daydream.graph.plan import Plan
-from daydream.simulate import scan
-from daydream.simulate.ranks.explicit_ranks import explicit
-from daydream.simulate.ranks.speeds import Ranks, ends
+from daydream.simulate.ranks import Ranks, ends
 
 TASKS = 6_200  # of one rank and step
 JITTER, SLOWER = 0.02, 1.2
 PER_NODE = 8
-MOST_EXPLICIT = 1_024  # ranks; written out these are 6.3 million tasks
+MOST = 16_384
 
 METHOD = f"""\
 One step of {TASKS:,} tasks on every rank (`benchmarks/synthetic.py`), which waits for all others in each of
 its collectives. *All differ*: each rank has a factor of its own, normal with a standard deviation of
 {JITTER:.0%}. *Nodes*: the same, and every other collective is one of the {PER_NODE} ranks of a node. *One
-straggler*: ranks are equal but for one that takes {SLOWER:g} times as long, so they are a few classes. Lanes:
-`speeds.ends`, its planning included. Written out: `explicit` and the default engine on the
-plan it makes, checked to give equal times for every task that is asked about, the last {PER_NODE * 8} of each
-rank. Memory is the peak of what `tracemalloc` counts during one run, without the plan of one rank. A/A is
-lanes against themselves."""
+straggler*: ranks are equal but for one that takes {SLOWER:g} times as long. Times are those of `ranks.ends`
+for the last {PER_NODE * 8} tasks of each rank. Memory is
+the peak of what `tracemalloc` counts during one run, without the plan of one rank. A/A is
+the columns against themselves."""
 
 COLUMNS = {
     "case": "ranks",
     "ranks": "number",
-    "classes": "classes",
     "tasks": "tasks, million",
     "lanes_ms": "as lanes, ms",
     "lanes_mb": "as lanes, MB",
-    "explicit_ms": "written out, ms",
-    "build_ms": "of it making the plan, ms",
-    "explicit_mb": "written out, MB",
-    "faster": "times faster",
-    "smaller": "times smaller",
     "control": "A/A",
 }
 
@@ -54,11 +45,10 @@ def measure(settings: Settings) -> Part:
     table = Table("Ranks as lanes", COLUMNS)
     part.tables.append(table)
     part.aims += [
-        Aim("1,024 ranks as lanes against written out", 5, {}),
         Aim("16,384 ranks as lanes", 1_000, {}, least=False, unit="ms"),
     ]
     plan = synthetic(TASKS)
-    for count in (64, 256) if settings.quick else (64, 1_024, 16_384):
+    for count in (64, 256) if settings.quick else (64, 1_024, MOST):
         for case, ranks in _cases(plan, count).items():
             table.rows.append(_race(part, settings, plan, case, ranks))
     return part
@@ -84,48 +74,23 @@ def _race(part: Part, settings: Settings, plan: Plan, case: str, ranks: Ranks) -
     name = f"{ranks.count:,} ranks, {case}"
     say(name)
     observed = np.arange(len(plan))[-PER_NODE * 8 :]
-    building: list[float] = []
-
-    def written_out() -> np.ndarray:
-        begin = perf_counter()
-        whole, place = explicit(plan, ranks)
-        building.append(perf_counter() - begin)
-        times: np.ndarray = scan.run(whole)[1][place[observed]]
-        return times
 
     def lanes() -> np.ndarray:
         return ends(plan, ranks, observed)
 
     jobs: dict[str, Callable[[], np.ndarray]] = {"lanes": lanes, "lanes again": lanes}
-    if ranks.count <= MOST_EXPLICIT:
-        if not np.array_equal(lanes(), written_out()):
-            raise ValueError(f"lanes and the written-out plan disagree on {name}")
-        jobs["explicit"] = written_out
-        building.clear()
     seconds = take_turns({job: _once(run) for job, run in jobs.items()}, settings.rounds(5))
     row: dict[str, Any] = {
         "case": case,
         "ranks": ranks.count,
-        "classes": int(ranks.classes().max()) + 1,
         "tasks": len(plan) * ranks.count / 1e6,
         "lanes_ms": float(np.median(seconds["lanes"])) * 1e3,
         "lanes_mb": _peak(lanes) / 1e6,
         "control": control(times_faster(seconds, "lanes", "lanes again")),
         "seconds": seconds,
     }
-    if "explicit" in jobs:
-        faster = times_faster(seconds, "lanes", "explicit")
-        row |= {
-            "explicit_ms": float(np.median(seconds["explicit"])) * 1e3,
-            "build_ms": float(np.median(building)) * 1e3,
-            "explicit_mb": _peak(written_out) / 1e6,
-            "faster": str(faster),
-        }
-        row["smaller"] = row["explicit_mb"] / row["lanes_mb"]
-        if ranks.count == MOST_EXPLICIT:
-            part.aims[0].cases[name] = faster.value
-    else:
-        part.aims[1].cases[name] = row["lanes_ms"]
+    if ranks.count == MOST:
+        part.aims[0].cases[name] = row["lanes_ms"]
     return row
 
 

@@ -17,7 +17,7 @@ from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.plan import Plan
-from daydream.simulate import scan
+from daydream.simulate import engine
 
 METHOD = """\
 Bytes a task. Ours are the bytes of the arrays: the plan, start and end, what the scan keeps to run
@@ -57,7 +57,7 @@ def measure(settings: Settings) -> Part:
 
 def _weigh(part: Part, name: str, plan: Plan, graph: Graph | None) -> None:
     say(f"memory of {name}")
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     arrays = [getattr(plan, column) for column in Plan.__slots__ if column not in {"cache", "scheduled"}]
     run = _bytes([*arrays, start, end])
     row: dict[str, Any] = {

@@ -16,7 +16,7 @@ from results import CONTROL_OFF, Part, aims_table, grid, markdown, options, read
 from traces import REPOSITORY
 from workers import HERE
 
-PARTS = ("importing", "graphs", "engines", "batch", "many_ranks", "sweep", "memory", "startup", "growth")
+PARTS = ("importing", "graphs", "engines", "many_ranks", "sweep", "memory", "startup", "growth")
 
 HEAD = f"""\
 # Speed

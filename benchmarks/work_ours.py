@@ -15,7 +15,7 @@ import daydream
 from daydream.collect.importers import import_trace
 from daydream.graph.build import build as build_graph
 from daydream.graph.lower import lower
-from daydream.simulate import scan
+from daydream.simulate import engine
 
 held: dict[str, Any] = {}
 
@@ -52,15 +52,13 @@ def rerun(factor: float, *, first: bool = False) -> dict[str, Any]:
         on_device = np.array([lane.on_device for lane in graph.lanes])
         held["on_device"] = on_device[plan.lane]
     on_device = held["on_device"]
-    if not first:
-        scan.cut(plan)
 
     def work() -> None:
         if first:
             plan.cache.clear()
         duration = plan.duration_ns.copy()
         duration[on_device] = np.rint(duration[on_device] * factor)
-        held["start"], _ = scan.run(plan.with_costs(duration))
+        held["start"], _ = engine.run(plan.with_costs(duration))
 
     return {"seconds": timed(work)()}
 

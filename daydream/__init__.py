@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from daydream import hooks, lazy
+from daydream import lazy
 
 if TYPE_CHECKING:
     from daydream.collect import collect
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
         TraceError,
         UnknownOptimizationError,
     )
-    from daydream.explanation import Explanation, explain
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
     from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
     from daydream.handles.builder import DebugHandleMapBuilder
     from daydream.memory.report import memory_of
-    from daydream.predict.difference import Difference, compare
+    from daydream.predict.compare import Difference, compare
+    from daydream.predict.curves import curves
+    from daydream.predict.explain import Explanation, explain
     from daydream.predict.prediction import Prediction
-    from daydream.predict.ranking import Ranking, rank
+    from daydream.predict.rank import Ranking, rank
     from daydream.predict.replay import Replay, replay
-    from daydream.predict.scale_out import Scaling, scaling
-    from daydream.predict.sensitivity import curves
+    from daydream.predict.scaling import Scaling, scaling
     from daydream.predict.sweep import Sweep, sweep
     from daydream.predict.whatif import whatif
     from daydream.simulate import simulate
@@ -76,19 +76,19 @@ _HOMES = {
         "TraceError",
         "UnknownOptimizationError",
     ),
-    "daydream.explanation": ("Explanation", "explain"),
     "daydream.graph.build": ("build",),
     "daydream.graph.graph": ("Graph",),
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
     "daydream.handles.builder": ("DebugHandleMapBuilder",),
     "daydream.memory.report": ("memory_of",),
-    "daydream.predict.difference": ("Difference", "compare"),
+    "daydream.predict.compare": ("Difference", "compare"),
+    "daydream.predict.explain": ("Explanation", "explain"),
     "daydream.predict.prediction": ("Prediction",),
-    "daydream.predict.ranking": ("Ranking", "rank"),
+    "daydream.predict.rank": ("Ranking", "rank"),
     "daydream.predict.replay": ("Replay", "replay"),
-    "daydream.predict.scale_out": ("Scaling", "scaling"),
-    "daydream.predict.sensitivity": ("curves",),
+    "daydream.predict.scaling": ("Scaling", "scaling"),
+    "daydream.predict.curves": ("curves",),
     "daydream.predict.sweep": ("Sweep", "sweep"),
     "daydream.predict.whatif": ("whatif",),
     "daydream.simulate": ("simulate",),
@@ -100,8 +100,6 @@ _HOMES = {
     "daydream.trainers.handler": ("handler",),
     "daydream.transforms.registry": ("Optimization",),
 }
-
-_RETIRED = {"Comparison": "Prediction"}  # old name -> new name, until 0.3
 
 __all__ = [
     "DaydreamError",
@@ -151,12 +149,14 @@ __all__ = [
 ]
 
 
-hooks.give(
+lazy.give(
     {
         "html": ("daydream.report.notebook", "html"),
         "interactive": ("daydream.report.html.frame", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
-        "fixed_order": ("daydream.simulate.policy", "fix_order"),
+        "fixed_order": ("daydream.simulate.engine", "fix_order"),
+        "block_of_layers": ("daydream.model.blocks", "block_of_layers"),
+        "gradient_bytes": ("daydream.model.gradients", "gradient_bytes"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
     }
 )
@@ -167,4 +167,4 @@ def load_ipython_extension(shell: Any) -> None:
     importlib.import_module("daydream.integrations.magic").load_ipython_extension(shell)
 
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED, rooms=("instrument",))
+__getattr__, __dir__ = lazy.names(__name__, _HOMES, rooms=("instrument",))

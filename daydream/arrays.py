@@ -37,6 +37,74 @@ def percentile(values: npt.ArrayLike, percent: float | Sequence[float]) -> Any:
     ordered = np.sort(values, axis=None)
     place = (len(ordered) - 1) * np.true_divide(percent, 100)
     low = np.floor(place).astype(np.intp)
-    below, above = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]
-    share, apart = place - low, above - below
+    below = ordered[low]
+    above = ordered[np.minimum(low + 1, len(ordered) - 1)]
+    share = place - low
+    apart = above - below
     return np.where(share < 0.5, below + apart * share, above - apart * (1 - share))[()]
+
+
+SPAN = 4  # a table of this many places for each value is quicker than sorting the values
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct whole numbers in ascending order, and the place of each value among them."""
+    if not len(values):
+        return values, np.empty(0, np.int64)
+    whole = values.astype(np.int64)
+    low = int(whole.min())
+    high = int(whole.max())
+    if high - low > SPAN * len(values) + 1024:
+        heads = np.flatnonzero(np.append(True, whole[1:] != whole[:-1]))  # of runs of one value
+        found, number = places(values[heads])
+        return found, np.repeat(number, np.diff(heads, append=len(values)))
+    seen = np.zeros(high - low + 1, bool)
+    shifted = whole - low
+    seen[shifted] = True
+    found = np.flatnonzero(seen)
+    number = np.empty(len(seen), np.int64)
+    number[found] = np.arange(len(found))
+    return (found + low).astype(values.dtype), number[shifted]
+
+
+def distinct_rows(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each distinct row of some columns comes first, and the place of each row among them.
+
+    Rows are ordered by the first column, then by the next.
+    """
+    _, number = distinct(np.asarray(columns[0], np.int64))
+    for column in columns[1:]:
+        values, place = distinct(np.asarray(column, np.int64))
+        _, number = distinct(number * len(values) + place)
+    return first_of(number, int(number.max(initial=-1)) + 1), number
+
+
+def combinations(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """Return which distinct combination each row of some columns holds, and the combinations, in order."""
+    first, number = distinct_rows(columns)
+    firsts = (column[first].tolist() for column in columns)
+    return number, list(zip(*firsts, strict=True))
+
+
+def first_of(number: np.ndarray, count: int) -> np.ndarray:
+    """Return where each of the numbers below `count` comes first, -1 for one that does not come."""
+    first = np.full(count, -1)
+    first[number[::-1]] = np.arange(len(number))[::-1]  # of what is assigned to one place, the last stays
+    return first
+
+
+def turns(numbers: np.ndarray) -> np.ndarray:
+    """Return how often the number at each place came before."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    new = np.append(True, ordered[1:] != ordered[:-1])[: len(numbers)]
+    index, found = np.arange(len(numbers)), np.empty(len(numbers), np.int64)
+    found[order] = index - np.maximum.accumulate(np.where(new, index, 0))
+    return found
+
+
+def once(numbers: np.ndarray, below: int) -> np.ndarray:
+    """Return each of some numbers from 0 to `below` once, where it comes last: in their order."""
+    last = np.empty(below, np.int64)
+    last[numbers] = np.arange(len(numbers))  # of what is assigned to one place, the last stays
+    return numbers[last[numbers] == np.arange(len(numbers))]

@@ -8,6 +8,18 @@ are compiled when they are first used, too: a module that holds a dozen of them 
 
     MATRIX = regex(r"gemm|conv")
     MATRIX.search(name)  # compiled here, once
+
+What lower floors ask of higher ones. The front page gives the functions: no floor imports upward.
+
+| hook | who asks | what answers |
+|---|---|---|
+| `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.notebook` |
+| `interactive` | a what-if (`interactive`) | `daydream.report.html.frame` |
+| `figure` | nouns (`plot`) | `daydream.report.figures` |
+| `fixed_order` | `Graph.to_networkx`, for lanes with a schedule | `daydream.simulate.engine` |
+| `block_of_layers` | `Selection.group_by`, for `block` | `daydream.model.blocks` |
+| `gradient_bytes` | the column `grad_bytes` of tasks | `daydream.model.gradients` |
+| `real_change` | the training process of `daydream confirm` | `daydream.transforms.real_change` |
 """
 
 from __future__ import annotations
@@ -15,8 +27,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["names", "regex"]
@@ -45,7 +57,6 @@ else:
 def names(
     package: str,
     homes: Mapping[str, tuple[str, ...]],
-    retired: Mapping[str, str] | None = None,
     rooms: tuple[str, ...] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package, for Python to find there (PEP 562).
@@ -53,21 +64,12 @@ def names(
     Args:
         package: its `__name__`.
         homes: for each module the names that it defines and the package promises.
-        retired: old name -> new name; the old one still works, with a `DeprecationWarning`.
         rooms: packages inside it that are attributes of it without an import of their own.
 
     """
     home = {name: module for module, its_names in homes.items() for name in its_names}
-    old = retired or {}
 
     def load(name: str) -> Any:
-        if name in old:
-            warnings.warn(
-                f"{package}.{name} is {package}.{old[name]} now; the old name goes with version 0.3",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return load(old[name])
         if name in rooms:
             return importlib.import_module(f"{package}.{name}")
         if name not in home:
@@ -81,3 +83,17 @@ def names(
         return sorted({*there["__all__"], *(name for name in there if name.startswith("__"))})
 
     return load, known
+
+
+_GIVEN: dict[str, tuple[str, str]] = {}
+
+
+def give(answers: Mapping[str, tuple[str, str]]) -> None:
+    """Say which function answers each hook: its module, imported when it is asked, and its name."""
+    _GIVEN.update(answers)
+
+
+def ask(hook: str, *args: Any, **options: Any) -> Any:
+    """Return what the function of a hook answers."""
+    module, name = _GIVEN[hook]
+    return getattr(import_module(module), name)(*args, **options)

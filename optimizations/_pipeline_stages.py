@@ -88,7 +88,8 @@ def passes_by_block(graph: Graph) -> Passes:
     if blocks is None:
         raise NotApplicableError(f"no step runs all of {names[0]} to {names[-1]} forward and backward")
     ids, block, back = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Passes(graph.tasks(ids), blocks, block, back)
+    of_blocks = tasks.group_by(block=names).tasks
+    return Passes(of_blocks.of(ids, "passes by block", ordered=True), blocks, block, back)
 
 
 def _first_of_blocks(

@@ -102,8 +102,10 @@ def divided_work(graph: Graph, degree: int) -> Divided:
     if not families:
         raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
     on = "gpu" if len(graph.select(kind="kernel")) else "cpu"
-    found = _Finder(graph, graph.select(on=on, phase=PASSES), degree)
-    found.blocks([block for family in families for block in family])
+    tasks, blocks = graph.select(on=on, phase=PASSES), [block for family in families for block in family]
+    of_blocks = tasks.group_by(block=blocks).tasks
+    found = _Finder(graph, of_blocks.of(tasks.ids, tasks.words), degree)
+    found.blocks(blocks)
     found.vocabulary()
     return found.divided
 

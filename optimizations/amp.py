@@ -8,7 +8,7 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.costs import PAPER_SPEEDUPS, by_counters, device_or_none, measured_first, runs_in_tf32, sped_up
+from daydream.costs import PAPER_SPEEDUPS, by_counters, measured_first, runs_in_tf32, sped_up
 from daydream.memory import hold_16_bits
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
@@ -27,19 +27,18 @@ def amp(
 ) -> None:  # fmt: skip
     """Predict mixed-precision training from a single-precision trace.
 
-    By `model` measured each kernel gains what its sort was measured to gain on a GPU with these peaks, and
-    autocast's casts are inserted: see `autocast`, this is the same prediction. By `paper`, and where the
-    GPU is unknown, products, convolutions and attention gain `math_speedup` and all others
-    `memory_speedup` (Daydream, section 5.1); another factor than the paper's asks for that model. Only
-    32-bit kernels of the forward and backward pass change: copies, collectives and the optimizer with its
-    32-bit weights stay, by `paper` kernels in TF32, too. A `--table` goes before counters,
-    these before names. Not modelled: convergence, the scaler of float16. Memory is that of `autocast`.
+    It is the prediction of `autocast`: each kernel gains what its sort was measured to gain on a GPU with
+    these peaks, and casts are inserted. By `model` paper products, convolutions and attention gain
+    `math_speedup` and all others `memory_speedup` (Daydream, section 5.1); another factor than the paper's
+    asks for that model. Only 32-bit kernels of the forward and backward pass change: copies, collectives and
+    the optimizer with its 32-bit weights stay, by `paper` kernels in TF32, too. A `--table` goes before
+    counters, these before names. Not modelled: convergence, the scaler of float16. Memory is that of
+    `autocast`.
     """
     math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
-    named = model == "paper" or (math, memory) != PAPER_SPEEDUPS
-    if not named and device_or_none(graph) is not None:
+    if model == "measured" and (math, memory) == PAPER_SPEEDUPS:
         autocast(graph)
         return
     if math == memory == 1:
@@ -54,6 +53,5 @@ def amp(
     by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
-    kernels.doubt(0.0 if named else 0.4)
     if untyped := len(passes) - int(passes.group_by("dtype").sizes.sum()):
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")

@@ -125,9 +125,9 @@ def compile(  # noqa: A001 - the command is `compile`
     for part in parts:
         kernels = part.tasks.where(kind="kernel")
         family = work(graph, kernels).family.astype(str)
-        by_name = graph.tasks(kernels.ids[family == "None"]).where(name=FUSIBLE_KERNEL)
-        fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
-        products = graph.tasks(kernels.ids[np.isin(family, PRODUCTS)])
+        by_name = kernels.of(kernels.ids[family == "None"], kernels.words).where(name=FUSIBLE_KERNEL)
+        fusible = kernels.of(kernels.ids[np.isin(family, FUSIBLE)], kernels.words) | by_name
+        products = kernels.of(kernels.ids[np.isin(family, PRODUCTS)], kernels.words)
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)

@@ -33,8 +33,8 @@ def dataloader(
     stretch before a step's first copy to the device. Where workers load already and the program waits
     for them, a batch costs a worker the time between batches, times the workers. `recorded` is how
     many there are (0: the main thread loads); by default as the pattern of waits shows: so many
-    batches come at once. Without pattern, the main thread is assumed to load. Where worker processes were
-    recorded, `workers` has to be given: how many more hide loading depends on the machine's cores.
+    batches come at once. Without pattern, the main thread is assumed to load. A ranking asks for twice as
+    many as load already: how many hide loading depends on the machine's cores.
 
     Not modelled: that workers compete for cores, disk and memory with each other and the main process,
     that they run operators on one thread, the start of processes, a limit to how far they run ahead.
@@ -52,7 +52,12 @@ def dataloader(
             f"costs {get_ms:g} ms (--get-ms): workers would save nothing"
         )
     if workers is None and loading is not None and loads_by_processes(loading):
-        graph.does_not_apply(_more_of(waits))
+        seen = waits.workers()
+        now = "" if seen is None else f", {seen} of them as batches come in bursts"
+        graph.note(
+            f"Worker processes load already{now}: this is the step with loading hidden whole; --workers "
+            "predicts so many of them."
+        )
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
     if before == 0 and loading is not None and len(waits.tasks.group_by("rank", "step")) < len(waits.tasks):
         graph.does_not_apply(
@@ -76,6 +81,15 @@ def dataloader(
         graph.link(made.move(POOL, follows=False, held_for=False), get)
         pace = cost.mean()
     graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms on average.")
+
+
+def suggested_options(graph: Graph) -> dict[str, int] | None:
+    """Return twice the workers that load already, nothing where the main thread does; None where unknown."""
+    loading = graph.select(kind="cpu", phase="data")
+    if not len(loading) or not loads_by_processes(loading):
+        return {}
+    seen = recorded_waits(graph, loading).workers()
+    return None if seen is None else {"workers": 2 * seen}
 
 
 def _loading(graph: Graph) -> tuple[Selection | None, LoaderWaits]:
@@ -123,13 +137,6 @@ def _workers_of(
         "Which process loads is not recorded: the main thread is assumed to. Give workers by --recorded."
     )
     return 0
-
-
-def _more_of(waits: LoaderWaits) -> str:
-    """Return why nothing is said without a number of workers where some load already."""
-    seen = waits.workers()
-    now = "" if seen is None else f", {seen} of them as batches come in bursts"
-    return f"worker processes load already{now}. Say by --workers how many there should be"
 
 
 def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:

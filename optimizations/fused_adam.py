@@ -16,6 +16,7 @@ __all__ = ["apply", "fused_adam", "memory"]  # the real change is the same for a
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-optimizer", "foreach-optimizer", "offload-optimizer"})
+OPTIMIZERS = frozenset({"Adam", "AdamW"})
 CODE = "torch.optim.AdamW(parameters, fused=True)"
 
 

@@ -9,6 +9,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
+NEEDS_GPU = True  # Liger's kernels are Triton's
 CODE = "liger_kernel.transformers.LigerCrossEntropyLoss()(logits, labels)"
 
 WORDS = {

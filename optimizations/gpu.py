@@ -24,7 +24,7 @@ from daydream.transforms import stages
 STAGE = stages.HARDWARE
 memory = unchanged
 
-MODEL_ERROR = 0.2  # of kernels whose type is known: `uncertainty.MODEL_ERROR`
+MODEL_ERROR = 0.2  # of kernels whose type is known: `graph_diff.MODEL_ERROR`
 SMALL = 0.005  # of the kernels' time
 NARROW = re.compile(r"^(b?float16|float8|int8)")
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"

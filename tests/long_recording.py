@@ -8,7 +8,7 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.trace import typical_run
+from daydream.trace import step_range
 
 STEPS, SOME = 60, 20
 
@@ -23,5 +23,5 @@ def record(folder: Path) -> Path:
 def look_at_some(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let half of this trace be long, and a third of it enough."""
     rows = len(daydream.load(trace))
-    monkeypatch.setattr(typical_run, "ENOUGH", rows * SOME // STEPS + 1)
-    monkeypatch.setattr(typical_run, "LONG", rows // 2)
+    monkeypatch.setattr(step_range, "ENOUGH", rows * SOME // STEPS + 1)
+    monkeypatch.setattr(step_range, "LONG", rows // 2)

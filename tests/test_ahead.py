@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from daydream.parallel.ahead import ahead
+from daydream.parallel.engines import ahead
 
 
 def test_the_items_come_in_order_from_another_thread():

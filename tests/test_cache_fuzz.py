@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzz.cache_entries import DAMAGES, made_up
+from fuzz.cache_entries import DAMAGES
 from machine.programs import PROGRAMS
 from test_cache import answer, entry_of
 
-import daydream
-from daydream.files.cache_folder import ENTRY, read_entry
+from daydream.files.cache import ENTRY, read_entry
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
@@ -48,18 +47,3 @@ def test_no_damage_changes_an_answer(entry: Path, tmp_path: Path) -> None:
         entry.write_bytes(damaged)
         entry.chmod(0o600)
         assert answer(trace) == (right, damaged == data), number
-
-
-@pytest.mark.slow
-def test_made_up_headers_do_no_harm(entry: Path, tmp_path: Path) -> None:
-    """Nobody but the user can write them; what they say of times is believed, as of a made-up trace."""
-    trace = tmp_path / "trace.json"
-    data, right, same = entry.read_bytes(), answer(trace)[0], 0
-    for number in range(300):
-        entry.write_bytes(made_up(random.Random(number), data, data))
-        entry.chmod(0o600)
-        try:
-            same += answer(trace)[0] == right
-        except daydream.DaydreamError:
-            continue
-    assert same > 200

@@ -9,14 +9,13 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.explanation.causes import OF_KERNELS
-from daydream.explanation.parts import parts_of_replay
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS
-from daydream.predict.bottleneck import waited_for_ns
+from daydream.predict.breakdown import OF_KERNELS, parts_of_replay
+from daydream.predict.notes import waited_for_ns
 from daydream.report.html.page import page
-from daydream.report.text.results import whatif_json, whatif_text
-from daydream.simulate.causes import OF_EDGE, OF_KIND, Bound, PathCause, by_bound
+from daydream.report.text.results import whatif_text
+from daydream.simulate.critical_path import OF_EDGE, OF_KIND, Bound, PathCause, by_bound
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 LARGE = 0.01  # of the step: no screen leaves such a cause out
@@ -61,7 +60,7 @@ def test_a_key_is_a_word_of_json_and_of_text():
 
 
 def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison):
-    before, after = (whatif_json(comparison)[side]["ns_by_cause"] for side in ("before", "after"))
+    before, after = (comparison.to_json()[side]["ns_by_cause"] for side in ("before", "after"))
     lines = str(whatif_text(comparison, verbose=True)).splitlines()
     rows = {name: (int(ns), cell) for name, ns, cell in ROW.findall(page(comparison.replay, comparison))}
     large = [key for key, ns in before.items() if ns > LARGE * comparison.replayed_ns]
@@ -75,7 +74,7 @@ def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison)
 
 
 def test_json_tells_what_the_step_waits_for_by_the_same_causes(comparison):
-    for side in (whatif_json(comparison)[name] for name in ("before", "after")):
+    for side in (comparison.to_json()[name] for name in ("before", "after")):
         causes = {PathCause(key): ns for key, ns in side["ns_by_cause"].items()}
         assert side["ns_by_bound"] == by_bound(causes)
 
@@ -85,7 +84,7 @@ def test_rank_and_explain_have_one_definition_of_what_a_step_waits_for(tmp_path,
     PROGRAMS[name]().run(steps=8).write(tmp_path / "step.json", 3, 6)
     replay = daydream.replay(tmp_path / "step.json")
     explanation = daydream.explain(replay)
-    explained = explanation.as_run  # without the cost of recording, where that counts
+    explained = explanation.replay
 
     assert waited_for_ns(explained.settled) == pytest.approx(
         parts_of_replay(explained)["by_bound"], abs=len(PathCause)

@@ -16,7 +16,7 @@ from shared import shared_trace
 
 import daydream
 from daydream.cli import main
-from daydream.predict.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
+from daydream.predict.compare import ROWS, Amount, Key, changes_by
 from daydream.report.text.difference import difference_text
 
 US = 1_000
@@ -58,6 +58,7 @@ def test_a_step_is_the_mean_of_those_that_were_measured():
     after = trace(step(0), step(100, ("gemm", 10)), step(200, ("gemm", 10)), steps=STEPS)
 
     found = daydream.compare(before, after)
+    assert [found.before.recorded_ns, found.after.recorded_ns] == [100 * US, 100 * US]
     assert [found.before.step_ns, found.after.step_ns] == [100 * US, 100 * US]
     assert found.speedup == 1
     assert found.kernels[0].change_ns == -20 * US
@@ -157,7 +158,7 @@ def test_what_else_is_different_is_said():
         op("aten::mm", 0, 40, op="aten::mm"), op("aten::mm", 100, 160, op="aten::mm"), steps=(0, 100, 200),
         versions={"torch": "2.5"}, world_size=8,
     )  # fmt: skip
-    notes = " ".join(daydream.compare(gpu, cpu, names=("gpu", "cpu")).notes())
+    notes = " ".join(daydream.compare(gpu, cpu, names=("gpu", "cpu")).notes)
 
     assert "The work of gpu is that of its GPU, of cpu that of the CPU" in notes
     assert "torch 2.4 and 2.5" in notes
@@ -179,7 +180,7 @@ def test_a_prediction_is_set_beside_what_came_of_it():
 
     assert found.before.prediction == "scale"
     assert found.before.step_ns == prediction.predicted_ns
-    assert found.started_from_ns == prediction.measured_ns
+    assert found.started_from_ns == prediction.replayed_ns
     assert found.error == prediction.predicted_ns / found.after.step_ns - 1
     assert figures(found.kernels[0]) == (2, 2, 30, 60)
 
@@ -226,8 +227,8 @@ WORK = st.dictionaries(KEYS, st.builds(Amount, st.integers(1, 9), st.integers(0,
 
 @given(WORK, WORK)
 def test_nothing_is_lost_and_nothing_counts_twice(before, after):
-    for changes in (layer_changes, operator_changes, name_changes):
-        found = changes(before, after)
+    for what in ROWS:
+        found = changes_by(what, before, after)
         assert sum(each.before_ns for each in found) == sum(each.ns for each in before.values())
         assert sum(each.after_ns for each in found) == sum(each.ns for each in after.values())
         assert sum(each.before_count for each in found) == sum(each.count for each in before.values())
@@ -236,18 +237,18 @@ def test_nothing_is_lost_and_nothing_counts_twice(before, after):
 
 @given(WORK, WORK)
 def test_the_other_way_round_every_change_is_the_opposite(before, after):
-    for changes in (layer_changes, operator_changes, name_changes):
+    for what in ROWS:
         there, back = Counter(), Counter()
-        for each in changes(before, after):
+        for each in changes_by(what, before, after):
             there[frozenset(each.before), frozenset(each.after)] += each.change_ns
-        for each in changes(after, before):
+        for each in changes_by(what, after, before):
             back[frozenset(each.after), frozenset(each.before)] -= each.change_ns
         assert dict(there) == dict(back)
 
 
 @given(WORK)
 def test_work_is_the_same_as_itself(work):
-    assert {each.state for each in name_changes(work, work)} <= {"same"}
+    assert {each.state for each in changes_by("name", work, work)} <= {"same"}
 
 
 # Public pairs -----------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ def test_kernels_of_two_vendors_match_by_layer_and_operator(model):
     found = compared(f"h100_{model}_inference", f"mi300x_{model}_inference")
     matched = [each for each in found.kernels if each.before and each.after]
 
-    assert any("H100" in note and "MI300X" in note for note in found.notes())
+    assert any("H100" in note and "MI300X" in note for note in found.notes)
     assert any(each.after == ("attn_fwd",) and each.state == "replaced" for each in matched)
     assert all(each.before and each.after for each in found.layers)
     assert sum(each.before_ns for each in matched) > 0.95 * sum(each.before_ns for each in found.kernels)

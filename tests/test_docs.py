@@ -368,3 +368,19 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
     }
 
     assert {each for each in loaded if each.startswith(("http:", "https:", "//"))} == set()
+
+
+def test_the_call_path_of_one_whatif_is_drawn_from_the_code():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "call_path.py"], capture_output=True, text=True, check=False
+    )
+    # At most 40 functions, and no call of a higher floor.
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = DOCS / "architecture.md"
+    text = page.read_text(encoding="utf-8")
+    before, head, rest = text.partition("```text\ndaydream whatif amp\n")
+    _, behind = rest.split("```", 1)
+    if WRITE:
+        page.write_text(f"{before}```text\n{done.stdout}```{behind}", encoding="utf-8")
+    assert WRITE or done.stdout == text[len(before) + len("```text\n") : -len(behind) - 3]
+    assert head

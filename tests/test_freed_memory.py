@@ -10,12 +10,12 @@ import pytest
 from two_streams import steps
 
 import daydream
-from daydream.parallel import freed_memory, processes
+from daydream.parallel import engines, processes
 
 LARGE_ARRAYS = """\
 import resource, sys
 import numpy as np
-from daydream.parallel.freed_memory import keep_freed_memory
+from daydream.parallel.engines import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -40,8 +40,8 @@ def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
 
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not freed_memory.keep_freed_memory()
-    freed_memory.hand_back_freed_memory()
+    assert not engines.keep_freed_memory()
+    engines.hand_back_freed_memory()
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
@@ -49,15 +49,15 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    assert not freed_memory.keep_freed_memory()
-    freed_memory.hand_back_freed_memory()
+    assert not engines.keep_freed_memory()
+    engines.hand_back_freed_memory()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_what_lies_freed_between_other_things_is_handed_back():
     code = """
 import sys
-from daydream.parallel.freed_memory import hand_back_freed_memory, keep_freed_memory
+from daydream.parallel.engines import hand_back_freed_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -76,7 +76,7 @@ print((before - resident()) * 4096 >> 20)
 
 def test_the_api_leaves_the_process_as_it_is(monkeypatch):
     asked = []
-    for module in (freed_memory, processes):
+    for module in (engines, processes):
         monkeypatch.setattr(module, "keep_freed_memory", lambda: asked.append("kept"))
     trace = steps()
     assert daydream.sweep(trace, "scale", {"factor": [0.5, 0.8]}, on="gpu").scenarios

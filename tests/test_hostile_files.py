@@ -512,14 +512,12 @@ def test_more_gradients_than_can_be_counted_are_refused():
 
 
 def test_a_name_that_steers_a_terminal_does_not_reach_it_as_a_suggestion(tmp_path):
-    from daydream.cli.results import print_next
-    from daydream.explanation.asking import WhatIfResult
+    from daydream.cli.output import print_next
+    from daydream.predict.suggest import WhatIfResult
     from daydream.report.text.explain_costs import command
-    from daydream.report.text.notes import recording_notes
 
     name = "^\x1b\\[31m$"
     assert "\x1b" not in command(WhatIfResult("remove-sync", {"which": name}, 10, 5))
-    assert "\x1b" not in recording_notes(["a note"], ["--trace", name])[0]
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
         patch.setattr("click.echo", lambda text, **_: said.append(text))

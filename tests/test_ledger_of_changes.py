@@ -16,7 +16,7 @@ import ledger  # noqa: E402
 import ledger_plot  # noqa: E402
 import ranges  # noqa: E402
 
-from daydream.predict.uncertainty import MODEL_ERROR  # noqa: E402
+from daydream.predict.graph_diff import MODEL_ERROR  # noqa: E402
 
 
 def entry(title: str, measured: float, predicted: float, *, recording: str = "a") -> ledger.Entry:

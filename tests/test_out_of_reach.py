@@ -7,7 +7,7 @@ from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
 from daydream import Graph, Replay
-from daydream.graph.query.device import in_replays
+from daydream.graph.calls import in_replays
 from daydream.report.text.overview import Overview
 from daydream.report.text.results import likely_text
 
@@ -33,7 +33,7 @@ def own_kernels_faster(graph: Graph) -> None:
 def test_what_runs_in_replays_is_said_where_a_change_leaves_it_out():
     answer = daydream.whatif(decoding(), own_kernels_faster)
     assert answer.left_out is not None
-    assert (answer.left_out.replayed_ns, answer.left_out.device_ns) == (120_000, 150_000)
+    assert (answer.left_out.left_ns, answer.left_out.device_ns) == (120_000, 150_000)
     assert "0.12 of 0.15 ms of device work per step run inside replays" in " ".join(answer.notes)
     assert answer.to_json()["left_in_replays_ns"] == 120_000
     # Twice as fast inside too, the step would be 60 us shorter: the range holds that.

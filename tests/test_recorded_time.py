@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Trace
-from daydream.predict.recorded_time import recorded_time
+from daydream.predict.notes import LongRow, recorded_time
 
 MS = 1_000_000
 
@@ -40,12 +40,15 @@ def test_what_lies_in_no_step_is_named() -> None:
     ]  # fmt: skip
     found = recorded_time(recorded(rows, STEPS))
     assert found is not None
-    assert (found.covered, found.outside) == (0.2, 0.7)
-    assert [(each.where, each.duration_ns // MS) for each in found.stretches] == [
+    assert (found.covered_share, found.outside_share) == (0.2, 0.7)
+    assert [(each.where, each.duration_ns // MS) for each in found.outside] == [
         ("before", 400),
         ("behind", 300),
     ]
-    assert found.stretches[0].longest == (("load weights", 290 * MS), ("compile", 80 * MS))
+    assert [(row.name, row.duration_ns // MS) for row in found.outside[0].longest] == [
+        ("load weights", 290),
+        ("compile", 80),
+    ]
     assert found.note() == (
         "The covered steps are 20 % of the recording; in no step are 400 ms before them (load weights 290 "
         "ms, compile 80.0 ms) and 300 ms behind them (evaluate 280 ms). Predictions leave that time out."
@@ -56,7 +59,7 @@ def test_what_lies_in_no_step_is_named() -> None:
 def test_a_recording_of_steps_alone_needs_no_note() -> None:
     found = recorded_time(recorded([("step", 390, 710)], STEPS))
     assert found is not None
-    assert found.covered == 0.625
+    assert found.covered_share == 0.625
     assert found.note() is None
 
 
@@ -64,9 +67,8 @@ def test_a_stall_between_steps_is_named() -> None:
     steps = [(0, 100, False), (100, 200, True), (400, 500, True)]
     found = recorded_time(recorded([("run", 0, 500), ("save", 210, 380)], steps))
     assert found is not None
-    assert [(each.where, each.longest) for each in found.stretches] == [
-        ("between", (("save", 170 * MS),)),
-    ]
+    (stall,) = found.outside
+    assert (stall.where, stall.longest) == ("between", (LongRow("save", 170 * MS),))
 
 
 def test_without_rows_or_steps_nothing_is_told() -> None:

@@ -11,7 +11,6 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import DaydreamError, GraphError, OutputError
 from daydream.parallel.engines import Engine
-from daydream.predict.as_run import step_as_run
 from daydream.predict.sweep import _check_files
 
 OWN = """
@@ -76,7 +75,7 @@ def test_each_scenario_is_the_what_if_with_its_options(recorded, found):
         assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
         assert list(each.notes) == [note for note in alone.notes if note not in before.notes]
     [one] = found.traces
-    assert (one.measured_ns, one.replay_error) == (before.measured_ns, before.error)
+    assert (one.measured_ns, one.replay_error) == (before.basis_measured_ns, before.basis_error)
     assert one.replayed_ns == found.scenarios[0].replayed_ns
 
 
@@ -264,15 +263,16 @@ def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
     found = daydream.sweep(replay, "scale", {"factor": [0.9, 0.5, 0.25]}, on="cpu")
 
     assert [each.options["factor"] for each in found.scenarios] == [0.25, 0.5, 0.9]
-    assert not any(each.as_run.profiled for each in found.scenarios)
-    assert len({each.as_run.before_ns for each in found.scenarios}) == 1
+    assert [each.basis for each in found.traces] == [replay.basis] == ["estimated"]
     for each in found.scenarios:
-        assert each.as_run == step_as_run(daydream.whatif(replay, "scale", on="cpu", **each.options))
-    assert found.to_pandas().as_run_speedup.tolist() == [each.as_run.speedup for each in found.scenarios]
+        alone = daydream.whatif(replay, "scale", on="cpu", **each.options)
+        for name in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
+            assert getattr(each, name) == getattr(alone, name)
+    assert found.to_pandas().speedup.tolist() == [each.speedup for each in found.scenarios]
 
 
 def test_it_shows_itself(found):
-    best = found.scenarios[0].as_run.speedup
+    best = found.scenarios[0].speedup
 
     assert repr(found) == f"<Sweep of scale: 6 scenarios, 2 refused, best {best:.2f}x>"
     shown = found._repr_html_()

@@ -11,10 +11,10 @@ import pytest
 from long_recording import SOME, STEPS
 
 import daydream
-from daydream.trace import typical_run as module
+from daydream.trace import step_range as module
 from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.step_range import TypicalRun, typical_run
 from daydream.trace.trace import Trace
-from daydream.trace.typical_run import TypicalRun, typical_run
 
 ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
 

@@ -190,7 +190,7 @@ def test_terms_are_in_alphabetical_order_and_explained_in_a_sentence():
 
 
 def test_the_causes_of_a_step_are_in_the_glossary():
-    from daydream.simulate.causes import PathCause
+    from daydream.simulate.critical_path import PathCause
 
     terms = {each.strip().lower() for term, _ in entries() for each in term.split(",")}
     shown = {cause.label.lower() for cause in PathCause}

@@ -15,7 +15,7 @@ import numpy as np
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.derive.collective_matching import match_collectives
+from daydream.collect.derive.collectives import match_collectives
 from daydream.costs.contention import Compared, measured_contention
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster

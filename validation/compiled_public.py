@@ -21,7 +21,7 @@ from parts_of_pages import put
 import daydream
 from daydream.collect.captures_beside import attach_capture
 from daydream.collect.handle_files import read_handles
-from daydream.collect.importers.kineto.launched import launched_kernels
+from daydream.collect.importers.kineto.blocks import launched_kernels
 
 BEGIN, END = "<!-- begin: public recordings -->", "<!-- end: public recordings -->"
 PAIRS = {

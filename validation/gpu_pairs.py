@@ -175,7 +175,7 @@ def _judge(question: Question, before: Path, after: Path) -> Iterator[Row]:
 
 @cache
 def _replay(path: Path) -> Any:
-    return daydream.replay(path)
+    return daydream.replay(path).as_recorded()  # the truth was recorded with the profiler, too
 
 
 @cache
@@ -256,7 +256,7 @@ INTRODUCTION = """Public recordings of the same training before and after one ch
 a person would type them, without a step marker; the truth is read with the marker that the recordings' authors wrote. A
 refusal where a person would expect an answer counts as a miss of 100 %. *Development* rows were looked at while the
 models were made, *judgement* rows only judged. One thing was taken from judgement rows, too: how far the same
-work is from itself in another run (`ANOTHER_RUN` in daydream/predict/uncertainty.py) was read off kernels that the changes of the ViT
+work is from itself in another run (`ANOTHER_RUN` in daydream/predict/interval.py) was read off kernels that the changes of the ViT
 and of the U-Net leave alone. It widens intervals and moves no prediction; so it is told how many hold without it. The MoE's recordings, few and cold
 passes, are 11 to 32 % from their own repetition: no interval covers that, and their rows cannot be judged closer.
 """

@@ -131,23 +131,19 @@ def _entry(
         comparison = daydream.whatif(replay, change["optimization"], **change["options"])
     except daydream.DaydreamError as error:
         return Entry(model, name, title, change["measured"], None, refused=str(error))
-    # Of the step without a profiler, as long as the trace says it takes, where the trace can say that.
-    known = comparison.as_run
-    if comparison.reason:
-        return Entry(model, name, title, change["measured"], None, refused=comparison.reason)
-    off = known.uncertainty
-    low, high = max(known.simulated_ns - off.shorter_ns, 0.0), known.simulated_ns + off.total_ns
-    before = known.replayed_ns
+    if comparison.predicted_ns is None:
+        return Entry(model, name, title, change["measured"], None, refused=comparison.reason or "")
+    before = comparison.replayed_ns
+    low, high = comparison.predicted_low_ns or 0, comparison.predicted_high_ns or 0
     paper = None
     if change["optimization"] in PAPER:
         whole = daydream.whatif(
             replay, change["optimization"], **change["options"], **PAPER[change["optimization"]]
         )
-        theirs = whole.as_run
-        paper = theirs.simulated_ns / theirs.replayed_ns
+        paper = whole.simulated_ns / whole.replayed_ns
     return Entry(
-        model, name, title, change["measured"], known.simulated_ns / before, low / before, high / before,
-        pair=ranges.of_comparison(group, model, known, change["measured"]), paper=paper,
+        model, name, title, change["measured"], comparison.predicted_ns / before, low / before, high / before,
+        pair=ranges.of_comparison(group, model, comparison, change["measured"]), paper=paper,
     )  # fmt: skip
 
 

@@ -52,11 +52,10 @@ def parts_ns(settled: Any) -> dict[str, float]:
 
 
 def predicted_ratios(comparison: daydream.Prediction) -> dict[str, float]:
-    """Return after over before of the unprofiled step and of its parts, as the change is predicted."""
-    known = comparison.as_run
-    before, after = parts_ns(known.replay.settled), parts_ns(known.after)
+    """Return after over before of the step and of its parts, as the change is predicted."""
+    before, after = parts_ns(comparison.replay.settled), parts_ns(comparison.after)
     ratios = {part: after[part] / before[part] if before[part] else 1.0 for part in PARTS}
-    return {"step": known.simulated_ns / known.replayed_ns, **ratios}
+    return {"step": comparison.simulated_ns / comparison.replayed_ns, **ratios}
 
 
 def rows(folder: Path, document: dict[str, Any]) -> Iterator[str]:

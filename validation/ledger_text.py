@@ -48,7 +48,7 @@ FALLS_SHORT = """
 """
 
 RANGES = """Every prediction prints the range that should hold in nine cases of ten. Its half-width is the root of the sum of four
-squares (daydream/predict/uncertainty.py): how well the median of the recorded steps is known; the replay error; the
+squares (daydream/predict/interval.py): how well the median of the recorded steps is known; the replay error; the
 models' part; and what has no known cause (delays, device work that was not recorded, waits that could
 not be resolved), at most as much as the change moves. For the models' part the change is simulated once more with all
 time that it touches longer by the error of its sort, so that what stays hidden does not count. A change of nothing
@@ -70,10 +70,10 @@ No number in daydream is fitted to the pair it is judged by, with the exceptions
 
 | number | from | judged by |
 |---|---|---|
-| errors of the range (daydream/predict/uncertainty.py) | all pairs of this page | above: without the model that is judged |
-| what another run adds to a range (`ANOTHER_RUN`, daydream/predict/uncertainty.py) | kernels that the changes of the ViT and of the U-Net pairs leave alone; launches of the A10's lengths 128 and 256 | no pair is blind: intervals are told with and without it |
+| errors of the range (daydream/predict/graph_diff.py) | all pairs of this page | above: without the model that is judged |
+| what another run adds to a range (`ANOTHER_RUN`, daydream/predict/interval.py) | kernels that the changes of the ViT and of the U-Net pairs leave alone; launches of the A10's lengths 128 and 256 | no pair is blind: intervals are told with and without it |
 | what hidden CPU time adds to a range (`HIDDEN_CPU`) | CPU times of five recordings of one program on the H200's host | no pair is blind: it was added as the H200's pairs missed |
-| typical cost of a profiler's events (daydream/collect/live/typical_cost.py) | four measurements by `collect` beside `train_gpt` on the H200's host | the H200's other models, developed with: that it is needed was seen on them |
+| typical cost of a profiler's events (daydream/collect/live/recording_cost.py) | four measurements by `collect` beside `train_gpt` on the H200's host | the H200's other models, developed with: that it is needed was seen on them |
 | what 16 bits give (daydream/model/half_times.py, type_flow.py) | ViT `dali` to `dali_amp_bf16`, T4 `fp32` to `amp`, published rates | the ViT's other card, later pairs |
 | lengths and growth read off grids (daydream/costs/device/launch_grids.py) | the A10's lengths 128 and 256, the MoE's batches 4 and 8 | the other lengths |
 | overhead of CPU operators, rates, bandwidth | the trace that a prediction starts from | every pair |
@@ -84,7 +84,7 @@ No number in daydream is fitted to the pair it is judged by, with the exceptions
 | compiled calls (daydream/model/compiled_calls.py) | 1 to 40 modules of 8 elements, products of 8 x 8 | every compile pair |
 | cost of a profiler's events in traces of `collect` up to November 2026 (benchmarks/event_costs.py) | small programs, measured when a trace was recorded | every CPU pair |
 | peaks of GPUs, parts of them that benchmarks sustain (daydream/costs/devices.py) | published figures | cross-device pairs |
-| blocks, threads and registers of a GPU's unit, bytes a thread moves without a loop (daydream/costs/device/occupancy.py) | published tables, CUTLASS, torch's kernels | the particles' pair; the rules were written with it in view, so it is no blind test |
+| blocks, threads and registers of a GPU's unit, bytes a thread moves without a loop (daydream/costs/device/roofline.py) | published tables, CUTLASS, torch's kernels | the particles' pair; the rules were written with it in view, so it is no blind test |
 | nothing: kernels of few blocks have the rates of their units (daydream/costs/device/roofline.py) | units and peaks of the table of GPUs | the pairs of BERT and ViT; the rule was found on them, so they are no blind test |
 | what matrix units keep of a kernel's share of the peak (daydream/costs/device/roofline.py) | products of `h100_qwen_0.5b_inference`, one side of a pair | the other two models; Qwen's pair is no blind test |
 | 1,022 launches in a queue, launch latencies where a trace shows none | public traces | replays; no pair depends on it |

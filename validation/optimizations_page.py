@@ -18,7 +18,7 @@ from typing import Any
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.predict.bottleneck import bound_by
+from daydream.predict.notes import most_of, waited_for_ns
 from daydream.transforms import stages
 from daydream.transforms.registry import Optimization, find, names
 
@@ -111,7 +111,7 @@ def run(paths: Sequence[Path], chosen: Sequence[Optimization], cache: Path | Non
     while replays:  # each is let go when it is done
         path, replay = replays.pop(0)
         short = found.traces[len(found.about)]
-        bound, share = bound_by(unchanged(replay))
+        bound, share = most_of(waited_for_ns(replay.settled))
         found.about.append(
             [short, f"`{path.name}`", str(len(replay.steps)), f"{replay.settled.step_ns / 1e6:,.1f}",
              f"{replay.error:+.2%}", f"{bound} ({share:.0%})"]
@@ -151,7 +151,7 @@ def outcome(found: Found, replay: daydream.Replay, optimization: Optimization, t
     """Return speedup and bound, a reason, or that it crashed."""
     try:
         comparison = daydream.whatif(replay, optimization.name, **EXAMPLES.get(optimization.name, {}))
-        bound, _ = bound_by(comparison)
+        bound, _ = comparison.bound
     except Exception as error:  # noqa: BLE001 - whatever it is, the table shows it
         if isinstance(error, DaydreamError) and BROKEN not in str(error):
             return Cell(reason=shortened(str(error)))

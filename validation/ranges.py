@@ -1,6 +1,6 @@
 """How far predictions miss for the time they touch, by sort: what a range is made of, and whether it holds.
 
-    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/predict/uncertainty.py
+    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/predict/graph_diff.py
 
 A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort
 of affected time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
@@ -18,8 +18,8 @@ from statistics import median
 
 import numpy as np
 
+from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.predict.prediction import Prediction
-from daydream.predict.uncertainty import MODEL_ERROR, model_ns
 
 LEVEL = 0.9
 LEAST_SHARE = 0.005  # of the predicted step
@@ -69,7 +69,7 @@ def of_comparison(group: str, model: str, comparison: Prediction, measured: floa
     """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
     predicted = comparison.simulated_ns
     found = comparison.uncertainty
-    plain = model_ns(comparison.affected)
+    plain = hypot(*comparison.affected.errors_ns)
     exposed = found.model / plain if plain else 0.0  # the rest is hidden behind other work
     return Pair(
         group,

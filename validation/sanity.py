@@ -27,13 +27,11 @@ from optimizations_page import EXAMPLES
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.explanation.beside import busy_share
-from daydream.explanation.causes import trace_back
+from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
-from daydream.graph.query.device import device_work
-from daydream.predict.bottleneck import waited_for_ns
+from daydream.predict.breakdown import busy_ns, trace_back
+from daydream.predict.notes import waited_for_ns
 from daydream.predict.prediction import Prediction
-from daydream.predict.recording import SHOWS
 from daydream.predict.replay import Replay
 from daydream.report.text.explain import verdict
 from daydream.transforms.registry import names
@@ -55,7 +53,6 @@ BUSY, GAIN = 0.97, 1.7
 INCREDIBLE = 8.0  # times faster, by an optimization that is no `scale`: nobody measured such a step
 AGREE = 0.03  # answers from other step boundaries
 CONTRADICTS = 0.6  # of the critical path on the other side, and the sentence does not say so
-SHOWN = 0.005  # savings that explain and rank should agree on, as a part of the step
 ASKED: dict[str, dict[str, Any]] = {**EXAMPLES, "ddp": {"gradient_mb": 100.0}}
 
 
@@ -272,8 +269,8 @@ def a_busy_device_gains_from_faster_kernels(replay: Replay, _path: Path) -> Iter
     """A device that is busy all the time makes the step shorter, or traced work takes over, and then that."""
     settled = replay.settled
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
-    busy = busy_share(chain)
-    if busy is None or busy < BUSY:
+    busy = busy_ns(chain)
+    if busy is None or busy < BUSY * chain.step_ns:
         return
     try:
         half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
@@ -308,16 +305,18 @@ def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, s
         explanation = daydream.explain(replay)
     except DaydreamError:
         return
-    ranked = {each.name: each for each in ranking.optimizations}
+    ranked = {each.optimization: each for each in ranking.optimizations}
     for cost in explanation.avoidable:
-        for answer in cost.answers:
-            other = ranked.get(answer.name)
-            if other is None or answer.options or answer.predicted_ns is None or other.as_run is None:
+        for answer in cost.whatifs:
+            other = ranked.get(answer.optimization)
+            if other is None or other.options != answer.options:
                 continue
-            # Where what recording typically costs moves an answer by no more than SHOWS, `rank` tells the recorded one.
-            one = answer.predicted_ns / max(explanation.replayed_ns, 1)
-            if abs(one - other.as_run.ratio) > (ROUNDING if explanation.profiled else SHOWS):
-                yield answer.name, f"explain leaves {one:.1%} of the step, rank {other.as_run.ratio:.1%}"
+            if answer.predicted_ns is None or other.predicted_ns is None:
+                continue
+            before = max(ranking.replayed_ns, 1)
+            one, two = answer.predicted_ns / before, other.predicted_ns / before
+            if abs(one - two) > ROUNDING:
+                yield answer.optimization, f"explain leaves {one:.1%} of the step, rank {two:.1%}"
     if explanation.bound != ranking.bound:
         yield "bound", f"explain says {explanation.bound}, rank {ranking.bound}"
     alike = {"CPU": "CPU", "data loading": "CPU", "GPU": "GPU", "copies": "copies"}

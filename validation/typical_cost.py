@@ -3,7 +3,7 @@
     python validation/typical_cost.py                              the table on stdout
     python validation/typical_cost.py --write docs/collection.md   between its markers
 
-The typical cost is of another machine (daydream/collect/live/typical_cost.py), so the recordings of CPUs judge it.
+The typical cost is of another machine (daydream/collect/live/recording_cost.py), so the recordings of CPUs judge it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import argparse
 from collections.abc import Iterator
 from math import isnan, nan
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.live.typical_cost import TYPICAL
-from daydream.graph.recording_cost import was_measured
-from daydream.graph.unprofiled import without_profiler
-from daydream.predict.replay import replay_graph
+from daydream.collect.live.recording_cost import TYPICAL
+from daydream.graph.profiler_overhead import without_profiler
+from daydream.predict.basis import timed_steps
+from daydream.predict.replay import recorded_steps
+from daydream.simulate.steady_state import settle
 
 HERE = Path(__file__).parent
 FOLDERS = ("cpu", "compiled", "h100", "h200/modes")
@@ -40,16 +41,20 @@ def found() -> Iterator[tuple[str, float, float, float]]:
         trace = daydream.load(path)
         if not trace.metadata.get("profiler_cost") or path.name.startswith(DEVELOPED):
             continue
-        replay = daydream.replay(trace)
-        timed, own = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
-        if timed and own:
-            model = f"{path.parent.name}, {path.stem.rpartition('-')[0] or path.stem}"
-            if not was_measured(trace):
-                yield model, replay.measured_ns / timed - 1, nan, own / timed - 1
-                continue
+        graph = daydream.build(trace)
+        measured = [step.measured_ns for step in recorded_steps(graph).steps]
+        timed = timed_steps(trace, measured)
+        if timed is None:
+            continue
+        model = f"{path.parent.name}, {path.stem.rpartition('-')[0] or path.stem}"
+        recorded, own = fmean(measured), float(settle(without_profiler(graph)).step_ns)
+        if "rounds" in trace.metadata["profiler_cost"]:
             trace.metadata["profiler_cost"] = TYPICAL
-            typical = replay_graph(without_profiler(daydream.build(trace))).settled.step_ns
-            yield model, replay.measured_ns / timed - 1, own / timed - 1, typical / timed - 1
+            typical = settle(without_profiler(graph)).step_ns
+        else:  # not measured in its process: it is the typical one
+            own, typical = nan, round(own)
+        mean_ns = timed.mean_ns
+        yield model, recorded / mean_ns - 1, own / mean_ns - 1, typical / mean_ns - 1
 
 
 def table(rows: list[tuple[str, float, float, float]]) -> Iterator[str]:

@@ -17,23 +17,26 @@ from sanity import sources
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.predict.ranking import Ranking
-from daydream.trace import typical_run
+from daydream.predict.rank import Ranking
+from daydream.trace import step_range
 from daydream.trace.trace import Trace
 
-FEWEST = 2 * typical_run.FEWEST  # covered steps: of fewer no half is looked at
+FEWEST = 2 * step_range.FEWEST  # covered steps: of fewer no half is looked at
 
 
 def answers(ranking: Ranking) -> dict[str, float]:
     """Return the step after each change over the one before, as a run pays for it."""
-    found = {each.name: each.as_run for each in ranking.optimizations}
-    return {name: step.after_ns / step.before_ns for name, step in found.items() if step is not None}
+    return {
+        each.optimization: each.predicted_ns / each.replayed_ns
+        for each in ranking.optimizations
+        if each.predicted_ns is not None
+    }
 
 
 def compared(trace: Trace, enough: int) -> tuple[int, np.ndarray] | None:
     """Return how many steps stand for all, and how far each answer is off; None where all are looked at."""
-    typical_run.LONG, typical_run.ENOUGH = 0, enough
-    some = trace.of_steps(typical_run.TYPICAL)
+    step_range.LONG, step_range.ENOUGH = 0, enough
+    some = trace.of_steps(step_range.TYPICAL)
     if some is trace:
         return None
     by_some, by_all = (answers(daydream.rank(each, pairs=0, with_curves=False)) for each in (some, trace))

@@ -80,11 +80,11 @@ class Cost:
 class Explained:
     """Why the step takes its time, and what would remove it; the largest first.
 
-    Times are of the step without the profiler, unless it is `profiled`.
+    Times are of the step that the answer is about, its `basis`.
     """
 
     step: Step
-    profiled: bool
+    basis: str
     verdict: str
     bound: str
     causes: list[Part]
@@ -97,7 +97,7 @@ class Explained:
 class Candidate:
     """A change that applies: the step then, the code that makes it, and what it needs besides code.
 
-    Times are of the recorded step; `as_run_speedup` is that of a run without the profiler.
+    Times are of the step that the answer is about, its `basis`.
     """
 
     name: str
@@ -105,7 +105,6 @@ class Candidate:
     range_ns: Range
     saving_ns: int | None
     speedup: float | None
-    as_run_speedup: float | None
     code: str | None
     needs: str | None
     waits_for: str | None
@@ -141,7 +140,7 @@ class MemoryChange:
 class WhatIf:
     """What a change would give; `predicted_ns` is None where that cannot be told, and `reason` says why.
 
-    Times are of the recorded step; `as_run_speedup` is that of a run without the profiler.
+    Times are of the step that the answer is about, its `basis`.
     """
 
     optimization: str
@@ -150,7 +149,6 @@ class WhatIf:
     predicted_ns: int | None
     range_ns: Range
     speedup: float | None
-    as_run_speedup: float | None
     reason: str | None
     code: str | None
     causes_before: list[Part]

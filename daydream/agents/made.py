@@ -64,13 +64,13 @@ def explained_of(document: Json) -> Explained:
     """Return what `explain --json` says."""
     return Explained(
         step=step(document),
-        profiled=document["profiled"],
+        basis=document["basis"],
         verdict=said(document["verdict"], LONGEST_NOTE),
         bound=said(document["bound"]),
         causes=[Part(said(each["cause"]), each["ns"]) for each in document["causes"][:FEW]],
         avoidable=[_cost(each) for each in document["avoidable"][:FEW]],
         notes=notes(document),
-        falsified_by=_saving_falsified(profiled=document["profiled"]) + REPLAY,
+        falsified_by=_saving_falsified(profiled=document["basis"] == "recorded") + REPLAY,
     )
 
 
@@ -99,7 +99,7 @@ def _cost(document: Json) -> Cost:
 
 def ranked_of(document: Json, top: int) -> Ranked:
     """Return what `rank --json` says: the first of each table."""
-    found = document["optimizations"]
+    found = document["changes"]
     return Ranked(
         step=step(document),
         bound=known(document["bound"]),
@@ -120,7 +120,6 @@ def _candidate(document: Json) -> Candidate:
         range_ns=interval(document),
         saving_ns=document["saving_ns"],
         speedup=rounded(document["speedup"]),
-        as_run_speedup=rounded((document["as_run"] or {}).get("speedup")),
         code=known(document["code"]),
         needs=known(document["needs"]),
         waits_for=known(document["bound"]),
@@ -138,7 +137,6 @@ def whatif_of(document: Json) -> WhatIf:
         predicted_ns=document["predicted_ns"],
         range_ns=range_ns,
         speedup=rounded(document["speedup"]),
-        as_run_speedup=rounded((document["as_run"] or {}).get("speedup")),
         reason=known(document["reason"]),
         code=known(document["code"]),
         causes_before=_parts((document["before"] or {}).get("ns_by_cause")),
@@ -248,20 +246,17 @@ def _name(change: Json) -> str:
 
 def confirmed_of(document: Json) -> Confirmed:
     """Return what `confirm --json` says: all times are of the step without a profiler."""
-    predicted, range_ns = document["predicted_ns"], interval(document)
-    confirmed = document["confirmed_ns"]
-    inside = None if range_ns is None or predicted is None else range_ns[0] <= confirmed <= range_ns[1]
     return Confirmed(
         optimization=said(document["optimization"]),
         baseline_ns=document["baseline_ns"],
-        predicted_ns=predicted,
-        range_ns=range_ns,
-        confirmed_ns=confirmed,
+        predicted_ns=document["predicted_ns"],
+        range_ns=interval(document),
+        confirmed_ns=document["confirmed_ns"],
         predicted_speedup=rounded(document["predicted_speedup"]),
         confirmed_speedup=round(document["confirmed_speedup"], 4),
         error=rounded(document["error"]),
         control=round(document["control"], 4),
-        inside_range=inside,
+        inside_range=document["inside"],
         code=known(document.get("code")),
         notes=notes(document),
         falsified_by="The confirmed figure by `control`: the unchanged step against itself, which a machine "

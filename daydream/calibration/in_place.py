@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from daydream.costs.device.measured import recorded_ns
 from daydream.costs.device.table import CPU, METADATA, KernelTable
-from daydream.costs.workload.forward_calls import forward_rows, nodes
+from daydream.costs.workload.calls import forward_rows, nodes
 from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
 from daydream.files.atomic import write_whole
 from daydream.graph.build import build
+from daydream.results import Record
 from daydream.trace.trace import Trace
 
 SCHEMA = 1
@@ -30,39 +30,48 @@ QUARTILE = 25
 Key = tuple[str, str, str]  # operator, shapes, element type
 
 
-@dataclass(frozen=True)
-class ChangedCall:
-    """A distinct call of an operator that a change acts on: what one takes, before and after, ns.
+class ChangedCall(Record):
+    """One distinct call of an operator that the change acts on, in one pass.
 
-    `phase` is `forward`, or `backward` for the work of its autograd node. `calls` is how many were recorded
-    with the change.
+    Attributes:
+        op: the operator.
+        shapes: of its arguments, as JSON.
+        dtype: torch's name of their type.
+        phase: `forward` or `backward`.
+        before_ns: what a call took before the change.
+        duration_ns: what it takes with it.
+        repeats: how many calls there were.
     """
 
     op: str
     shapes: str
     dtype: str
     phase: str
-    before_ns: float
-    duration_ns: float
-    calls: int
+    before_ns: int
+    duration_ns: int
+    repeats: int
 
 
-@dataclass
-class InPlaceCalibration:
-    """Distinct calls with their times, those that only one recording has, and how the machine drifted.
+class InPlaceCalibration(Record):
+    """What the operators took that a change acts on, before and with it.
 
-    `drift` is how many times as long the operators took that the change does not touch.
+    Attributes:
+        device: what they ran on.
+        torch: its version.
+        drift: how many times as long the operators took that the change does not touch.
+        measured: distinct calls with their times.
+        left_out: those that only one recording has.
     """
 
     device: str
     torch: str
-    measured: list[ChangedCall] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
     drift: float = 1.0
+    measured: list[ChangedCall] = msgspec.field(default_factory=list)
+    left_out: list[str] = msgspec.field(default_factory=list)
 
     def table(self) -> KernelTable:
         """Return the times as predictions take them."""
-        return KernelTable([self._row(each) for each in self.measured], self.device)
+        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the times as parquet; `KernelTable.load` reads it.
@@ -79,22 +88,8 @@ class InPlaceCalibration:
              ("duration_ns", whole), ("repeats", pa.int32())],
             metadata={METADATA: json.dumps(said)},
         )  # fmt: skip
-        rows = pa.Table.from_pylist([self._row(each) for each in self.measured], schema)
+        rows = pa.Table.from_pylist([msgspec.structs.asdict(each) for each in self.measured], schema)
         write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `calibrate --tool --json` prints."""
-        return {
-            "device": self.device, "torch": self.torch, "drift": self.drift,
-            "measured": [self._row(each) for each in self.measured], "left_out": self.left_out,
-        }  # fmt: skip
-
-    @staticmethod
-    def _row(each: ChangedCall) -> dict[str, Any]:
-        return {
-            "op": each.op, "shapes": each.shapes, "dtype": each.dtype, "phase": each.phase,
-            "before_ns": round(each.before_ns), "duration_ns": round(each.duration_ns), "repeats": each.calls,
-        }  # fmt: skip
 
 
 def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
@@ -124,7 +119,7 @@ def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
         for number, phase in enumerate(PASSES):
             was, now = _usual(old[:, number]), _usual(new[:, number]) / drift
             if phase == PASSES[0] or was or now:
-                result.measured.append(ChangedCall(*key, phase, was, now, len(new)))
+                result.measured.append(ChangedCall(*key, phase, round(was), round(now), len(new)))
     if not result.measured:
         raise NotApplicableError(
             f"no call of {', '.join(operators)} has the same shapes and type before and with the change"

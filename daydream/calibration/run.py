@@ -6,9 +6,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from daydream.calibration.operators import OperatorCall
@@ -24,6 +24,7 @@ from daydream.errors import NotApplicableError
 from daydream.files.atomic import write_whole
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
+from daydream.results import Record
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import apply, spelled
 from daydream.transforms.registry import Optimization
@@ -47,24 +48,65 @@ class Questions(KernelTable):
         return None
 
 
-@dataclass
-class Calibration:
-    """Measured calls, as (call, ns, repetitions), and those that were not, each with the reason."""
+class MeasuredCall(Record):
+    """An operator call, and what it takes here.
+
+    Attributes:
+        op: the operator.
+        shapes: of its arguments, as JSON.
+        dtype: torch's name of their type, or `tf32`; None if unknown.
+        duration_ns: what one call takes.
+        repeats: how often it was timed.
+    """
+
+    op: str
+    shapes: str
+    dtype: str | None
+    duration_ns: int
+    repeats: int
+
+
+class CallLeftOut(Record):
+    """An operator call that was not measured, and why."""
+
+    op: str
+    shapes: str
+    dtype: str | None
+    reason: str
+
+
+class Calibration(Record):
+    """What operator calls take on this machine, and which were not measured.
+
+    Attributes:
+        device: what they ran on.
+        torch: its version.
+        asked: how many distinct calls there were.
+        measured: those that were measured.
+        left_out: those that were not, each with the reason.
+        seconds: how long that took.
+    """
 
     device: str
     torch: str
-    measured: list[tuple[OperatorCall, float, int]] = field(default_factory=list)
-    left_out: list[tuple[OperatorCall, str]] = field(default_factory=list)
+    asked: int = 0
+    measured: list[MeasuredCall] = msgspec.field(default_factory=list)
+    left_out: list[CallLeftOut] = msgspec.field(default_factory=list)
     seconds: float = 0.0
 
-    @property
-    def asked(self) -> int:
-        """How many distinct calls there were."""
-        return len(self.measured) + len(self.left_out)
+    def measure(self, call: OperatorCall, nanoseconds: float, repeats: int) -> None:
+        """Add a call that was measured."""
+        self.measured.append(MeasuredCall(call.op, call.shapes, call.dtype, round(nanoseconds), repeats))
+        self.asked += 1
+
+    def leave_out(self, call: OperatorCall, reason: str) -> None:
+        """Add a call that was not."""
+        self.left_out.append(CallLeftOut(call.op, call.shapes, call.dtype, reason))
+        self.asked += 1
 
     def table(self) -> KernelTable:
         """Return the times as predictions take them."""
-        return KernelTable([self._row(*each) for each in self.measured], self.device)
+        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the times as parquet; `KernelTable.load` reads it.
@@ -80,36 +122,15 @@ class Calibration:
              ("duration_ns", pa.int64()), ("repeats", pa.int32())],
             metadata={METADATA: json.dumps(said)},
         )  # fmt: skip
-        rows = pa.Table.from_pylist([self._row(*each) for each in self.measured], schema)
+        rows = pa.Table.from_pylist([msgspec.structs.asdict(each) for each in self.measured], schema)
         write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
 
-    def reasons(self) -> dict[str, list[OperatorCall]]:
+    def reasons(self) -> dict[str, list[CallLeftOut]]:
         """Return what was left out, by reason."""
-        found: dict[str, list[OperatorCall]] = {}
-        for call, reason in self.left_out:
-            found.setdefault(reason, []).append(call)
+        found: dict[str, list[CallLeftOut]] = {}
+        for call in self.left_out:
+            found.setdefault(call.reason, []).append(call)
         return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `calibrate --json` prints."""
-        return {
-            "device": self.device,
-            "torch": self.torch,
-            "asked": self.asked,
-            "measured": [self._row(*each) for each in self.measured],
-            "left_out": [
-                {"op": call.op, "shapes": call.shapes, "dtype": call.dtype, "reason": reason}
-                for call, reason in self.left_out
-            ],
-            "seconds": self.seconds,
-        }
-
-    @staticmethod
-    def _row(call: OperatorCall, nanoseconds: float, repeats: int) -> dict[str, Any]:
-        return {
-            "op": call.op, "shapes": call.shapes, "dtype": call.dtype,
-            "duration_ns": round(nanoseconds), "repeats": repeats,
-        }  # fmt: skip
 
 
 def calibrate(
@@ -143,9 +164,8 @@ def calibrate(
         call_limit_s=call_limit_s,
     ) as worker:
         result = _measure(calls, worker, total_limit_s, progress)
-    result.left_out += [
-        (call, "its work is not known, so no prediction asks for it") for call in _unknown_calls(graph)
-    ]
+    for call in _unknown_calls(graph):
+        result.leave_out(call, "its work is not known, so no prediction asks for it")
     if not result.measured:
         raise NotApplicableError(
             f"none of the {result.asked:,} operator calls could be run; "
@@ -222,8 +242,8 @@ def _measure(
             worker.time(call, left) if left > 0 else {"reason": f"not reached within {total_limit_s:g} s"}
         )
         if "reason" in answer:
-            result.left_out.append((call, answer["reason"]))
+            result.leave_out(call, answer["reason"])
         else:
-            result.measured.append((call, answer["duration_ns"], answer["repeats"]))
+            result.measure(call, answer["duration_ns"], answer["repeats"])
     result.seconds = time.perf_counter() - begin
     return result

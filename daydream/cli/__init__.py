@@ -104,8 +104,7 @@ def load_numpy() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    from daydream.cli.endings import run_to_its_end
-    from daydream.cli.failures import leave, run
+    from daydream.cli.failures import leave, run, run_to_its_end
 
     before = threading.enumerate()
     leave(run_to_its_end(lambda: run(daydream, args)), before)

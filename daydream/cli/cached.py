@@ -23,7 +23,7 @@ def cache_entry(source: str, step_marker: str | None, steps: str | None) -> Cach
     size of a file may stay as they were when its content changes. Traces are small beside the work that they
     make: a digest takes a second a gigabyte, importing ten, and parquet is a tenth of JSON.
     """
-    from daydream.files.cache_folder import cache_folder
+    from daydream.files.cache import cache_folder
 
     if cache_folder() is None:
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.option_takers import CHOSEN, FlagTaker
+from daydream.cli.options import CHOSEN, FlagTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import (
     force_option,
@@ -74,9 +74,8 @@ def _calibrate(
     """
     from daydream.calibration import calibrate
     from daydream.cli.failures import of_optimizations
-    from daydream.cli.output import check
+    from daydream.cli.output import check, print_json, print_next
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
     from daydream.cli.whatif_options import option_values, typed_options
 
     ctx = click.get_current_context()

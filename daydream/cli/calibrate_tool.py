@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.option_takers import CHOSEN, FlagTaker
+from daydream.cli.options import CHOSEN, FlagTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option, stdout_for_the_result
 
@@ -56,8 +56,7 @@ def _calibrate_tool(
     from daydream.calibration.in_place import calibrate_in_place
     from daydream.cli.changed_run import change_of, run_changed
     from daydream.cli.collect import check_target
-    from daydream.cli.output import check
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.output import check, print_json, print_next
     from daydream.cli.whatif_options import option_values, typed_options
     from daydream.collect.launcher.runner import Recording, command_line
     from daydream.errors import DaydreamError

@@ -127,7 +127,7 @@ def _suggestions(path: Path, exit_code: int) -> Suggestions | None:
 
 
 def _print_json(done: Collected, restless: str | None, suggested: Suggestions | None) -> None:
-    from daydream.cli.results import print_json
+    from daydream.cli.output import print_json
 
     found: dict[str, object] = {}
     if done.path is not None:

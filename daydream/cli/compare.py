@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.option_takers import CHOSEN, FlagTaker
+from daydream.cli.options import CHOSEN, FlagTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import (
     cache_option,
@@ -56,10 +56,10 @@ def _compare(
     recorded when the change had been made.
     """
     import daydream
+    from daydream.cli.output import print_json, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_screen
     from daydream.errors import GraphError
-    from daydream.predict.difference import compare
+    from daydream.predict.compare import compare
     from daydream.report.text.difference import difference_text
 
     if as_json and as_markdown:
@@ -91,8 +91,7 @@ def _compare(
 def _predicted(replay: Replay, options: dict[str, Any], trace: list[str]) -> Prediction:
     """Return the prediction; a value that an optimization cannot work with is a usage error."""
     import daydream
-    from daydream.cli.failures import of_optimizations
-    from daydream.cli.refusals import with_advice
+    from daydream.cli.failures import of_optimizations, with_advice
     from daydream.cli.whatif_options import option_values
 
     ctx = click.get_current_context()

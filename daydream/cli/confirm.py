@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.option_takers import CHOSEN, OptionTaker
+from daydream.cli.options import CHOSEN, OptionTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import (
     force_option,
@@ -107,7 +107,7 @@ def _confirm(
     from daydream.costs.device.table import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.own_folders import own_folder
-    from daydream.predict.confirmation import blocks_of
+    from daydream.predict.confirm import blocks_of
     from daydream.trace.trace import Trace
 
     check_target(target, module=module)
@@ -157,10 +157,9 @@ def _show(
 ) -> None:
     import daydream
     from daydream.cli.failures import of_optimizations
-    from daydream.cli.results import print_json, print_screen
-    from daydream.predict.confirmation import confirmation
+    from daydream.cli.output import print_json, print_screen
+    from daydream.predict.confirm import confirmation
     from daydream.report.text.confirmation import confirmation_text
-    from daydream.transforms.code_lines import code_of
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
     replay = daydream.replay(trace, table=table)
@@ -168,7 +167,7 @@ def _show(
         predicted = daydream.whatif(replay, chosen, **values)
     found = confirmation(predicted, trace, changed)
     if as_json:
-        print_json(found.to_json() | {"code": code_of(predicted.optimization)})
+        print_json(found.to_json())
     else:
         print_screen(confirmation_text(found, verbose=verbose))
 

@@ -26,8 +26,7 @@ def _example(name: str | None, output: str | None, force: bool, as_json: bool) -
     NAME is one of the list; the file is written to the current folder. No network is
     needed. Where public traces of real GPUs are to be had is in docs/quickstart.md.
     """
-    from daydream.cli.output import quoted
-    from daydream.cli.results import print_json
+    from daydream.cli.output import print_json, quoted
     from daydream.errors import DaydreamError
     from daydream.files.atomic import write_whole
 

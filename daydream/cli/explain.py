@@ -6,9 +6,8 @@ import contextlib
 
 import click
 
-from daydream.cli.html import html_option
-from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
+    capacity_option,
     force_option,
     json_option,
     read,
@@ -17,6 +16,7 @@ from daydream.cli.source import (
     trace_words,
     verbose_option,
 )
+from daydream.cli.written import html_option
 
 
 def _explain(
@@ -38,11 +38,10 @@ def _explain(
     loading, synchronization. Where the trace has memory: the peak, and whether it fits.
     """
     import daydream
-    from daydream.cli.failures import of_optimizations
+    from daydream.cli.failures import of_optimizations, with_advice
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.refusals import with_advice
-    from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.explanation import explain
+    from daydream.predict.explain import explain
     from daydream.report.text.explain import explain_json, explain_text
     from daydream.transforms.compose import parse
 
@@ -58,14 +57,14 @@ def _explain(
                 refusing.enter_context(with_advice(replay.graph, parse(whatif), again))
             explanation = explain(replay, whatif, capacity=capacity, progress=progress)
         if html is not None:
-            from daydream.cli.html import write_html
+            from daydream.cli.written import write_html
 
             said = write_html(html, replay, None, force=force, ranked=False, progress=progress)
             click.echo(said, err=True)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
-    print_screen(explain_text(explanation, verbose=verbose, trace=again))
+    print_screen(explain_text(explanation, verbose=verbose))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     if best is not None:
         print_next(*best.command[1:], *again)

@@ -1,4 +1,8 @@
-"""What the command line says when it fails: what was found, what was needed, what to do, and no traceback.
+"""How a command begins and ends in the hands of a shell: closed streams, and signals that ask it to end.
+
+What to do where an optimization does not apply to a trace: below the reason, what would help.
+
+What the command line says when it fails: what was found, what was needed, what to do, and no traceback.
 
 An error that no input should cause is a bug. It is one line, too, that asks for a report;
 `daydream --debug ...` or DAYDREAM_DEBUG=1 shows its traceback.
@@ -10,16 +14,129 @@ import contextlib
 import errno
 import itertools
 import os
+import shlex
+import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from daydream.errors import DaydreamError, FileError, GraphError, TraceError
+from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
 from daydream.text import closest
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.transforms.registry import Optimization
+
+ENDING = ("SIGTERM", "SIGHUP")
+AGAIN_S = 0.5  # one that comes sooner is the same one: sent to the group, and by its leader
+
+
+def run_to_its_end(command: Callable[[], int]) -> int:
+    """Return a command's exit code: what it returns, or 128 + the signal that ended it."""
+    open_closed_streams()
+    with _ending_as_ctrl_c_does() as came:
+        try:
+            code = command()
+        except (KeyboardInterrupt, OSError):  # with SIGHUP there may be no terminal left to say so
+            if not came:
+                raise
+            code = 0
+    return 128 + came[0] if came else code
+
+
+def open_closed_streams() -> None:
+    """Let what a shell closed (`>&-`, `2>&-`) lead nowhere.
+
+    Python has no stream then, and the next file that is opened gets the number: what a library writes
+    to its stderr would go into a trace.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+
+
+@contextlib.contextmanager
+def _ending_as_ctrl_c_does() -> Iterator[list[int]]:
+    """Raise `KeyboardInterrupt` for the other signals that end a process, so that all clean up alike.
+
+    They are added to the list. One that comes again, when the first had no effect, kills as always.
+    """
+    came: list[int] = []
+    times: list[float] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if came and now - times[0] > AGAIN_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if not came:
+            came.append(number)
+            times.append(now)
+            raise KeyboardInterrupt
+
+    taken: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+        numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]  # no SIGHUP on Windows
+        # What is ignored (nohup) or has a handler of its own stays as it is.
+        taken = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+        for each in taken:
+            signal.signal(each, end)
+    try:
+        yield came
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
+
+
+@contextlib.contextmanager
+def with_advice(graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]) -> Iterator[None]:
+    """Say below a refusal what to do; `trace` are the words that name the trace on a command line."""
+    try:
+        yield
+    except NotApplicableError as error:
+        error.args = ("\n".join([str(error), *_advice(error.lacks, graph, optimizations, trace)]),)
+        raise
+
+
+def _advice(
+    lacks: str | None, graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]
+) -> list[str]:
+    lines = []
+    if lacks == "device" and not len(graph.select(on="gpu")):
+        lines.append(ON_A_GPU)
+    elif lacks == "ranks" and not len(graph.select(kind="collective")):
+        together = _with_ddp(optimizations)
+        first = f"Predict several GPUs with it ({together}), or record" if together else "Record"
+        lines.append(f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT")
+    return [*lines, f"daydream rank {shlex.join(trace)} lists the changes that do apply."]
+
+
+def _with_ddp(optimizations: Sequence[Optimization]) -> str | None:
+    """Return what to ask for so that gradients are exchanged; None where that excludes what was asked for."""
+    from daydream.transforms.compose import check, spelled
+    from daydream.transforms.registry import find
+
+    together = [find("ddp"), *optimizations]
+    try:
+        check(together)
+    except DaydreamError:
+        return None
+    return spelled(together)
+
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
@@ -97,7 +214,7 @@ def of_optimizations(ctx: click.Context, name: str) -> Iterator[None]:
     What its options cannot be is a usage error. Anything else that goes wrong in a user's own file
     is told with file and line; `name` is what was asked for.
     """
-    from daydream.transforms.mistakes import mistake_in_own_file
+    from daydream.transforms.user_file import mistake_in_own_file
 
     try:
         yield

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from daydream.cli.engine import engine_option
+from daydream.cli.options import engine_option
 from daydream.cli.source import force_option, handle_options, json_option, read, step_options
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def _import(
     one job, which --engine reads side by side. Only named fields are copied: environment
     dumps and the like are left out.
     """
-    from daydream.cli.output import check, quoted, trace_name
+    from daydream.cli.output import check, print_json, print_screen, quoted, trace_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_screen
     from daydream.report.text.overview import rows_by_kind
     from daydream.report.text.results import import_text
 

@@ -28,8 +28,8 @@ def _info(
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is
     replayed as well: how well that works says most about what it can tell.
     """
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.overview import overview
     from daydream.report.text.overview_text import info_text
 
@@ -46,7 +46,7 @@ def _info(
         print_json({"trace": trace, **found.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    print_screen(info_text(found, verbose=verbose, trace=again))
+    print_screen(info_text(found, verbose=verbose))
     if found.replay is not None:
         print_next("explain", *again)
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from daydream.cli.source import read, trace_words
 
 if TYPE_CHECKING:
-    from daydream.predict.largest import Size
+    from daydream.predict.memory_fit import Size
 
 
 def show_largest(
     trace: str, step_marker: str | None, steps: str | None, what: Size, capacity: int | None, *, as_json: bool
 ) -> None:
     """Read a trace, solve for the limit, and print it."""
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.predict.largest import largest
+    from daydream.predict.memory_fit import largest
     from daydream.report.text.peak_memory import largest_text
 
     with Progress() as progress:

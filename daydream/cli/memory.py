@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from daydream.cli.html import html_option
 from daydream.cli.output import help_of
-from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     cache_option,
+    capacity_option,
     force_option,
     json_option,
     max_unpacked,
@@ -18,12 +17,12 @@ from daydream.cli.source import (
     trace_option,
     verbose_option,
 )
-from daydream.cli.written import timeline_option
+from daydream.cli.written import html_option, timeline_option
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.memory.settings import Settings
-    from daydream.predict.largest import Size
+    from daydream.predict.memory_fit import Size
 
 VIEWS = ("operators", "layers", "idle")
 
@@ -102,7 +101,7 @@ def _memory(
 
 
 def _show_snapshot(snapshot: str, allocator: Settings | None, capacity: int | None, *, as_json: bool) -> None:
-    from daydream.cli.results import print_json, print_screen
+    from daydream.cli.output import print_json, print_screen
     from daydream.report.text.memory import memory_text
 
     report = _of_snapshot(snapshot, allocator, capacity)

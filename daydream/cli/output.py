@@ -1,19 +1,28 @@
-"""Where a result is written, and why it must not be: asked before the work begins, not after it."""
+"""Where a result is written, and why it must not be: asked before the work begins, not after it.
+
+What goes to stdout: the text of a result, or one JSON object.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from daydream.errors import OutputError, TraceError
+
+if TYPE_CHECKING:
+    from daydream.report.text.layout import Screen
 
 PACKED = ".gz"
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
@@ -65,7 +74,7 @@ def check(path: str | os.PathLike[str], *, force: bool) -> None:
 def _files_read() -> Iterator[Path]:
     """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
     from daydream.collect.importers.formats import trace_files
-    from daydream.transforms.registry import OWN_FILE
+    from daydream.transforms.user_file import OWN_FILE
 
     context = click.get_current_context()
     given = [value for name, value in context.params.items() if name not in OUTPUTS]
@@ -99,3 +108,41 @@ def quoted(path: str | os.PathLike[str]) -> str:
     from daydream.report.text.layout import printable
 
     return printable(shlex.quote(os.fspath(path)))
+
+
+SCHEMA = 1
+
+
+def print_next(*words: str) -> None:
+    """Say on stderr what may be typed next."""
+    from daydream.report.text.layout import printable
+
+    click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
+
+
+def print_screen(screen: Screen) -> None:
+    """Print a report: fitted to a terminal and with colour there, else its plain text."""
+    if sys.stdout.isatty():
+        from daydream.report.text.console import show
+
+        show(screen)
+    else:
+        click.echo(screen)
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """Print one object, its schema first. What is not a finite number is null."""
+    click.echo(json.dumps({"schema": SCHEMA, **_finite(result)}, indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with NumPy's numbers as Python's, and null for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if not isinstance(value, str | bool | int | float | None) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

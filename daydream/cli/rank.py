@@ -6,8 +6,8 @@ from typing import Literal
 
 import click
 
-from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
+    capacity_option,
     json_option,
     read,
     stdout_for_the_result,
@@ -31,6 +31,7 @@ def _rank(
     top: int | None,
     pairs: int,
     no_curves: bool,
+    every: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -46,12 +47,13 @@ def _rank(
     on making it faster stops paying.
     """
     import daydream
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.memory.lifetimes import none_recorded
-    from daydream.predict.ranking import rank
-    from daydream.predict.sensitivity import curves, drawable
-    from daydream.report.text.ranking import MOST_PAIRS, best_of, ranking_text
+    from daydream.predict.curves import curves, drawable
+    from daydream.predict.rank import rank
+    from daydream.predict.suggest import typed
+    from daydream.report.text.ranking import best_of, ranking_text
 
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress, typical=True)
@@ -65,9 +67,9 @@ def _rank(
             replay,
             pairs=pairs,
             with_curves=whole and not no_curves,
-            with_ranges=whole or (top or SHOWN, MOST_PAIRS),
             by=by,
             capacity=capacity,
+            every=every,
             progress=progress,
         )
         undrawn = not whole and not no_curves and drawable(replay)
@@ -77,15 +79,14 @@ def _rank(
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    text = ranking_text(
-        ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None, undrawn=undrawn
-    )
+    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, fitted=top is None, undrawn=undrawn)
     print_screen(text)
     best = best_of(ranking)
     if best is None:
         print_next("explain", *again)
     else:
-        print_next("whatif", best.name, *again, *([] if table is None else ["--table", table]))
+        words = [best.optimization, *typed(best.options), *again]
+        print_next("whatif", *words, *([] if table is None else ["--table", table]))
 
 
 command = click.Command(
@@ -110,6 +111,10 @@ command = click.Command(
             help="How many of the best pairs to keep; 0 tries none.",
         ),
         click.Option(["--no-curves"], is_flag=True, help="Leave out how the step depends on each part."),
+        click.Option(
+            ["--all", "every"], is_flag=True,
+            help="Rank what the recorded script cannot have, too: changes of papers, or for another device.",
+        ),
         verbose_option("how the step depends on each part, what was left out and why, and all notes"),
         json_option(),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.html import html_option, ranking_option
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -13,7 +12,7 @@ from daydream.cli.source import (
     trace_words,
     verbose_option,
 )
-from daydream.cli.written import check_files, tell, timeline_option, write_files
+from daydream.cli.written import check_files, html_option, ranking_option, tell, timeline_option, write_files
 
 
 def _replay(
@@ -29,8 +28,8 @@ def _replay(
 ) -> None:
     """Simulate a trace unchanged and compare it with what was measured, step by step."""
     import daydream
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import replay_text
 
     check_files(output, html, force=force, chakra=True)
@@ -45,7 +44,7 @@ def _replay(
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
-        print_screen(replay_text(result, verbose=verbose, trace=again))
+        print_screen(replay_text(result, verbose=verbose))
     tell(written)
     if not written and not as_json:
         print_next("explain", *again)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from daydream.cli.contention import contention_option
-from daydream.cli.sizes import capacity_option
+from daydream.cli.options import contention_option, numbers_of
 from daydream.cli.source import (
+    capacity_option,
     force_option,
     json_option,
     read,
@@ -18,7 +18,6 @@ from daydream.cli.source import (
     trace_options,
     trace_words,
 )
-from daydream.cli.value_lists import numbers_of
 from daydream.lazy import regex
 
 DEFAULT = "1,2,4,8,...,1024"
@@ -109,13 +108,12 @@ def _scaling(
     last in every collective.
     """
     import daydream
-    from daydream.cli.output import check
+    from daydream.cli.output import check, print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.cli.whatif_options import option_values, typed_options
     from daydream.errors import GraphError
     from daydream.predict.contention_option import MEASURED
-    from daydream.predict.scale_out import scaling
+    from daydream.predict.scaling import scaling
     from daydream.report.scaling_plot import check_plot, draw
     from daydream.report.text.scaling import scaling_text
 
@@ -142,13 +140,13 @@ def _scaling(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
     else:
-        print_screen(scaling_text(found, trace=trace_words(trace, step_marker, steps)))
+        print_screen(scaling_text(found))
     if plot is not None:
         click.echo(f"wrote {plot}", err=True)
     elif not as_json:
         again = typed_options({"contention": None if contention == MEASURED else contention})
         again += trace_words(trace, step_marker, steps)
-        if found.recorded == 1:
+        if found.recorded_workers == 1:
             print_next("whatif", "ddp", "--workers", str(max(*workers, 2)), *typed_options(values), *again)
         else:
             print_next("whatif", "network", "--bandwidth-factor", "2", *again)

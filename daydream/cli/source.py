@@ -1,4 +1,7 @@
-"""Where a trace comes from: `--trace`, `--step-marker`, `--steps`, and reading it with progress shown."""
+"""Amounts of memory as they are typed: `24GB`, `79.6GiB`, `512MiB`, bytes without a unit.
+
+Where a trace comes from: `--trace`, `--step-marker`, `--steps`, and reading it with progress shown.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,56 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from daydream.cli.sizes import size
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.parallel.engines import Engine
     from daydream.trace.cached_trace import CacheEntry
     from daydream.trace.trace import Trace
+
+UNITS = " KMGT"
+SIZE = regex(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE | re.ASCII)
+
+
+def bytes_of(text: str) -> int:
+    """Return how many bytes a text means: 1 GB is 1e9 bytes, 1 GiB is 2**30, and `G` is GB.
+
+    Raises:
+        ValueError: it is no amount, or none of at least one byte.
+
+    """
+    from decimal import Decimal  # for those who type one
+
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size such as 24GB or 79.6GiB")
+    unit = (1024 if found[3] else 1000) ** UNITS.index((found[2] or " ").upper())
+    nbytes = int(Decimal(found[1]) * unit)
+    if nbytes < 1:
+        raise ValueError(f"{text!r} is less than one byte; a size such as 24GB was needed")
+    return nbytes
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes of an option's value: a click callback."""
+    if value is None:
+        return None
+    try:
+        return bytes_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def capacity_option() -> click.Option:
+    """Return `--capacity`: an int of bytes, or None."""
+    return click.Option(
+        ["--capacity"],
+        metavar="SIZE",
+        callback=size,
+        help="What each device may give, such as 24GB or 79.6GiB (bytes without a unit): does it fit?",
+    )
+
 
 MAX_UNPACKED = "daydream.max_unpacked"
 NO_CACHE = "daydream.no_cache"
@@ -236,8 +282,8 @@ def read(
     """
     import daydream
     from daydream.cli.failures import read_from
-    from daydream.parallel.freed_memory import keep_freed_memory
-    from daydream.trace.typical_run import TYPICAL, is_long
+    from daydream.parallel.engines import keep_freed_memory
+    from daydream.trace.step_range import TYPICAL, is_long
 
     typical &= not _files() and not _counters()  # those are of all that was recorded
     if keep:  # a question follows: it makes and drops arrays as long as the trace
@@ -302,7 +348,7 @@ def _attach(trace: Trace) -> None:
         attach_file(trace, files["--handles"])
     if "--capture" in files:
         from daydream.collect.captures_beside import attach_capture
-        from daydream.collect.importers.kineto.launched import launched_kernels
+        from daydream.collect.importers.kineto.blocks import launched_kernels
         from daydream.collect.load import load
 
         file, most = files["--capture"], max_unpacked()

@@ -37,7 +37,7 @@ def _sql(
     other file is reached. Times are in ns, what is not known is null. Needs the package duckdb:
     pip install 'daydream[sql]'.
     """
-    from daydream.cli.results import print_json, print_screen
+    from daydream.cli.output import print_json, print_screen
     from daydream.integrations.sql import query as ask
     from daydream.report.text.layout import Screen, Words
     from daydream.report.text.tool import tool_text
@@ -58,7 +58,7 @@ def _sql(
 
 
 def _show_schema(*, as_json: bool) -> None:
-    from daydream.cli.results import print_json, print_screen
+    from daydream.cli.output import print_json, print_screen
     from daydream.integrations.sql_tables import TABLES
     from daydream.report.text.layout import Facts, Screen, Title
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from daydream.cli.output import quoted
-from daydream.predict.as_run import StepAsRun
 from daydream.report.text.layout import MARGIN, printable
-from daydream.report.text.numbers import as_run_text
+from daydream.report.text.numbers import step_change_text
 
 PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
 MOST = 3
+TIMES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
 NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
 
 
@@ -38,7 +38,7 @@ class Suggestions:
             return [f"no change of the code is predicted to make this step shorter; {again} says why"]
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
-            step = as_run_text(StepAsRun.from_json(each["as_run"]))
+            step = step_change_text(*(each[key] for key in TIMES))
             lines.append(f"{MARGIN}{printable(each['optimization'])}: {step}")
             lines.append(f"{3 * MARGIN}{printable(each['code'])}")
         return lines
@@ -58,7 +58,7 @@ def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             reason = said[0].removeprefix("error: ") if said else f"exit code {done.returncode}"
             return Suggestions(missing=f"ranking failed ({printable(reason)})")
-        return Suggestions(tuple(_largest(json.loads(done.stdout)["optimizations"])))
+        return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
     except subprocess.TimeoutExpired:
         return Suggestions(missing=f"ranking took longer than {patience_s:g} s")
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def _largest(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first that a line of code makes, of those that the same line makes one."""
     found: dict[str, dict[str, Any]] = {}
     for each in ranked:
-        gains = each["as_run"] is not None and each["as_run"]["after_ns"] < each["as_run"]["before_ns"]
+        gains = (each["saving_ns"] or 0) > 0
         if gains and each["code"] and each["needs"] not in NEEDS_MORE:
             found.setdefault(each["code"], each)
     return list(found.values())[:MOST]

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.contention import contention_option
-from daydream.cli.engine import engine_option
-from daydream.cli.option_takers import CHOSEN
-from daydream.cli.sizes import capacity_option
+from daydream.cli.options import CHOSEN, contention_option, engine_option, numbers_of
 from daydream.cli.source import (
+    capacity_option,
     force_option,
     json_option,
     read,
@@ -23,7 +21,6 @@ from daydream.cli.source import (
     table_option,
     trace_options,
 )
-from daydream.cli.value_lists import numbers_of
 from daydream.cli.whatif import WhatIf
 
 if TYPE_CHECKING:
@@ -90,9 +87,8 @@ def _sweep(
     ctx = click.get_current_context()
     if name is None:
         raise click.UsageError("name an optimization, such as ddp; `daydream whatif --list` shows them", ctx)
-    from daydream.cli.output import check
+    from daydream.cli.output import check, print_json, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_screen
     from daydream.cli.whatif_options import option_values
     from daydream.errors import DaydreamError
     from daydream.predict.contention_option import MEASURED

@@ -33,7 +33,7 @@ def _tool(
     annotation:REGEX or kernels:FIRST-LAST. What is launched there and its backward pass
     belong to it.
     """
-    from daydream.cli.results import print_json, print_screen
+    from daydream.cli.output import print_json, print_screen
     from daydream.report.text.layout import Facts, Screen
     from daydream.report.text.tool import tool_text
     from daydream.tools.finding import find_tool, tools

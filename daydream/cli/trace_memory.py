@@ -27,15 +27,15 @@ def show_trace(
     as_json: bool,
 ) -> None:
     """Read a trace, print the answer, and write the files that were asked for."""
+    from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.memory.report import memory_of
     from daydream.report.text.trace_memory import trace_memory_text
 
     check_files(output, html, force=force)
     again = trace_words(trace, step_marker, steps)
     if by is not None:
-        _show_view(trace, again, step_marker, steps, by, verbose=verbose, as_json=as_json)
+        _show_view(trace, step_marker, steps, by, verbose=verbose, as_json=as_json)
         return
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
@@ -53,18 +53,18 @@ def show_trace(
     if as_json:
         print_json(report.to_json())
     else:
-        print_screen(trace_memory_text(report, verbose=verbose, trace=again))
+        print_screen(trace_memory_text(report, verbose=verbose))
     tell(written)
     if not written and not as_json and (whatif := _advice(report)) is not None:
         print_next("whatif", whatif, *again)
 
 
 def _show_view(
-    trace: str, again: list[str], step_marker: str | None, steps: str | None, by: str, *, verbose: bool,
+    trace: str, step_marker: str | None, steps: str | None, by: str, *, verbose: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
+    from daydream.cli.output import print_json, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_screen
     from daydream.memory.views import view_of
     from daydream.report.text.memory_views import view_text
 
@@ -75,7 +75,7 @@ def _show_view(
     if as_json:
         print_json(view.to_json())
     else:
-        print_screen(view_text(view, verbose=verbose, trace=again))
+        print_screen(view_text(view, verbose=verbose))
 
 
 def _advice(report: MemoryReport) -> str | None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.contention import contention_option
-from daydream.cli.html import html_option, ranking_option
-from daydream.cli.option_takers import CHOSEN, OptionTaker
-from daydream.cli.sizes import capacity_option
+from daydream.cli.options import CHOSEN, OptionTaker, contention_option
 from daydream.cli.source import (
+    capacity_option,
     force_option,
     json_option,
     need_trace,
@@ -23,14 +21,14 @@ from daydream.cli.source import (
     trace_words,
     verbose_option,
 )
-from daydream.cli.written import check_files, tell, timeline_option, write_files
+from daydream.cli.written import check_files, html_option, ranking_option, tell, timeline_option, write_files
 
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
-    from daydream.explanation.suggestion import Suggestion
     from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
+    from daydream.predict.suggest import WhatIfResult
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
@@ -161,10 +159,9 @@ def _whatif(
         raise click.UsageError("name an optimization, such as amp; `daydream whatif --list` shows them", ctx)
     trace = need_trace(trace)
     import daydream
-    from daydream.cli.output import free_name
+    from daydream.cli.output import free_name, print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.report.text.results import whatif_json, whatif_text
+    from daydream.report.text.results import whatif_text
 
     check_files(output, html, force=force, chakra=True)
     with Progress() as progress, stdout_for_the_result():
@@ -180,9 +177,9 @@ def _whatif(
         )  # fmt: skip
         then = None if as_json else _suggestion(ctx, comparison, options, progress)
     if as_json:
-        print_json(whatif_json(comparison))
+        print_json(comparison.to_json())
     else:
-        print_screen(whatif_text(comparison, verbose=verbose, suggestion=then, trace=again))
+        print_screen(whatif_text(comparison, verbose=verbose, suggestion=then))
     tell(written)
     if (above := above_gate(comparison, fail_above)) is not None:
         click.echo(above, err=True)
@@ -192,16 +189,16 @@ def _whatif(
         if then is None or verbose:
             print_next("whatif", *typed, "-o", free_name(comparison.optimization, ".json.gz"))
         else:
-            typed[typed.index(name)] = f"{name}+{then.name}"
-            print_next("whatif", *typed, *then.command)
+            typed[typed.index(name)] = f"{name}+{then.optimization}"
+            print_next("whatif", *typed, *then.command[3:])
 
 
 def _suggestion(
     ctx: click.Context, comparison: Prediction, given: Mapping[str, Any], progress: Progress
-) -> Suggestion | None:
+) -> WhatIfResult | None:
     """Return what to try on top of this; nothing where it cannot be told how that is typed."""
     from daydream.cli.whatif_options import option_values
-    from daydream.explanation.suggestion import suggestion
+    from daydream.predict.suggest import suggestion
 
     chosen, typed = ctx.meta[CHOSEN], ctx.meta[TYPED]
     if typed.count(ctx.params["name"]) != 1 or "--" in typed:
@@ -222,12 +219,11 @@ def above_gate(comparison: Prediction, limit_ms: float | None) -> str | None:
         return None
     if comparison.predicted_ns is None:
         return f"above the gate: the step is not known, and {limit_ms:.2f} ms allowed"
-    from daydream.predict.as_run import step_as_run
-
-    step = step_as_run(comparison, with_range=False)  # the one that the first line tells
-    if step.after_ns / 1e6 <= limit_ms:
+    if comparison.predicted_ns / 1e6 <= limit_ms:
         return None
-    return f"above the gate: {step.after_ns / 1e6:.2f} ms are predicted, and {limit_ms:.2f} ms allowed"
+    return (
+        f"above the gate: {comparison.predicted_ns / 1e6:.2f} ms are predicted, and {limit_ms:.2f} ms allowed"
+    )
 
 
 def _recorded_memory(recording: Trace, capacity: int | None) -> MemoryReport | None:
@@ -250,8 +246,7 @@ def _predict(
     capacity: int | None,
     trace: list[str],
 ) -> Prediction:
-    from daydream.cli.failures import of_optimizations
-    from daydream.cli.refusals import with_advice
+    from daydream.cli.failures import of_optimizations, with_advice
     from daydream.cli.whatif_options import option_values
     from daydream.predict.prediction import predict
     from daydream.transforms.compose import edit_of

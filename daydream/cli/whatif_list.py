@@ -19,7 +19,7 @@ UNBROKEN = "\0"  # stands for a space where a line must not end
 
 def print_list(*, as_json: bool) -> None:
     """Print the optimizations that ship and that other packages add."""
-    from daydream.cli.results import print_json
+    from daydream.cli.output import print_json
     from daydream.transforms.registry import loadable
 
     with stdout_for_the_result():

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daydream.errors import TraceError
-from daydream.trace.step_range import is_range
+from daydream.trace.step_range import TYPICAL, is_range
 from daydream.trace.trace import Trace
-from daydream.trace.typical_run import TYPICAL
 
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "DAYDREAM_COMPILED"
-INTERFACE = 5  # a checkout may still hold loops that were built for other arguments
+INTERFACE = 6  # a checkout may still hold loops that were built for other arguments
 
 
 def engine() -> ModuleType | None:
@@ -26,26 +26,9 @@ def engine() -> ModuleType | None:
     `progress` has room for an int64 a lane. False: times are so long that int64 may not hold them, and
     nothing is answered.
 
-    `walk(lane, gap_ns, edge_ptr, edge_src, edge_latency_ns, edge_from_start, edge_cause, start, end, before,
-    last, path, by, sink, since)` is the loop of `daydream.simulate.critical_path`: it fills `path` with the
-    tasks behind the sink, last to first, and `by` with the edge that bound each or -1, and returns how many
-    they are. `before` has room for an int32 a task, `last` for one a lane.
-
-    `pull_many(lane, ..., edge_from_start, slower, wider, first, factor, uses, slot, seen, out, lanes)` is
-    `pull` for up to 16 groups and 64 variants, as `daydream.simulate.batch` says: it fills `out` (float64, a
-    row an observed task, a column a variant) with ends. All sums must be below 2**53.
-
     `nest(order, start, end, depth, thread, parent, open, rounding)` is the loop of
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has
     room for an int32 a row of `order`.
-
-    `nearest(flags, parent, found)` is the loop of `nearest` in that module: it fills the last, int32 as the
-    parents, with each row's nearest ancestor that has a flag, or -1.
-
-    `cut(order, lane, start, duration, parent, open, owner, on, turn, begin, end, gap)` cuts the time of rows,
-    which are given by lane and start, into stretches, as `daydream.graph.rules.threads` says: it fills the
-    last six and returns how many there are, or -1 where the rows do not lie in one another as `parent` says
-    or there is no room. `open` has room for an int32 a row of `order`.
 
     `scan(names, how, top, words, kinds, blank, text, rows, spans, hashes, slots, exact)` reads a JSON list
     of objects, or what stands in one, for `daydream.collect.importers.kineto.scanned`. `names` are the

@@ -18,19 +18,12 @@ from typing import TYPE_CHECKING
 from daydream import lazy
 
 if TYPE_CHECKING:
-    from daydream.costs.device.bandwidth import (
+    from daydream.costs.device.call_scaling import (
         copies_into_new_ns,
         copies_ns,
         link_bandwidth,
         memory_bandwidth,
-    )
-    from daydream.costs.device.call_scaling import scaled_time
-    from daydream.costs.device.evidence import (
-        at_peak_ns,
-        by_counters,
-        counted_conflicts,
-        counted_kind,
-        say_evidence,
+        scaled_time,
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
     from daydream.costs.device.in_place import InPlace, in_place, replace_cost
@@ -49,7 +42,18 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.launch_grids import GridGrowth, grown_time, growth_by_grids
     from daydream.costs.device.measured import NewShapes
-    from daydream.costs.device.retime import Retimed, measured_first, retime, retime_untyped, sped_up
+    from daydream.costs.device.retime import (
+        Retimed,
+        at_peak_ns,
+        by_counters,
+        counted_conflicts,
+        counted_kind,
+        measured_first,
+        retime,
+        retime_untyped,
+        say_evidence,
+        sped_up,
+    )
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
     from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
@@ -61,19 +65,20 @@ if TYPE_CHECKING:
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.resize.growth import Growth, growth_of, resized_work
-    from daydream.costs.resize.operands import parameter_shapes
-    from daydream.costs.resize.prior_resizes import Resizing, arguments_now, grow_copies, leave_grown
+    from daydream.costs.resize.new_shapes import parameter_shapes
+    from daydream.costs.resize.prior_resizes import arguments_now, grow_copies, leave_grown
     from daydream.costs.workload.calls import Calls, calls_of
     from daydream.costs.workload.operator import bare_name, itemsize
     from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
+    from daydream.graph.graph import Resizing
 
 _HOMES = {
-    "daydream.costs.device.bandwidth": (
-        "copies_into_new_ns", "copies_ns", "link_bandwidth", "memory_bandwidth",
+    "daydream.costs.device.call_scaling": (
+        "copies_into_new_ns", "copies_ns", "link_bandwidth", "memory_bandwidth", "scaled_time",
     ),
-    "daydream.costs.device.call_scaling": ("scaled_time",),
-    "daydream.costs.device.evidence": (
-        "at_peak_ns", "counted_conflicts", "counted_kind", "by_counters", "say_evidence",
+    "daydream.costs.device.retime": (
+        "at_peak_ns", "by_counters", "counted_conflicts", "counted_kind", "measured_first",
+        "retime", "retime_untyped", "say_evidence", "sped_up", "Retimed",
     ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
     "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost"),
@@ -84,7 +89,6 @@ _HOMES = {
     ),
     "daydream.costs.device.launch_grids": ("GridGrowth", "grown_time", "growth_by_grids"),
     "daydream.costs.device.measured": ("NewShapes",),
-    "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "retime_untyped", "sped_up"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
     "daydream.costs.device.table": ("KernelTable",),
     "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
@@ -96,11 +100,12 @@ _HOMES = {
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
     "daydream.costs.network.simulated_times": ("simulated_times",),
     "daydream.costs.resize.growth": ("Growth", "growth_of", "resized_work"),
-    "daydream.costs.resize.operands": ("parameter_shapes",),
-    "daydream.costs.resize.prior_resizes": ("Resizing", "arguments_now", "grow_copies", "leave_grown"),
+    "daydream.costs.resize.new_shapes": ("parameter_shapes",),
+    "daydream.costs.resize.prior_resizes": ("arguments_now", "grow_copies", "leave_grown"),
     "daydream.costs.workload.calls": ("Calls", "calls_of"),
     "daydream.costs.workload.operator": ("bare_name", "itemsize"),
     "daydream.costs.workload.shapes": ("Argument", "Shape", "elements", "parse_shapes"),
+    "daydream.graph.graph": ("Resizing",),
 }  # fmt: skip
 
 __all__ = [

@@ -28,13 +28,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import percentile, unique
+from daydream.arrays import distinct, percentile, unique
 from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.graph.calls import Coverage, sharing
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.graph.query.columns import coded, is_text
-from daydream.graph.query.coverage import Coverage, sharing
-from daydream.graph.query.numbering import distinct
+from daydream.graph.select import coded, is_text
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.trace.trace import Trace
 

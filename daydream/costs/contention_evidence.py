@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PARTS = ("kernel", "matrix", "other", "transfer")
-WHOLE = ("places", "beside", "alone", "overlapped_ns")
 
 
 def evidence_json(measured: Measured) -> dict[str, Any]:
@@ -30,31 +29,10 @@ def evidence_json(measured: Measured) -> dict[str, Any]:
 
 
 def evidence_of(given: Mapping[str, Any]) -> Measured:
-    """Return what was measured from its JSON.
-
-    Raises `ValueError`, `TypeError` or `KeyError` where that is not what can be measured.
-    """
-    if type(given["met"]) is not bool:
-        raise TypeError("a yes or no was needed")
-    kernel, matrix, other, transfer = (_evidence(given[part]) for part in PARTS)
-    return Measured(kernel, matrix, other, transfer, given["met"], _compared(given["kernels"]))
-
-
-def _evidence(given: Mapping[str, Any] | None) -> Evidence | None:
-    if given is None:
-        return None
-    values = {each.name: given[each.name] for each in fields(Evidence)}
-    if any(type(value) is not (int if name in WHOLE else float) for name, value in values.items()):
-        raise TypeError("a number was needed")
-    return Evidence(**values)
-
-
-def _compared(given: Mapping[str, Any] | None) -> Compared | None:
-    if given is None:
-        return None
-    columns = [np.array(given[each.name]) for each in fields(Compared)]
-    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
-        raise ValueError("columns differ in length")
-    if any(column.dtype != np.float64 for column in columns if len(column)):
-        raise TypeError("numbers were needed")
-    return Compared(*columns)
+    """Return what was measured from its JSON."""
+    kernel, matrix, other, transfer = (
+        None if given[part] is None else Evidence(**given[part]) for part in PARTS
+    )
+    kernels = given["kernels"]
+    compared = None if kernels is None else Compared(**{name: np.array(kernels[name]) for name in kernels})
+    return Measured(kernel, matrix, other, transfer, given["met"], compared)

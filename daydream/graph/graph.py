@@ -24,31 +24,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.columns import Columns
-from daydream.graph.edit.insert import insert_next_to, insert_one
-from daydream.graph.edit.links import link, unlink
-from daydream.graph.edit.rewrite import remove
+from daydream.graph.calls import pieces_of
+from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
 from daydream.graph.interop import from_networkx, to_networkx
+from daydream.graph.lint import problems
 from daydream.graph.plan import Cause
-from daydream.graph.selection import Selection, select_all
+from daydream.graph.select import in_program_order, lanes_named, priorities, read_column, same_graph
+from daydream.graph.selection import Selection
 from daydream.graph.tables import (
-    ALL_LANES,
     CODED,
     COLUMNS,
-    DEVICE_KINDS,
-    KINDS,
-    ORDER_STEP,
+    COSTS,
     UNSET,
     Facts,
     Lane,
     Table,
-    phase_code,
+    kind_code,
+    nanoseconds,
+    next_version,
 )
 from daydream.trace.schema import FIELDS
 from daydream.trace.trace import Trace
@@ -56,22 +56,65 @@ from daydream.trace.trace import Trace
 if TYPE_CHECKING:
     import networkx as nx
 
-    from daydream.costs.device.table import KernelTable
-    from daydream.costs.resize.prior_resizes import Resizing
+    from daydream.graph.select import Where
 
-__all__ = [
-    "ALL_LANES",
-    "CODED",
-    "COLUMNS",
-    "DEVICE_KINDS",
-    "KINDS",
-    "ORDER_STEP",
-    "Facts",
-    "Graph",
-    "Lane",
-    "Table",
-    "phase_code",
-]
+OWN = (  # what each copy has of its own
+    "columns",
+    "syncs",
+    "waits",
+    "links",
+    "overrides",
+    "lanes",
+    "queue_depth",
+    "scheduled",
+    "facts",
+    "modelled",
+    "doubted",
+    "edited_by",
+    "resized",
+    "_lane_ids",
+)
+#: Columns that no edit of the trace's own columns changes, nor one of durations or gaps.
+OF_STRUCTURE = frozenset({"kind", "phase", "name", "op", "lane", "on"})
+
+
+class MeasuredTimes(Protocol):
+    """Times that the user measured, ns: `costs.KernelTable` is one."""
+
+    device: str | None
+    answers: int  # times that were found
+    in_place: dict[Any, list[tuple[float, float]]]  # a call: forward, backward, each (before, after)
+
+    def kernel(self, name: str) -> float | None:
+        """Return the measured ns of a kernel."""
+
+    def call(self, op: str, shapes: str, dtype: str | None, hint: Any = None) -> float | None:
+        """Return the measured ns of an operator call's kernels together."""
+
+    def key_in_place(self, op: str, shapes: str, dtype: str) -> Any:
+        """Return the key of a call in `in_place`."""
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """A size of the input that an edit changed; the work of the passes grew with it.
+
+    Attributes:
+        factor: how many times as large it is.
+        old: the size before, None where it is not known.
+        every: all sizes equal to the old one changed; else the first of a tensor.
+        on_device: the work of device tasks grew; else that of CPU tasks.
+    """
+
+    factor: float
+    old: int | None
+    every: bool
+    on_device: bool
+
+    @property
+    def new(self) -> int:
+        """The size after the change."""
+        return round((self.old or 0) * self.factor)
 
 
 class Graph(NotebookTables):
@@ -88,9 +131,8 @@ class Graph(NotebookTables):
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
-        self.columns = Columns()
+        self.columns: Table = Table(COLUMNS)
         self.overrides: dict[str, np.ndarray] = {}  # columns of the trace that edits changed, else `UNSET`
-        self.alive = np.empty(0, bool)
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
@@ -99,28 +141,23 @@ class Graph(NotebookTables):
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
-        self.times: KernelTable | None = None  # what the user measured; copies share it
+        self.times: MeasuredTimes | None = None  # what the user measured; copies share it
         self.steps: list[dict[str, Any]] = []
-        self.edits = 0  # goes up with every editing word
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
         self.resized: list[Resizing] = []  # what made the recorded work more
-        self.layers_asked: dict[tuple[Any, ...], None] | None = (
-            None  # words of selections in copies, see `copy`
-        )
+        self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}
-        self._structure = 0  # goes up with every structural edit
-        self._lowered: dict[Any, Any] = {}
-        self._derived: dict[str, Any] = {}  # from the structure
-        self._of_trace: dict[str, Any] = {}  # from the trace alone; copies share it
-        self._ids: np.ndarray | None = None
+        self._version = self._structure = next_version()  # of what is in no table
+        self._derived: dict[int, dict[Any, Any]] = {}  # by version or structure
+        self._of_trace: dict[Any, Any] = {}  # texts and nesting of the trace; copies share it
 
     # reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return int(self.alive.sum())
+        return int(self.columns["alive"].sum())
 
     def __repr__(self) -> str:
         return f"<Graph {len(self):,} tasks on {len(self.lanes)} lanes>"
@@ -128,79 +165,143 @@ class Graph(NotebookTables):
     @property
     def size(self) -> int:
         """Number of ids ever given out, removed tasks included."""
-        return len(self.alive)
+        return len(self.columns)
+
+    @property
+    def recorded(self) -> Trace:
+        """The trace, an empty one if the graph is of none."""
+        return Trace({}, {}) if self.trace is None else self.trace
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """The rank of each lane: int64, shape (lanes,); of a graph without lanes, one 0."""
+        return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
 
     @property
     def ids(self) -> np.ndarray:
         """Ids of the tasks that are there, in program order: int64, shape (tasks,)."""
-        if self._ids is None:
-            order = self.columns["order"]
-            if self.alive.all():
-                self._ids = np.argsort(order, kind="stable")
-            else:
-                ids = np.flatnonzero(self.alive)
-                self._ids = ids[np.argsort(order[ids], kind="stable")]
-        return self._ids
+        found: np.ndarray = self.derived(
+            "ids", lambda: in_program_order(self, np.flatnonzero(self.alive)), structure=True
+        )
+        return found
+
+    @property
+    def draft(self) -> bool:
+        """Whether arrays can still be written to in place: nothing that is derived of a draft is kept."""
+        return not self.columns.frozen
+
+    @property
+    def version(self) -> int:
+        """The number of the last write: graphs with the same one are equal."""
+        return max(self._version, *(table.version for table in self._tables))
+
+    @property
+    def structure(self) -> int:
+        """The number of the last write of anything but durations and gaps."""
+        return max(self._structure, *(table.structure for table in self._tables))
+
+    @property
+    def _tables(self) -> tuple[Table, ...]:
+        return self.columns, self.syncs, self.waits, self.links
+
+    def derived(self, key: Any, make: Callable[[], Any], *, structure: bool = False) -> Any:
+        """Return what `make` works out from this graph, once a version; unedited copies share it.
+
+        With `structure` it depends on neither durations nor gaps, and is kept while these are written.
+        """
+        if self.draft:
+            return make()
+        version = self.structure if structure else self.version
+        if version not in self._derived:
+            now = (self.version, self.structure)
+            kept = {each: values for each, values in self._derived.items() if each in now}
+            self._derived = {**kept, version: {}}
+        values = self._derived[version]
+        if key not in values:
+            values[key] = make()
+        return values[key]
+
+    def forget(self) -> None:
+        """Forget what was derived: it takes more room than the graph."""
+        self._derived = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        while next_version() <= self.version:  # numbers of another process
+            pass
 
     def __getattr__(self, name: str) -> np.ndarray:
-        columns = self.__dict__.get("columns", {})
+        columns = self.__dict__.get("columns", ())
         if name in columns:
             return columns[name]
         raise AttributeError(f"a graph has no column {name!r}")
 
     def column(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return a column for some tasks: int64, float64 or bool, or texts (None: unknown), shape (ids,)."""
-        from daydream.graph.query.columns import read_column
-
         return read_column(self, name, ids)
 
     def select(self, **where: Any) -> Selection:
         """Return the tasks that match; see `Selection.where` for the words."""
-        return select_all(self, where)
+        everything = Selection(self, self.ids)
+        items = tuple(where.items())
+        texts = [text for _, value in items for text in (value if isinstance(value, tuple) else (value,))]
+        if not where.keys() <= OF_STRUCTURE or not all(isinstance(text, str) for text in texts):
+            return everything.where(**where)
+        found = self.derived(("selected", items), lambda: _kept(everything.where(**where)), structure=True)
+        return Selection(self, *found)
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""
         return Selection(self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
 
     def copy(self) -> Graph:
-        """Return an independent copy; the trace behind it is shared.
-
-        A copy is to be changed, so it notes by which layers its tasks are chosen: `layers_asked`.
-        """
+        """Return an independent copy; the trace is shared."""
         twin = copy.copy(self)
-        twin.columns = self.columns.copy()
-        twin.overrides = {name: column.copy() for name, column in self.overrides.items()}
-        twin.alive = self.alive.copy()
-        twin.lanes = list(self.lanes)
-        twin.texts = {name: list(texts) for name, texts in self.texts.items()}
-        twin.syncs, twin.waits, twin.links = (
-            Table(dict(table.columns)) for table in (self.syncs, self.waits, self.links)
-        )
-        twin.queue_depth = dict(self.queue_depth)
-        twin.scheduled = dict(self.scheduled)
-        twin.facts = self.facts.copy()
-        twin.steps = [dict(step) for step in self.steps]
-        twin.modelled = list(self.modelled)
-        twin.doubted = list(self.doubted)
-        twin.resized = list(self.resized)
-        twin.layers_asked = dict(self.layers_asked or {})
+        for name in OWN:
+            setattr(twin, name, getattr(self, name).copy())
+        twin.texts = {name: [*texts] for name, texts in self.texts.items()}
+        twin.steps = [{**step} for step in self.steps]
         twin._codes = {}
-        twin._lane_ids = dict(self._lane_ids)
-        return twin  # what was derived is shared until one of the two is edited: see `touch`
+        return twin
+
+    def retimed(self, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
+        """Return a copy whose tasks take other times: ns, int64, shape (ids,)."""
+        twin = self.copy()
+        twin.columns.put("duration_ns", duration_ns)
+        twin.columns.put("gap_ns", gap_ns)
+        return twin
+
+    def differs_in_times_only(self, other: Graph) -> bool:
+        """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
+        if self.scheduled or other.scheduled or self.size != other.size:
+            return False
+        if self.lanes != other.lanes or self.queue_depth != other.queue_depth or self.steps != other.steps:
+            return False
+        return all(
+            np.array_equal(mine[name], theirs[name])
+            for mine, theirs in zip(self._tables, other._tables, strict=True)
+            for name in mine
+            if name not in COSTS
+        )
+
+    def freeze(self) -> None:
+        """Make all arrays read-only: the graph is a draft no more."""
+        for table in self._tables:
+            table.freeze()
 
     # lanes, codes, rows -----------------------------------------------------------------------
 
     def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:
         """Return the number of the lane with this name, made if it is new."""
         if name not in self._lane_ids:
-            self._lane_ids[name] = len(self.lanes)
-            self.lanes.append(Lane(name, rank, on_device, device))
+            self.add_lane(Lane(name, rank, on_device, device))
         return self._lane_ids[name]
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number."""
         self._lane_ids[lane.name] = len(self.lanes)
         self.lanes.append(lane)
+        self._version = self._structure = next_version()
         return len(self.lanes) - 1
 
     def code(self, column: str, text: str | None) -> int:
@@ -209,14 +310,13 @@ class Graph(NotebookTables):
             raise GraphError(f"{column} must be text, not {text!r}")
         if text is None:
             return -1
-        texts = self.texts.setdefault(column, [] if self.trace is None else [*self.trace.text(column)])
-        codes = self._codes.get(column)
-        if codes is None:
-            codes = self._codes[column] = {text: code for code, text in enumerate(texts)}
-        if text not in codes:
-            codes[text] = len(texts)
+        texts = self.texts.setdefault(column, [*self.recorded.text(column)])
+        if column not in self._codes:
+            self._codes[column] = {text: code for code, text in enumerate(texts)}
+        code: int = self._codes[column].setdefault(text, len(texts))
+        if code == len(texts):
             texts.append(text)
-        return codes[text]
+        return code
 
     def add(self, count: int, **columns: Any) -> np.ndarray:
         """Append tasks and return their ids (int64, shape (tasks,)); other columns take their defaults.
@@ -224,32 +324,30 @@ class Graph(NotebookTables):
         Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
         """
         first = self.size
-        self.columns.append(count, columns)
-        self.alive = np.concatenate([self.alive, np.ones(count, bool)])
-        for name in self.overrides.keys() | (columns.keys() - COLUMNS.keys()):
-            self.override(name)[first:] = columns.get(name, UNSET)
-        self.touch()
+        given = {name: value for name, value in columns.items() if name in COLUMNS}
+        self.columns.add(**given, alive=np.ones(count, bool))
+        for name in self.overrides.keys() | (columns.keys() - given.keys()):
+            self.override(name, slice(first, None), columns.get(name, UNSET))
         return np.arange(first, first + count)
 
-    def override(self, name: str) -> np.ndarray:
-        """Return what edits gave in a column of the trace, a value per task id, `UNSET` where none.
+    def write(self, name: str, ids: Any, values: Any) -> None:
+        """Give tasks (ids or a mask) new values in a column: one for all or one for each; texts as codes."""
+        if name == "duration_ns" and self.recorded_ns is None:
+            self.recorded_ns = self.columns[name]
+        if name in COLUMNS:
+            self.columns.write(name, ids, values)
+        else:
+            self.override(name, ids, values)
 
-        The array has the column's dtype, shape (ids,), and is the graph's own: to write to.
-        """
+    def override(self, name: str, ids: Any, values: Any) -> None:
+        """Give tasks new values in a column of the trace; `UNSET` leaves what was recorded."""
         if name not in FIELDS:
             raise GraphError(f"tasks have no column {name!r}")
-        values = self.overrides.get(name, np.empty(0, np.int64))
-        if len(values) < self.size:
-            values = np.concatenate([values, np.full(self.size - len(values), UNSET)])
-        self.overrides[name] = values
-        return values
-
-    def touch(self) -> None:
-        """Forget what was derived from the structure."""
-        self._structure += 1
-        self._lowered = {}
-        self._derived = {}
-        self._ids = None
+        whole = np.full(self.size, UNSET)
+        whole[: len(self.overrides.get(name, ()))] = self.overrides.get(name, ())
+        whole[ids] = values
+        self.overrides[name] = whole
+        self._version = next_version()
 
     # editing ----------------------------------------------------------------------------------
 
@@ -275,21 +373,50 @@ class Graph(NotebookTables):
         device task brings its launch: a call of this graph's usual cost on that task's
         thread. Other columns (`phase`, `layer`, `op`, `step`, `bytes`, ...) can be given by name.
         """
-        task = insert_one(
-            self, name, kind=kind, lane=lane, duration_ns=duration_ns, gap_ns=gap_ns,
-            after=after, before=before, launch_after=launch_after, columns=columns,
-        )  # fmt: skip
+        number = kind_code(kind)
+        causes, followers, caller = (ids_of(self, tasks) for tasks in (after, before, launch_after))
+        duration, gap = (int(nanoseconds(value)) for value in (duration_ns, gap_ns))
+        values = encode(self, columns)
+        lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
+        launch, latency = -1, 0
+        if caller:
+            taken_over = {key: value for key, value in columns.items() if key in TAKEN_OVER}
+            call = self.insert(
+                "launch",
+                kind="cpu",
+                lane=int(self.columns["lane"][caller[0]]),
+                duration_ns=self.facts.launch_cost_ns,
+                after=caller[:1],
+                **taken_over,
+            )
+            launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
+        order = place(self, lane_id, [*causes, launch] if launch >= 0 else causes, followers)
+        near = [*causes, *followers, launch]
+        if "step" not in values and near[0] >= 0:
+            values["step"] = int(self.columns["step"][near[0]])
+        task = self.add(
+            1,
+            name=self.code("name", name),
+            kind=number,
+            lane=lane_id,
+            order=order,
+            duration_ns=duration,
+            gap_ns=gap,
+            launch=launch,
+            latency_ns=latency,
+            **values,
+        )
+        self.link(causes, np.repeat(task, len(causes)))
+        self.link(np.repeat(task, len(followers)), followers)
         return Selection(self, task, name)
 
     def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
         """Insert a task right behind each of the tasks and return them; see `insert_next_to` for the rest."""
-        new = insert_next_to(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
-        return Selection(self, new, name)
+        return insert_next_to(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
 
     def insert_before(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
         """Insert a task right before each of the tasks and return them; see `insert_next_to` for the rest."""
-        new = insert_next_to(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
-        return Selection(self, new, name)
+        return insert_next_to(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
 
     def link(
         self,
@@ -304,15 +431,29 @@ class Graph(NotebookTables):
 
         One task on either side stands for all of them.
         """
-        link(self, src, dst, latency_ns=latency_ns, from_start=from_start, cause=cause)
+        sources, targets = _ends(self, src), _ends(self, dst)
+        if not len(sources) and not len(targets):
+            return
+        if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
+            raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
+        self.links.add(
+            src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
+        )
 
     def unlink(self, src: Selection, dst: Selection) -> None:
         """Drop the edges that were linked from any task of `src` to any of `dst`."""
-        unlink(self, src, dst)
+        rows = np.isin(self.links["src"], src.ids) & np.isin(self.links["dst"], dst.ids)
+        if not rows.any():
+            raise NotApplicableError(f"no edge leads from {src.words} to {dst.words}")
+        self.links.keep(~rows)
 
     def remove(self, ids: np.ndarray) -> None:
         """Remove tasks; a call goes too, with all of its pieces, when the device work it launched is gone."""
-        remove(self, ids)
+        self.write("alive", ids, False)
+        launch = self.columns["launch"]
+        calls = np.unique(launch[ids])
+        calls = calls[(calls >= 0) & ~np.isin(calls, launch[self.alive])]
+        self.write("alive", np.append(calls, pieces_of(self, calls)[0]), False)
 
     def schedule(self, lane: str, *, key: str | Callable[[Selection], Any]) -> None:
         """Let a lane pick, among its ready tasks, the one with the least key first.
@@ -320,16 +461,13 @@ class Graph(NotebookTables):
         `key` is a column name or a function from the lane's selection to an array. It is
         looked up when the graph is simulated, so tasks inserted later count too.
         """
-        from daydream.graph.query.columns import lanes_named, priorities
-
         numbers = lanes_named(self, lane)
         if not numbers:
             raise GraphError(f"no lane {lane!r}; the lanes are {', '.join(map(repr, self._lane_ids))}")
         for number in numbers:
             priorities(self, number, key)  # refuses a key that cannot be read
             self.scheduled[number] = key
-        self.edits += 1
-        self.touch()
+        self._version = self._structure = next_version()
 
     def note(self, sentence: str) -> None:
         """Say something that a reader of any result from this graph should know."""
@@ -343,8 +481,6 @@ class Graph(NotebookTables):
 
     def lint(self) -> list[str]:
         """Return what is wrong with the graph, a sentence each; empty when it is sound."""
-        from daydream.graph.lint import problems
-
         return problems(self)
 
     def to_networkx(self) -> nx.DiGraph[Any]:
@@ -355,3 +491,17 @@ class Graph(NotebookTables):
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
         return from_networkx(cls, digraph)
+
+
+def _ends(graph: Graph, tasks: Any) -> np.ndarray:
+    """Return the ids of one side of a link."""
+    if hasattr(tasks, "ids"):  # a selection
+        same_graph(graph, tasks)
+        return tasks.need_all().ids
+    return np.asarray(list(tasks), np.int64)
+
+
+def _kept(found: Selection) -> tuple[np.ndarray, str, tuple[Where, ...]]:
+    """Return the tasks of a selection, read-only, and its words: not its graph, which may be a copy."""
+    found.ids.flags.writeable = False
+    return found.ids, found.words, found.conditions

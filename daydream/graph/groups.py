@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import first_of
 from daydream.display import NotebookTables
-from daydream.errors import GraphError
-from daydream.graph.edit.rank_placement import arrange, with_copies
-from daydream.graph.edit.repeat import repeat
-from daydream.graph.edit.rewrite import fuse, share_launch
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.edits import arrange, keep_waits, repeat
+from daydream.graph.insert import place_next_to
 from daydream.graph.plan import stable_order
-from daydream.graph.query.numbering import first_of
+from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
     from daydream.graph.selection import Selection
@@ -99,30 +98,24 @@ class Groups(NotebookTables):
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
         mask = np.asarray(test(self) if callable(test) else test, bool)
         kept = np.repeat(np.where(mask, np.arange(len(self)), -1), self.sizes)
-        ordered = self.selection.of(self._ids, self.selection.words, ordered=True)
-        return Groups(ordered, kept, self.keys)
+        return Groups(self.by_group, kept, self.keys)
 
     def span(self, ends: Selection) -> Groups:
         """Return each group from its first to its last task that is in `ends`; without one, nothing of it."""
-        here = np.flatnonzero(np.isin(self._ids, ends.ids))
-        number = np.repeat(np.arange(len(self)), self.sizes)
-        first = np.full(len(self), len(self._ids))
-        last = np.full(len(self), -1)
-        np.minimum.at(first, number[here], here)
-        np.maximum.at(last, number[here], here)
-        place = np.arange(len(self._ids))
-        kept = np.where((place >= first[number]) & (place <= last[number]), number, -1)
-        return Groups(self.by_group, kept, self.keys)
+        number, here = np.repeat(np.arange(len(self)), self.sizes), np.isin(self._ids, ends.ids)
+        place, begins, count = np.arange(len(here)), self._starts[:-1], len(here)
+        first = np.minimum.reduceat(np.where(here, place, count), begins) if count else begins
+        last = np.maximum.reduceat(np.where(here, place, -1), begins) if count else begins
+        within = (place >= first[number]) & (place <= last[number])
+        return Groups(self.by_group, np.where(within, number, -1), self.keys)
 
     def take(self, places: np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
-        taken = copy.copy(self)
-        taken.keys = [self.keys[place] for place in places.tolist()]
-        taken.sizes = self.sizes[places]
         parts = [self._ids[self._starts[place] : self._starts[place + 1]] for place in places.tolist()]
-        taken._ids = np.concatenate([*parts, self._ids[:0]])
-        taken._starts = np.append(0, np.cumsum(taken.sizes))
-        return taken
+        ids = np.concatenate([*parts, self._ids[:0]])
+        tasks = self.selection.of(ids, self.selection.words, ordered=True)
+        number = np.repeat(np.arange(len(places)), self.sizes[places])
+        return Groups(tasks, number, [self.keys[place] for place in places.tolist()])
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.
@@ -130,7 +123,15 @@ class Groups(NotebookTables):
         It takes the group's time together unless `duration_ns` gives another, one value or
         one a group. The rest of each group goes, its launches too.
         """
-        return fuse(self, name, self.total("duration_ns") if duration_ns is None else duration_ns, columns)
+        time = self.total("duration_ns") if duration_ns is None else duration_ns
+        tasks = self.tasks.to_edit().need_all()
+        graph = tasks.graph
+        first = self.first()
+        first.set(duration_ns=time, name=name, **columns)
+        rest = tasks - first
+        if len(rest):
+            graph.remove(rest.ids)
+        return first
 
     def share_launch(self, name: str = "launch") -> Selection:
         """Let one call launch all the device work of each group, as a CUDA graph does; return those calls.
@@ -138,7 +139,25 @@ class Groups(NotebookTables):
         It is the call of the group's first task, renamed; the others go. In program order the
         work comes right behind it; what ran between on its lane comes after.
         """
-        return share_launch(self, name)
+        graph = self.tasks.to_edit().need_all().graph
+        columns = graph.columns
+        ids = self._ids
+        if (columns["kind"][ids] == CPU).any():
+            raise GraphError("only device work is launched; select kernels or copies")
+        call = columns["launch"][self.first().ids].astype(np.int64)
+        if (call < 0).any():
+            raise NotApplicableError("some of this work was launched before the window, no call to share")
+        if len(np.unique(call)) < len(call):
+            raise GraphError("two groups share a call already; put them in one group")
+        keep_waits(graph, ids)
+        old = np.unique(columns["launch"][ids])
+        graph.write("launch", ids, np.repeat(call, self.sizes))
+        graph.write("name", call, graph.code("name", name))
+        still = np.unique(columns["launch"][graph.alive & (columns["launch"] >= 0)])
+        graph.write("alive", np.setdiff1d(old[old >= 0], still), False)
+        # The calls' own places stay; the work goes right behind them, in its own order.
+        graph.write("order", ids, place_next_to(graph, np.repeat(call, self.sizes), behind=True))
+        return self.tasks.of(call, "shared launches", ordered=True)
 
     def repeat(self, times: int = 1, *, before: Selection | None = None, stay: bool = False) -> Selection:
         """Do the work of each group again: `times` copies right behind its last task; return the copies.
@@ -152,8 +171,19 @@ class Groups(NotebookTables):
         return repeat(self, times, before, stay=stay)
 
     def with_copies(self, times: int) -> Groups:
-        """Repeat the groups; return them and their copies as groups with keys (key, number), from 0."""
-        return Groups(*with_copies(self, times))
+        """Repeat the groups; return them and their copies as groups with keys (key, number), from 0.
+
+        Copies run on the lanes of what they copy. Raises `NotApplicableError` where some device work was
+        launched by a call outside of its group.
+        """
+        own, copies = self.by_group, self.repeat(times, stay=True)
+        if len(copies) != len(own) * times:
+            raise NotApplicableError("some of the work to be copied was launched by calls outside of it")
+        keys = [(key, 0) for key in self.keys]
+        keys += [(key, number) for key in self.keys for number in range(1, times + 1)]
+        sizes = np.concatenate([self.sizes, np.repeat(self.sizes, times)])
+        tasks = own.of(np.concatenate([own.ids, copies.ids]), own.words, ordered=True)
+        return Groups(tasks, np.repeat(np.arange(len(keys)), sizes), keys)
 
     def arrange(self, ranks: Any) -> Selection:
         """Let the groups come one behind another in this order, each on the lanes of a rank (one a group).

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream import hooks
+from daydream import lazy
 from daydream.errors import GraphError
-from daydream.graph.layout import Repeats
 from daydream.graph.lower import Lowered, lower
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS, ORDER_STEP, phase_code
@@ -59,17 +58,21 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     longest_last = np.lexsort((-cause, delay, src, dst))
     for edge in longest_last.tolist():
         digraph.add_edge(
-            ids[src[edge]], ids[dst[edge]], cause=Cause(cause[edge]).name.lower(), delay_ns=int(delay[edge]),
-            latency_ns=int(latency[edge]), from_start=bool(from_start[edge]),
-        )  # fmt: skip
+            ids[src[edge]],
+            ids[dst[edge]],
+            cause=Cause(cause[edge]).name.lower(),
+            delay_ns=int(delay[edge]),
+            latency_ns=int(latency[edge]),
+            from_start=bool(from_start[edge]),
+        )
     return digraph
 
 
 def _in_fixed_order(lowered: Lowered) -> Lowered:
     if not lowered.plan.scheduled:
         return lowered
-    plan, ran = hooks.ask("fixed_order", lowered.plan)
-    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.seams, Repeats(len(ran), 0, 1))
+    plan, ran = lazy.ask("fixed_order", lowered.plan)
+    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.gap_of[ran])
 
 
 def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:
@@ -106,9 +109,10 @@ def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:
         for src, dst, edge in digraph.edges(data=True)
         if edge.get("cause") != "lane"
     ]
-    for cause in sorted({link[4] for link in links}):
-        src, dst, latency, from_start = zip(*(link[:4] for link in links if link[4] == cause), strict=True)
-        graph.link(src, dst, latency_ns=latency, from_start=from_start, cause=Cause(cause))
+    if links:
+        links.sort(key=lambda link: link[4])
+        graph.links.add(**dict(zip(graph.links, zip(*links, strict=True), strict=True)))
+    graph.freeze()
     return graph
 
 

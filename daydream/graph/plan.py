@@ -22,7 +22,7 @@ from daydream.arrays import unique
 from daydream.errors import GraphError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
     from typing_extensions import Self
@@ -96,26 +96,25 @@ class Plan:
         Raises `GraphError` if lengths differ, a time or lane is negative, or an edge does
         not go from a lower id to a higher one.
         """
-        tasks: dict[str, np.ndarray] = {
+        tasks: dict[str, Any] = {
             "lane": _frozen(lane, np.int32),
             "duration_ns": _frozen(duration_ns, np.int64),
             "gap_ns": _frozen(gap_ns, np.int64),
             "release_ns": _frozen(release_ns, np.int64),
         }
+        _refuse_negative(tasks)
         if priority is not None:
             tasks["priority"] = _frozen(priority, np.int64)
         n = _common_length(tasks, "task")
-        for name in ("lane", "duration_ns", "gap_ns", "release_ns"):
-            _refuse_negative(name, tasks[name])
-        edges: dict[str, np.ndarray] = {
-            "src": _frozen(src, np.int32),
-            "dst": _frozen(dst, np.int32),
-            "latency_ns": _frozen(latency_ns, np.int64),
-            "from_start": _frozen(from_start, np.bool_),
-            "cause": _frozen(cause, np.int8),
+        sources = _frozen(src, np.int32)
+        targets = _frozen(dst, np.int32)
+        edges: dict[str, Any] = {
+            "edge_src": sources,
+            "edge_latency_ns": _frozen(latency_ns, np.int64),
+            "edge_from_start": _frozen(from_start, np.bool_),
+            "edge_cause": _frozen(cause, np.int8),
         }
-        _common_length(edges, "edge")
-        sources, targets = edges["src"], edges["dst"]
+        _common_length({**edges, "edge_dst": targets}, "edge")
         wrong = (sources < 0) | (sources >= targets) | (targets >= n)
         if wrong.any():
             first = int(np.argmax(wrong))
@@ -125,22 +124,11 @@ class Plan:
             )
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
-            edges = {name: values[order] for name, values in edges.items()}
+            edges = {name: _frozen(values[order], values.dtype) for name, values in edges.items()}
         edge_ptr = np.bincount(targets + 1, minlength=n + 1)
         np.cumsum(edge_ptr, out=edge_ptr)
-        return cls(
-            lane=tasks["lane"],
-            duration_ns=tasks["duration_ns"],
-            gap_ns=tasks["gap_ns"],
-            release_ns=tasks["release_ns"],
-            edge_ptr=_frozen(edge_ptr, np.int64),
-            edge_src=_frozen(edges["src"], np.int32),
-            edge_latency_ns=_frozen(edges["latency_ns"], np.int64),
-            edge_from_start=_frozen(edges["from_start"], np.bool_),
-            edge_cause=_frozen(edges["cause"], np.int8),
-            scheduled=tuple(sorted({int(number) for number in scheduled})),
-            priority=tasks.get("priority"),
-        )
+        lanes = tuple(sorted({int(number) for number in scheduled}))
+        return cls(**tasks, edge_ptr=_frozen(edge_ptr, np.int64), **edges, scheduled=lanes)
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -153,18 +141,12 @@ class Plan:
     @property
     def lanes(self) -> int:
         """The number of lanes."""
-        if "lanes" not in self.cache:
-            self.cache["lanes"] = int(self.lane.max()) + 1 if len(self) else 0
-        count: int = self.cache["lanes"]
-        return count
+        return self._once("lanes", lambda: int(self.lane.max(initial=-1)) + 1)
 
     @property
     def edge_dst(self) -> np.ndarray:
         """The destination of each edge, int64."""
-        if "edge_dst" not in self.cache:
-            self.cache["edge_dst"] = np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
-        targets: np.ndarray = self.cache["edge_dst"]
-        return targets
+        return self._once("edge_dst", lambda: np.repeat(np.arange(len(self)), np.diff(self.edge_ptr)))
 
     @property
     def edge_delay_ns(self) -> np.ndarray:
@@ -175,63 +157,45 @@ class Plan:
 
     def by_lane(self) -> np.ndarray:
         """Return the tasks ordered by (lane, id)."""
-        if "by_lane" not in self.cache:
-            self.cache["by_lane"] = stable_order(self.lane, self.lanes)
-        order: np.ndarray = self.cache["by_lane"]
-        return order
+        return self._once("by_lane", lambda: stable_order(self.lane, self.lanes))
 
-    def place(self) -> np.ndarray:
-        """Return the place of each task in the order (lane, id), int32 where that suffices."""
-        if "place" not in self.cache:
-            self.cache["place"] = place = np.empty(len(self), np.int32 if len(self) < 1 << 31 else np.int64)
-            place[self.by_lane()] = np.arange(len(self), dtype=place.dtype)
-        found: np.ndarray = self.cache["place"]
-        return found
+    def before_on_lane(self) -> np.ndarray:
+        """Return the task before each one on its lane in id order, -1 for the first: int64."""
+
+        def found() -> np.ndarray:
+            order = self.by_lane()
+            before = np.full(len(self), -1)
+            before[order[1:]] = order[:-1]
+            first = np.flatnonzero(self.lane[order[1:]] != self.lane[order[:-1]]) + 1
+            before[order[first]] = -1
+            return before
+
+        return self._once("before", found)
 
     def next_on_lane(self) -> np.ndarray:
-        """Return the task after each one on its lane in id order, -1 for the last, int64."""
-        order = self.by_lane()
-        following = np.empty(len(self), np.int64)
-        following[order[:-1]] = order[1:]
-        following[order[self.lane_bounds()[1:] - 1]] = -1
+        """Return the task after each one on its lane in id order, -1 for the last: int64."""
+        before = self.before_on_lane()
+        following = np.full(len(self), -1)
+        later = np.flatnonzero(before >= 0)
+        following[before[later]] = later
         return following
-
-    def before_on_lane(self, tasks: np.ndarray) -> np.ndarray:
-        """Return the task before each of some on its lane in id order, -1 for the first, int64."""
-        order, lanes = self.by_lane(), self.lane[tasks]
-        bounds = np.append(0, np.cumsum(np.bincount(self.lane, minlength=self.lanes)))
-        found = np.full(len(tasks), -1)
-        for lane in unique(lanes).tolist():
-            mine = np.flatnonzero(lanes == lane)
-            mates = order[bounds[lane] : bounds[lane + 1]]
-            place = np.searchsorted(mates, tasks[mine])
-            found[mine] = np.where(place > 0, mates[place - 1], -1)
-        return found
-
-    def lane_bounds(self) -> np.ndarray:
-        """Return where each lane that has tasks begins in `by_lane`, and where the last one ends, int64."""
-        ends = np.cumsum(np.bincount(self.lane))
-        return unique(np.append(0, ends))
-
-    def same(self, other: Plan) -> bool:
-        """Tell whether another plan is this one, or this one with durations and gaps that are equal."""
-        if self.edge_src is not other.edge_src or self.release_ns is not other.release_ns:
-            return False
-        pairs = (self.duration_ns, other.duration_ns), (self.gap_ns, other.gap_ns)
-        return all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in pairs)
 
     def with_costs(self, duration_ns: npt.ArrayLike, gap_ns: npt.ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""
-        costs: dict[str, np.ndarray] = {
-            "lane": self.lane,
+        gap_ns = self.gap_ns if gap_ns is None else gap_ns
+        costs: dict[str, Any] = {
             "duration_ns": _frozen(duration_ns, np.int64),
-            "gap_ns": self.gap_ns if gap_ns is None else _frozen(gap_ns, np.int64),
+            "gap_ns": _frozen(gap_ns, np.int64),
         }
-        _common_length(costs, "task")
-        _refuse_negative("duration_ns", costs["duration_ns"])
-        if gap_ns is not None:
-            _refuse_negative("gap_ns", costs["gap_ns"])
-        return replace(self, duration_ns=costs["duration_ns"], gap_ns=costs["gap_ns"])
+        _common_length({"lane": self.lane, **costs}, "task")
+        _refuse_negative(costs)
+        return replace(self, **costs)
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what is kept by this name, made when it is first asked for."""
+        if name not in self.cache:
+            self.cache[name] = make()
+        return self.cache[name]
 
 
 def stable_order(numbers: np.ndarray, below: int) -> np.ndarray:
@@ -240,6 +204,33 @@ def stable_order(numbers: np.ndarray, below: int) -> np.ndarray:
     if below <= 1 << 16:
         numbers = numbers.astype(np.uint8 if below <= 1 << 8 else np.uint16)
     return np.argsort(numbers, kind="stable")
+
+
+def around(
+    tasks_of: Callable[[int], np.ndarray], order: np.ndarray, lanes: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last task of a lane at or before each point of the program, and the first behind it.
+
+    Args:
+        tasks_of: gives the tasks of a lane, in program order.
+        order: the key of each task in program order.
+        lanes: the lane of each point.
+        points: keys in program order.
+
+    Returns:
+        Two arrays of tasks, int64, -1 where there is none.
+
+    """
+    before = np.full(len(points), -1)
+    behind = np.full(len(points), -1)
+    for lane in unique(lanes).tolist():
+        here = lanes == lane
+        tasks = tasks_of(lane)
+        place = np.searchsorted(order[tasks], points[here], side="right")
+        tasks = np.append(tasks, -1)  # what lies before the first, and behind the last
+        before[here] = tasks[place - 1]
+        behind[here] = tasks[place]
+    return before, behind
 
 
 def _frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
@@ -260,7 +251,8 @@ def _common_length(arrays: dict[str, np.ndarray], what: str) -> int:
     return int(next(iter(lengths.values()))[0])
 
 
-def _refuse_negative(name: str, values: np.ndarray) -> None:
-    if len(values) and values.min() < 0:
-        first = int(np.argmax(values < 0))
-        raise GraphError(f"{name} of task {first} is {values[first]}; it must not be negative")
+def _refuse_negative(columns: dict[str, np.ndarray]) -> None:
+    for name, values in columns.items():
+        if values.min(initial=0) < 0:
+            first = int(np.argmax(values < 0))
+            raise GraphError(f"{name} of task {first} is {values[first]}; it must not be negative")

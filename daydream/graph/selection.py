@@ -12,27 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream import lazy
+from daydream.arrays import combinations, distinct, unique
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
-from daydream.graph.edit.rewrite import move, split, start_waiting, stop_waiting, waiting
-from daydream.graph.edit.values import scale, set_columns
-from daydream.graph.edit.waits import wait_for
-from daydream.graph.grouping import group_by, runs, stretches
+from daydream.graph.calls import instances, operators, row_numbers
+from daydream.graph.edits import move, split
 from daydream.graph.groups import Groups
-from daydream.graph.query.calls import operators
-from daydream.graph.query.columns import read_column
-from daydream.graph.query.expression import SHOWN, passes
-from daydream.graph.query.matching import matching, no_match, note_layers
-from daydream.graph.query.program_order import among, in_program_order
+from daydream.graph.insert import encode
+from daydream.graph.select import (
+    SHOWN,
+    among,
+    coded,
+    in_program_order,
+    is_text,
+    lanes_for,
+    matching,
+    no_match,
+    one_each,
+    passes,
+    read_column,
+    same_graph,
+    texts_of,
+)
+from daydream.graph.tables import ALL_LANES, COSTS, CPU, nanoseconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
+    from daydream.graph.select import Where
 
-OWN = {"graph", "ids", "words"}
-KEPT = frozenset(("kind", "on", "phase", "name", "op", "layer", "dtype", "collective", "within"))
-MOST_KEPT = 2  # ids in selections that are kept, for each task of the graph
+OWN = {"graph", "ids", "words", "conditions"}
+TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 
 
 class Selection(NotebookTables):
@@ -47,17 +59,20 @@ class Selection(NotebookTables):
 
     """
 
-    def __init__(self, graph: Graph, ids: np.ndarray, words: str = "") -> None:
+    def __init__(
+        self, graph: Graph, ids: np.ndarray, words: str = "", conditions: Sequence[Where] = ()
+    ) -> None:
         self.graph = graph
         self.ids = ids
         self.words = words  # how it was selected, for error messages
+        self.conditions = tuple(conditions)  # by which texts it was selected, one after another
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Selection]:
         for task in self.ids.tolist():
-            yield Selection(self.graph, np.array([task]), self.words)
+            yield self.of(np.array([task]), self.words, ordered=True)
 
     def __repr__(self) -> str:
         return f"<Selection of {len(self):,} tasks{': ' + self.words if self.words else ''}>"
@@ -78,30 +93,29 @@ class Selection(NotebookTables):
         object.__setattr__(self, name, value)
 
     def __or__(self, other: Selection) -> Selection:
-        self._same_graph(other)
-        either = among(self.graph, self.ids)
-        either[other.ids] = True
-        return self.of(np.flatnonzero(either), f"({self.words} or {other.words})")
+        same_graph(self.graph, other)
+        either = unique(np.append(self.ids, other.ids))
+        return self._with(other, either, f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
-        self._same_graph(other)
+        same_graph(self.graph, other)
         both = among(self.graph, other.ids)[self.ids]
-        return self.of(self.ids[both], f"{self.words}, {other.words}")
+        return self._with(other, self.ids[both], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
-        self._same_graph(other)
+        same_graph(self.graph, other)
         left = ~among(self.graph, other.ids)[self.ids]
-        return self.of(self.ids[left], f"{self.words} without ({other.words})")
+        return self._with(other, self.ids[left], f"{self.words} without ({other.words})")
 
-    def _same_graph(self, other: Selection) -> None:
-        if other.graph is not self.graph:
-            raise GraphError("selections of two graphs have nothing in common; select from one of them")
+    def _with(self, other: Selection, ids: np.ndarray, words: str) -> Selection:
+        ids = in_program_order(self.graph, ids)
+        return Selection(self.graph, ids, words, self.conditions + other.conditions)
 
     def of(self, ids: np.ndarray, words: str, *, ordered: bool = False) -> Selection:
         """Return other tasks of this graph as a selection, put in program order unless they are `ordered`."""
         if not ordered:
             ids = in_program_order(self.graph, ids)
-        return Selection(self.graph, ids, words)
+        return Selection(self.graph, ids, words, self.conditions)
 
     # choosing
 
@@ -116,15 +130,18 @@ class Selection(NotebookTables):
             mask = np.asarray(test(self), bool)
             if mask.shape != self.ids.shape:
                 raise GraphError(f"a test gives true or false for each task, not {mask.shape}")
-            chosen = Selection(self.graph, self.ids[mask], f"{self.words}, a test".strip(", "))
-            if not where:
-                return chosen
-        return select(self.graph, chosen.ids, where, chosen.words)
+            chosen = self.of(self.ids[mask], f"{self.words}, a test".strip(", "), ordered=True)
+        wanted = {name: value for name, value in where.items() if value is not None}
+        mask = matching(self.graph, chosen.ids, wanted)
+        words = ", ".join(
+            [*filter(None, [chosen.words]), *(f"{name}={value!r}" for name, value in wanted.items())]
+        )
+        return Selection(self.graph, chosen.ids[mask], words, (*self.conditions, texts_of(wanted)))
 
     def query(self, expression: str, **values: Any) -> Selection:
         """Return the tasks for which a pandas expression on columns holds; `@name` stands for a value."""
         words = f"{self.words}, {expression!r}".strip(", ")
-        return Selection(self.graph, self.ids[passes(self, expression, values)], words)
+        return self.of(self.ids[passes(self, expression, values)], words, ordered=True)
 
     def first(self) -> Selection:
         """Return the first task in program order."""
@@ -133,12 +150,12 @@ class Selection(NotebookTables):
     def last(self) -> Selection:
         """Return the last task in program order."""
         self.need_some()
-        return Selection(self.graph, self.ids[-1:], f"last of {self.words}")
+        return self.of(self.ids[-1:], f"last of {self.words}", ordered=True)
 
     def head(self, count: int) -> Selection:
         """Return the first tasks in program order."""
         self.need_some()
-        return Selection(self.graph, self.ids[:count], f"first {count} of {self.words}")
+        return self.of(self.ids[:count], f"first {count} of {self.words}", ordered=True)
 
     def launches(self) -> Selection:
         """Return the calls that launched these device tasks."""
@@ -155,13 +172,14 @@ class Selection(NotebookTables):
     def operators(self) -> Selection:
         """Return the CPU tasks of the operator calls that did this work and no other.
 
-        Inner calls go with them; see `daydream.graph.query.calls.operators`.
+        Inner calls go with them; see `daydream.graph.calls.operators`.
         """
         return operators(self)
 
     def waiting(self) -> Selection:
         """Return the calls among these that wait for device work."""
-        return waiting(self)
+        waits = among(self.graph, self.graph.syncs["task"])
+        return self.of(self.ids[waits[self.ids]], f"{self.words}, waiting")
 
     def waited_for(self) -> Selection:
         """Return the points of the program that these calls wait for: records of events, or the calls."""
@@ -183,7 +201,28 @@ class Selection(NotebookTables):
         outermost module whose path matches a shell pattern (or one of several), with all modules
         inside it; their values come first in the key. Tasks whose value is unknown are in no group.
         """
-        return group_by(self, columns, within, block)
+        graph, ids, chosen = self.graph, self.ids, self.of(self.ids, self.words, ordered=True)
+        parts = []  # the number of each task's value, -1 for none, and the values
+        if within is not None:
+            parts.append(_numbered(instances(graph, ids, within)))
+        if block is not None:
+            chosen.conditions += (texts_of({"block": block}),)
+            by_layer, blocks = lazy.ask("block_of_layers", graph, block)
+            parts.append((by_layer[graph.columns["layer"][ids]], blocks))
+        parts += [
+            coded(graph, name, ids) if is_text(name) else _numbered(read_column(graph, name, ids))
+            for name in columns
+        ]
+        if not parts:
+            raise GraphError("group by a column, such as layer, op or step, within an operator or by block")
+        if len(parts) == 1:
+            return Groups(chosen, *parts[0])
+        numbers = np.stack([number for number, _ in parts])
+        known = (numbers >= 0).all(axis=0)
+        number = np.full(len(ids), -1)
+        number[known], rows = combinations(numbers[:, known])
+        keys = [tuple(values[place] for (_, values), place in zip(parts, row, strict=True)) for row in rows]
+        return Groups(chosen, number, keys)
 
     def runs(self, size: float | Sequence[float], *, of: str) -> Groups:
         """Return consecutive tasks in groups that are full as soon as a column's sum reaches `size`.
@@ -191,7 +230,20 @@ class Selection(NotebookTables):
         Several sizes are those of the first groups, the last one of all that follow. Runs
         start anew in each step and rank, and tasks with 0 or unknown join the run they are in.
         """
-        return runs(self, size, of)
+        sizes = [size] if isinstance(size, int | float | np.number) else list(size)
+        if not sizes or not all(one > 0 for one in sizes):
+            raise GraphError(f"runs need sizes above 0, not {size}")
+        amounts = np.maximum(read_column(self.graph, of, self.ids), 0).tolist()
+        filled: dict[tuple[int, int], tuple[int, float]] = {}  # by step and rank: its run, and the sum in it
+        keys = []
+        # A loop over tasks: where a run ends depends on where the one before it did.
+        for step, rank, amount in zip(self.step.tolist(), self.rank.tolist(), amounts, strict=True):
+            run, sum_ = filled.get((step, rank), (0, 0))
+            keys.append((step, rank, run))
+            sum_ += amount
+            full = sum_ >= sizes[min(run, len(sizes) - 1)]
+            filled[step, rank] = (run + 1, 0) if full else (run, sum_)
+        return Groups(self, *combinations(np.array(keys, np.int64).reshape(-1, 3).T))
 
     def stretches(self, by: Selection, *, on_lane: bool = False) -> Groups:
         """Return the tasks in groups that no task of `by` parts, in program order.
@@ -199,7 +251,16 @@ class Selection(NotebookTables):
         A group never spans two steps or ranks; with `on_lane` it keeps to one lane, and only
         tasks of `by` on that lane part it.
         """
-        return stretches(self, by, on_lane=on_lane)
+        graph = self.graph
+        place = np.empty(graph.size, np.int64)
+        place[graph.ids] = np.arange(len(graph.ids))
+        lanes = graph.columns["lane"] if on_lane else graph.ranks[graph.columns["lane"]]
+        mine, theirs = lanes[self.ids], lanes[by.ids]
+        before = np.zeros(len(self), np.int64)
+        for one in unique(mine).tolist():
+            here = mine == one
+            before[here] = np.searchsorted(np.sort(place[by.ids[theirs == one]]), place[self.ids[here]])
+        return Groups(self, *combinations([self.step, mine, before]))
 
     def total(self, column: str) -> int:
         """Return the sum of a column over the tasks where it is known."""
@@ -223,8 +284,13 @@ class Selection(NotebookTables):
     def need_some(self) -> Selection:
         """Return the selection, or raise `NoMatchError` saying what was looked for."""
         if not len(self.ids):
-            raise NoMatchError(no_match(self.graph, self.words))
+            raise NoMatchError(no_match(self.graph, self.words, self.conditions))
         return self
+
+    def to_edit(self) -> Selection:
+        """Return the selection, whose texts the graph notes as those of an edit; `NoMatchError` if empty."""
+        self.graph.edited_by |= dict.fromkeys(self.conditions)
+        return self.need_some()
 
     def need_all(self) -> Selection:
         """Return the selection, or raise `GraphError` if some of its tasks were removed meanwhile."""
@@ -242,13 +308,18 @@ class Selection(NotebookTables):
 
         The factor is one number, or one for each task.
         """
-        return scale(self, factor, gaps=gaps)
+        graph, ids = self.to_edit().graph, self.ids
+        factors = _factors(factor, len(ids))
+        for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
+            what = f"{name} times {factors.max():g}"
+            graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
+        return self
 
     def doubt(self, error: float | np.ndarray) -> Selection:
         """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
 
         For models that know their own errors. It widens the range of the prediction where it is more than
-        what such models were found to have (`uncertainty.MODEL_ERROR`). Transfers may be longer by that, or
+        what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
         shorter where it is below 0, and not the other way: it widens the range at one end.
         """
         self.graph.doubted.append((self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape)))
@@ -261,18 +332,25 @@ class Selection(NotebookTables):
         `phase`, `layer`, `op`, `step`, and what the trace says of the work: `dtype`, `bytes`,
         `shapes`, `collective`, `group`, `elements`.
         """
-        return set_columns(self, columns)
+        graph, ids = self.to_edit().graph, self.ids
+        for name, value in columns.items():
+            given = nanoseconds(value, name) if name in TIMES else encode(graph, {name: value})[name]
+            given = one_each(given, len(ids), name)
+            if name == "kind" and ((given > CPU) != (graph.columns["kind"][ids] > CPU)).any():
+                raise GraphError("CPU tasks cannot become device work, nor the other way round")
+            graph.write(name, ids, given)
+            if name in COSTS:
+                graph.modelled.append(ids)
+        return self
 
     def remove(self) -> None:
         """Take the tasks out; calls whose device work is all gone go with it."""
-        self.need_some()
+        self.to_edit()
         self.graph.remove(self.ids)
 
     def replace(self, name: str, *, duration_ns: float, **columns: Any) -> Selection:
         """Put one task in the place of all of these: same lane, kind and launch as the first."""
-        return Groups(self, np.zeros(len(self), np.int64), [name]).fuse(
-            name, duration_ns=duration_ns, **columns
-        )
+        return self._whole().fuse(name, duration_ns=duration_ns, **columns)
 
     def split(self, parts: int, *, launched: bool = False) -> Selection:
         """Divide each task into so many parts that follow each other; return all of them.
@@ -294,7 +372,15 @@ class Selection(NotebookTables):
 
     def stop_waiting(self) -> Selection:
         """Let these calls no longer wait for device work; they keep what they cost by themselves."""
-        return stop_waiting(self)
+        calls, graph = self.to_edit(), self.graph
+        task, rows = graph.syncs["task"], row_numbers(graph, calls.ids)
+        # A blocking call is a call and its return; the return, a task of the same row, waits.
+        dropped = np.isin(task, calls.ids) | np.isin(row_numbers(graph, task), rows[rows >= 0])
+        dropped &= graph.alive[task]
+        if not dropped.any():
+            raise NoMatchError(f"none of these calls waits for device work: {self.words}")
+        graph.syncs.keep(~dropped)
+        return calls
 
     def wait_for(self, lane: str | Sequence[str], *, on: str | Sequence[str] | None = None) -> Selection:
         """Let these calls return when what was launched on a lane before them has ended.
@@ -302,44 +388,50 @@ class Selection(NotebookTables):
         With `on` the calls return at once, and that lane's later work waits instead, as behind
         `cudaStreamWaitEvent`. Lanes are one for all calls or one for each.
         """
-        return wait_for(self, lane, on)
+        graph = self._calls().graph
+        own = graph.columns["lane"][self.ids]
+        source = lanes_for(graph, lane, own, on_device=True, new=False)
+        if on is None:
+            graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
+        else:
+            target = lanes_for(graph, on, own, on_device=True, new=False)
+            graph.waits.add(record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0)
+        return self
 
     def start_waiting(self, lane: str | None = None) -> Selection:
         """Let these calls wait for all device work launched before them, or for that of one lane."""
-        return start_waiting(self, lane)
+        graph, ids = self._calls().graph, self.ids
+        lanes = (
+            ALL_LANES if lane is None else lanes_for(graph, lane, graph.columns["lane"][ids], on_device=True)
+        )
+        graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)
+        return self
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
         """Do this work again, right behind its last task or before another; see `Groups.repeat`."""
-        return Groups(self, np.zeros(len(self), np.int64), ["all"]).repeat(times, before=before)
+        return self._whole().repeat(times, before=before)
+
+    def _whole(self) -> Groups:
+        return Groups(self, np.zeros(len(self), np.int64), ["all"])
+
+    def _calls(self) -> Selection:
+        calls = self.to_edit().need_all()
+        if (calls.graph.columns["kind"][calls.ids] != CPU).any():
+            raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
+        return calls
 
 
-def select(graph: Graph, ids: np.ndarray, where: dict[str, Any], words: str = "") -> Selection:
-    """Return those of `ids` that match every word of `where` (words with value None are left out)."""
-    note_layers(graph, where)
-    mask, said = matching(graph, ids, where)
-    return Selection(graph, ids[mask], ", ".join([words, *said] if words else said))
+def _numbered(values: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+    """Return the number of each value, -1 for one that is unknown, and the distinct values."""
+    found, number = distinct(values)
+    return np.where(values >= 0, number, -1), found.tolist()
 
 
-def select_all(graph: Graph, where: dict[str, Any]) -> Selection:
-    """Return the tasks of a graph that match every word of `where`.
-
-    What texts were asked for is kept until the next structural edit: copies of a graph are asked the same.
-    """
-    words = tuple(where.items())
-    if not all(name in KEPT and _is_text(wanted) for name, wanted in words):
-        return select(graph, graph.ids, where)
-    note_layers(graph, where)
-    known = graph._derived.setdefault("selected", {})
-    if words not in known:
-        found = select(graph, graph.ids, where)
-        if sum(len(ids) for ids, _ in known.values()) + len(found) > MOST_KEPT * graph.size:
-            return found
-        found.ids.flags.writeable = False
-        known[words] = found.ids, found.words
-    ids, said = known[words]
-    return Selection(graph, ids, said)
-
-
-def _is_text(wanted: Any) -> bool:
-    several = wanted if type(wanted) is tuple else (wanted,)
-    return all(type(each) is str for each in several)
+def _factors(factor: Any, count: int) -> np.ndarray:
+    try:
+        factors = np.asarray(factor, np.float64)
+    except (TypeError, ValueError):
+        raise GraphError(f"a factor must be a number, not {factor!r}") from None
+    if not (np.isfinite(factors).all() and (factors >= 0).all()):
+        raise GraphError(f"a factor must be 0 or more, not {factor}")
+    return one_each(factors, count, "factors")

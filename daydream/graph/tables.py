@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +37,30 @@ COLUMNS: dict[str, Any] = {
     "order": np.int64,
     "measured_start_ns": np.int64,  # -1 for what was not measured
     "repeat": np.int16,  # 0 for what was there, n for its n-th repetition by an edit
+    "alive": np.bool_,  # not removed
 }
-DEFAULTS = {"row": -1, "launch": -1, "step": -1, "phase": -1, "op": -1, "layer": -1, "measured_start_ns": -1}
+DEFAULTS = {
+    "row": -1,
+    "launch": -1,
+    "step": -1,
+    "phase": -1,
+    "op": -1,
+    "layer": -1,
+    "measured_start_ns": -1,
+    "alive": True,
+}
+COSTS = ("duration_ns", "gap_ns")  # what a plan's edges do not depend on
 CODED = ("name", "op", "layer")
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
+
+
+_writes = count(1)
+
+
+def next_version() -> int:
+    """Return a number for the next write, above those of all writes before it."""
+    return next(_writes)
 
 
 class Lane(NamedTuple):
@@ -52,33 +74,87 @@ class Lane(NamedTuple):
     host: bool = False  # a pool of CPU threads that runs launched work (gloo), no device
 
 
-@dataclass
-class Table:
-    """Rows of a constraint, a column each; `add` takes arrays of equal length."""
+def covered_steps(graph: Any) -> np.ndarray:
+    """Return by its number whether each step of a graph is covered; at the end False for no step."""
+    return np.array([*(bool(step.get("covered")) for step in graph.steps), False])
 
-    columns: dict[str, np.ndarray]
+
+class Table:
+    """Columns by name, arrays of one length that are read-only; writing replaces an array.
+
+    Rows that were appended are joined to a column when it is read next, so that many insertions cost
+    one copy of the columns that they look at. A table is a draft until it is frozen: its arrays can be
+    written to in place. `version` is that of the last write, `structure` of the last one of other columns
+    than durations and gaps: numbers that no two writes share.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self.types = types
+        self._parts = {name: [np.empty(0, dtype)] for name, dtype in types.items()}
+        self.frozen = False
+        self.version = self.structure = next_version()
 
     @classmethod
     def of(cls, *names: str) -> Table:
-        """Return an empty table with these columns."""
-        return cls({name: np.empty(0, np.int64) for name in names})
+        """Return an empty table with these columns, int64."""
+        return cls(dict.fromkeys(names, np.int64))
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        """Return the number of rows."""
+        return sum(map(len, next(iter(self._parts.values()))))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.types)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.columns[name]
+        parts = self._parts[name]
+        if len(parts) > 1:
+            whole = np.concatenate(parts)
+            whole.flags.writeable = not self.frozen
+            self._parts[name] = parts = [whole]
+        return parts[0]
 
     def add(self, **rows: Any) -> None:
-        """Append rows; a single value stands for all of them."""
-        width, held = max(np.size(value) for value in rows.values()), len(self)
-        for name, column in self.columns.items():
-            whole = self.columns[name] = np.empty(held + width, np.int64)
-            whole[:held], whole[held:] = column, rows[name]
+        """Append rows: a value for all of them or one for each; what is not given takes its default."""
+        count = max(np.size(value) for value in rows.values())
+        for name, dtype in self.types.items():
+            part = np.empty(count, dtype)
+            part[:] = rows.get(name, DEFAULTS.get(name, 0))
+            self._parts[name].append(part)
+        self.version = self.structure = next_version()
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        """Replace a column, by an array that is the table's from now on."""
+        whole = np.asarray(values, self.types[name])
+        whole.flags.writeable = not self.frozen
+        self._parts[name] = [whole]
+        self.version = next_version()
+        if name not in COSTS:
+            self.structure = self.version
+
+    def write(self, name: str, rows: Any, values: Any) -> None:
+        """Give some rows of a column (places or a mask) new values: one for all, or one for each."""
+        whole = self[name].copy()
+        whole[rows] = values
+        self.put(name, whole)
 
     def keep(self, mask: np.ndarray) -> None:
         """Drop the rows that the mask leaves out."""
-        self.columns = {name: column[mask] for name, column in self.columns.items()}
+        for name in self:
+            self.put(name, self[name][mask])
+
+    def freeze(self) -> None:
+        """Make the arrays read-only from now on."""
+        self.frozen = True
+        for name in self:
+            self[name].flags.writeable = False
+
+    def copy(self) -> Table:
+        """Return a table that is independent of this one, both frozen; arrays are held once."""
+        self.freeze()
+        twin = copy.copy(self)
+        twin._parts = {name: [*parts] for name, parts in self._parts.items()}
+        return twin
 
 
 ALL_LANES = -1  # `syncs["lane"]`: every device lane of the call's rank
@@ -115,18 +191,18 @@ class Facts:
 
 def phase_code(phase: str | None) -> int:
     """Return the code of a phase, -1 for None."""
-    if phase is None:
-        return -1
-    if phase not in PHASES:
-        raise GraphError(f"unknown phase {phase!r}; the phases are {', '.join(PHASES)}")
-    return PHASES.index(phase)
+    return -1 if phase is None else _code(phase, "phase", PHASES)
 
 
 def kind_code(kind: str) -> int:
     """Return the code of a kind of task."""
-    if kind not in KINDS:
-        raise GraphError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
-    return KINDS.index(kind)
+    return _code(kind, "kind", KINDS)
+
+
+def _code(text: str, what: str, known: Sequence[str]) -> int:
+    if text not in known:
+        raise GraphError(f"unknown {what} {text!r}; the {what}s are {', '.join(known)}")
+    return known.index(text)
 
 
 def nanoseconds(values: Any, what: str = "a duration") -> np.ndarray:

@@ -35,7 +35,7 @@ class StepTime:
         self._replay = daydream.replay(trace)
         self.name = printable(str(trace) if isinstance(trace, str | os.PathLike) else "the trace")
         if whatif is None:
-            self.step_ns: int | None = self._replay.measured_ns
+            self.step_ns: int | None = self._replay.basis_measured_ns or self._replay.basis_ns
             self._range = self._why = ""
             return
         found = daydream.whatif(self._replay, whatif, **options)

@@ -12,12 +12,12 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from daydream.errors import DaydreamError
-from daydream.predict.difference import Difference
+from daydream.predict.compare import Difference
 from daydream.predict.prediction import Prediction
-from daydream.transforms.code_lines import code_of, framework_of
+from daydream.transforms.real_change import code_of
 
 if TYPE_CHECKING:
-    from daydream.predict.sides import Side
+    from daydream.predict.compare import Side
 
 Result: TypeAlias = Difference | Prediction
 LONGEST_TAG = 4_000  # characters of a tag; MLflow takes 5,000
@@ -34,23 +34,23 @@ def figures(found: Result) -> dict[str, float]:
     if isinstance(found, Prediction):
         speedup = None if found.predicted_ns is None else found.speedup
         known = {
-            "before_ms": _ms(found.measured_ns),
+            "before_ms": _ms(found.replayed_ns),
             "predicted_ms": _ms(found.predicted_ns),
             "predicted_low_ms": _ms(found.predicted_low_ns),
             "predicted_high_ms": _ms(found.predicted_high_ns),
             "speedup": speedup,
-            "replay_error": abs(found.replay_error),
+            "replay_error": None if found.replay_error is None else abs(found.replay_error),
         }
     else:
         one, two, start = found.before, found.after, found.started_from_ns
-        before = one.step_ns if start is None else start
+        before = one.simulated_ns if start is None else start
         known = {
             **({"before_ms": _ms(start)} if one.prediction else _side("before", one)),
             **(_side("predicted", one) if one.prediction else {}),
             **_side("after", two),
-            "speedup": before / two.step_ns if two.step_ns else None,
+            "speedup": before / two.simulated_ns if two.simulated_ns else None,
             "prediction_error": found.error,
-            "replay_error": max(one.replay_error, two.replay_error),
+            "replay_error": max(one.max_replay_error, two.max_replay_error),
         }
     return {name: float(value) for name, value in known.items() if value is not None}
 
@@ -118,10 +118,7 @@ def _ms(ns: float | None) -> float | None:
 def _texts(found: Result) -> dict[str, str]:
     """Return what the figures are of: the change, the code that makes it, and the two sides."""
     if isinstance(found, Prediction):
-        return {
-            "change": found.optimization,
-            "code": code_of(found.optimization, framework_of(found.replay.graph)) or "none",
-        }
+        return {"change": found.optimization, "code": found.code or "none"}
     change = found.before.prediction
     sides = {"before": found.before.name, "after": found.after.name}
     return sides if not change else {**sides, "change": change, "code": code_of(change) or "none"}

@@ -20,14 +20,21 @@ from typing import TYPE_CHECKING
 from daydream import lazy
 
 if TYPE_CHECKING:
-    from daydream.memory.allocations import Allocations
+    from daydream.memory.allocations import (
+        Allocations,
+        Moved,
+        Parts,
+        parts_of,
+        place_before,
+        put_away,
+        renumber,
+        repeat,
+    )
     from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
     from daydream.memory.eight_bits import hold_8_bits
-    from daydream.memory.fused import drop_scores, fuse, within
-    from daydream.memory.growth import resize_input
+    from daydream.memory.growth import drop_scores, fuse, resize_input, within
     from daydream.memory.in_16_bits import hold_16_bits
     from daydream.memory.kept import KeptCalls, kept_calls
-    from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
     from daydream.memory.sharded import shard
@@ -43,16 +50,15 @@ if TYPE_CHECKING:
     from daydream.memory.states import let_states_shrink
 
 _HOMES = {
-    "daydream.memory.allocations": ("Allocations",),
+    "daydream.memory.allocations": (
+        "parts_of", "place_before", "put_away", "renumber", "repeat", "Allocations", "Moved",
+        "Parts",
+    ),
     "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
     "daydream.memory.eight_bits": ("hold_8_bits",),
-    "daydream.memory.fused": ("drop_scores", "fuse", "within"),
-    "daydream.memory.growth": ("resize_input",),
+    "daydream.memory.growth": ("drop_scores", "fuse", "resize_input", "within"),
     "daydream.memory.in_16_bits": ("hold_16_bits",),
     "daydream.memory.kept": ("KeptCalls", "kept_calls"),
-    "daydream.memory.passes": (
-        "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
-    ),
     "daydream.memory.prediction": ("unchanged",),
     "daydream.memory.readers": ("input_of_parts", "next_call", "read_behind", "used_until"),
     "daydream.memory.shares": (

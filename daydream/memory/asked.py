@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows
-from daydream.graph.query.blocks import TOGETHER, block_of_layers
+from daydream.costs.workload.calls import forward_rows
 from daydream.memory.allocations import Allocations
+from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
 
 

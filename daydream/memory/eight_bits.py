@@ -6,12 +6,11 @@ import re
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows
+from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements, parse_shapes
-from daydream.memory.allocations import Allocations
+from daydream.memory.allocations import Allocations, parts_of, place_before, renumber
 from daydream.memory.asked import calls_that_made
-from daydream.memory.passes import parts_of, place_before, renumber
 from daydream.trace.schema import UNKNOWN
 
 LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"

@@ -6,18 +6,16 @@ that it asks for: an upper bound, as it may read a part of it, and two arguments
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from daydream.memory.allocations import BEFORE, KINDS, Allocations
 from daydream.memory.argument_bytes import argument_bytes
+from daydream.results import Record
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 
-@dataclass(frozen=True)
-class OperatorFootprint:
+class OperatorFootprint(Record):
     """What an operator touches.
 
     Attributes:
@@ -36,8 +34,7 @@ class OperatorFootprint:
     layer: str | None
 
 
-@dataclass(frozen=True)
-class LayerNeed:
+class LayerNeed(Record):
     """What a layer needs in its forward pass.
 
     Attributes:

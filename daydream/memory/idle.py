@@ -9,25 +9,24 @@ allocator: each can be moved out and back by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
 from daydream.memory.argument_bytes import argument_bytes
 from daydream.memory.report import INSTANCE, NOWHERE, operators
+from daydream.results import Record
 from daydream.trace.memory_events import MemoryEvents
 
 STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard", "workspace", "buffer")
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(Record):
     """Allocations that are alike, held at the peak, that nothing can read around it.
 
     Attributes:
         name: operator and layer (of all blocks) that asked for them.
-        kind: one of `KINDS`.
+        kind: what they are, such as `activation`.
         bytes: of all of them.
         count: how many they are.
         idle_ns: the time around the peak without a possible use, of the one that waits shortest.

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows
-from daydream.memory.allocations import Allocations
+from daydream.costs.workload.calls import forward_rows
+from daydream.memory.allocations import Allocations, Parts, parts_of, place_before
 from daydream.memory.asked import calls_that_made, in_phase
-from daydream.memory.passes import Parts, parts_of, place_before
 from daydream.memory.readers import input_of_parts, next_call
 from daydream.trace.schema import UNKNOWN
 

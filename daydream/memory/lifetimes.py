@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import innermost_makers, nodes
+from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations

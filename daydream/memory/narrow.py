@@ -14,14 +14,14 @@ from functools import cached_property
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.device.call_scaling import NO_WORK
-from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
-from daydream.costs.workload.forward_calls import forward_rows
+from daydream.costs.resize.new_shapes import WEIGHT_ARGUMENTS
+from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
-from daydream.graph.query.numbering import distinct_rows
 from daydream.lazy import regex
-from daydream.memory.allocations import BEFORE, Allocations
+from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
 from daydream.memory.asked import nearest
 from daydream.memory.onednn import (
     add_scratch,
@@ -30,7 +30,6 @@ from daydream.memory.onednn import (
     resize_workspaces,
     rows_of_layers,
 )
-from daydream.memory.passes import Parts, parts_of, place_before, renumber
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 

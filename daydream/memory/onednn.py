@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from daydream.costs.resize.new_shapes import FIRST, result_size
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
-from daydream.costs.workload.tiles import FIRST, result_size
 from daydream.lazy import regex
 from daydream.memory.allocations import Allocations
 from daydream.memory.asked import in_phase

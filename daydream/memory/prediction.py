@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from daydream.display import as_json
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
+from daydream.results import Record
 
 MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
@@ -35,8 +35,7 @@ class MemoryChange:
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-@dataclass(frozen=True)
-class MemoryPrediction:
+class MemoryPrediction(Record):
     """Peak memory before and after a change, on the device that comes out worst; in bytes.
 
     Attributes:
@@ -48,6 +47,7 @@ class MemoryPrediction:
         before_reserved_bytes: what the caching allocator takes from the device now; None on a CPU.
         after_reserved_bytes: likewise after the change.
         capacity_bytes: what the device has; None if unknown.
+        fits: whether it fits into that; None if that is unknown, or too close to tell.
         device: `cpu`, `cuda:0`; with several ranks also whose: `rank 1, cuda:0`.
         notes: what a reader should know of the change before trusting the figures.
         recording_notes: likewise of the recorded allocations.
@@ -60,33 +60,27 @@ class MemoryPrediction:
     before_reserved_bytes: int | None
     after_reserved_bytes: int | None
     capacity_bytes: int | None
-    device: str
+    fits: bool | None = None
+    device: str = "cpu"
     notes: tuple[str, ...] = ()
     recording_notes: tuple[str, ...] = ()
 
-    @property
-    def fits(self) -> bool | None:
-        """Whether it fits into the capacity; None if that is unknown, or too close to tell.
+    def __post_init__(self) -> None:
+        """Tell whether it fits.
 
         Beside what is allocated stand what the allocator reserves and does not use, and on a GPU CUDA's
         context. The allocator gives back what it does not use before it runs out, so that alone never
         says that it does not fit.
         """
+        self.fits = None
         if self.capacity_bytes is None:
-            return None
+            return
         least, most = (0, 0) if self.device.endswith("cpu") else CONTEXT
         unused = max((self.after_reserved_bytes or self.after_bytes) - self.after_bytes, 0)
         if self.low_bytes + least > self.capacity_bytes:
-            return False
-        return True if self.high_bytes + unused + most <= self.capacity_bytes else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object `memory` of `whatif --json`."""
-        return as_json(
-            self,
-            "before_bytes after_bytes low_bytes high_bytes before_reserved_bytes after_reserved_bytes "
-            "capacity_bytes fits",
-        )
+            self.fits = False
+        elif self.high_bytes + unused + most <= self.capacity_bytes:
+            self.fits = True
 
 
 def cannot_say(changes: Sequence[MemoryChange]) -> list[str]:
@@ -136,8 +130,9 @@ def memory_after(
     return MemoryPrediction(
         before_bytes, after_bytes, low, high, reserved, reserved_after,
         device_bytes(held.trace, rank, device) if capacity_bytes is None else capacity_bytes,
-        f"rank {rank}, {name}" if ranks else name,
-        tuple(note for note in after.notes if note not in held.notes), tuple(held.notes),
+        device=f"rank {rank}, {name}" if ranks else name,
+        notes=tuple(note for note in after.notes if note not in held.notes),
+        recording_notes=tuple(held.notes),
     )  # fmt: skip
 
 

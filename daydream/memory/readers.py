@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows, nodes, nodes_above
+from daydream.costs.resize.new_shapes import FIRST
+from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
-from daydream.costs.workload.tiles import FIRST
-from daydream.memory.allocations import BEFORE, GRANULE, Allocations, rounded
+from daydream.memory.allocations import BEFORE, GRANULE, Allocations, Parts, place_before, rounded
 from daydream.memory.asked import calls_that_made
-from daydream.memory.passes import Parts, place_before
 from daydream.trace.schema import UNKNOWN
 
 

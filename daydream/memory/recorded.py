@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from daydream.results import Record
 from daydream.trace.memory_events import HOST, MemoryEvents
 
 
-@dataclass(frozen=True)
-class RecordedMemory:
+class RecordedMemory(Record):
     """The events of one device of a rank, and the most that it held.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 
@@ -96,14 +95,13 @@ def _device(
     mine = (events["rank"] == rank) & (events["device"] == device)
     reserved = events["reserved_bytes"][mine]
     needed = reserved_for(held, rank, device, settings=settings, cached=True)
-    found = replace(
-        at_peak(held, rank, device),
+    found = at_peak(held, rank, device).but(
         capacity_bytes=capacity,
         peak_reserved_bytes=None if needed is None else needed.peak_reserved_bytes,
         recorded_allocated_bytes=_recorded(held, events, rank, device),
         recorded_reserved_bytes=None if needed is None or (reserved < 0).all() else int(reserved.max()),
-        reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes,
     )
+    found.having(reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes)
     said = _said_of_reserved(found, reserved)
     if odd := contradictory(held, rank, device):
         how = "contradicts itself or another" if odd == 1 else "contradict themselves or others"
@@ -140,8 +138,7 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
         by_kind=_sums(held, then, [KINDS[kind] for kind in held["kind"].tolist()]),
         by_phase=_sums(held, then, _phases(held)),
         by_layer=_sums(held, then, layers),
-        holders=_holders(held, then, layers),
-    )
+    ).having(holders=_holders(held, then, layers))
 
 
 def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | None]:

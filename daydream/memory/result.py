@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from daydream.display import as_json
+from msgspec import field
+
+from daydream.results import Live, Record
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,8 @@ class OutOfMemory:
     reserved_bytes: int
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The memory of one device; None where it is unknown.
+class DeviceMemory(Record):
+    """The memory of one device, by the process that used it.
 
     Attributes:
         rank: of the process.
@@ -66,14 +66,9 @@ class DeviceMemory:
         peak_step: the step of the allocated peak.
         peak_phase: its phase.
         peak_layer: the layer that ran then.
-        by_kind: bytes held at the peak by kind, as `Holder.kind`.
+        by_kind: bytes held at the peak by kind, such as `parameter`.
         by_phase: the same by the phase that allocated them.
         by_layer: the same by the layer that allocated them.
-        holders: the largest holders at the peak, the largest first.
-        reserved_at_peak_bytes: what was reserved when most was allocated, replayed.
-        retries: how often the replay had to return all unused memory to the device for lack of room.
-        out_of_memory: where it found no room all the same.
-
     """
 
     rank: int
@@ -89,10 +84,15 @@ class DeviceMemory:
     by_kind: Mapping[str, int] = field(default_factory=dict)
     by_phase: Mapping[str, int] = field(default_factory=dict)
     by_layer: Mapping[str, int] = field(default_factory=dict)
-    holders: tuple[Holder, ...] = ()
-    reserved_at_peak_bytes: int | None = None
-    retries: int = 0
-    out_of_memory: OutOfMemory | None = None
+
+    holders = Live[tuple[Holder, ...]]()  # the largest holders at the peak, the largest first
+    reserved_at_peak_bytes = Live[int | None]()  # what was reserved when most was allocated, replayed
+    retries = Live[int]()  # how often a replay had to return all unused memory for lack of room
+    out_of_memory = Live[OutOfMemory | None]()  # where it found no room all the same
+
+    def __post_init__(self) -> None:
+        """Say nothing of an allocator yet."""
+        self.having(reserved_at_peak_bytes=None, retries=0, out_of_memory=None)
 
     @property
     def fragmentation(self) -> float | None:
@@ -107,17 +107,8 @@ class DeviceMemory:
         needed = self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
         return None if self.capacity_bytes is None or needed is None else self.capacity_bytes - needed
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the keys that scripts rely on."""
-        return as_json(
-            self,
-            "rank device capacity_bytes peak_allocated_bytes peak_reserved_bytes recorded_allocated_bytes "
-            "recorded_reserved_bytes peak_step peak_phase peak_layer by_kind by_phase by_layer",
-        )
 
-
-@dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Record):
     """The memory of all devices.
 
     Attributes:
@@ -130,7 +121,3 @@ class MemoryReport:
     devices: tuple[DeviceMemory, ...]
     outside_bytes: int | None = None
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `daydream memory --json` prints, but for its schema."""
-        return as_json(self, "devices outside_bytes notes")

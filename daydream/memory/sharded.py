@@ -8,10 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows
-from daydream.memory.allocations import BEFORE, Allocations
+from daydream.costs.workload.calls import forward_rows
+from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, renumber
 from daydream.memory.asked import block_of_rows, in_phase
-from daydream.memory.passes import Parts, parts_of, renumber
 from daydream.memory.shares import divide
 from daydream.memory.states import let_states_shrink
 from daydream.trace.schema import PHASES, UNKNOWN

@@ -94,6 +94,7 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
         recorded_allocated_bytes=found.recorded_allocated_bytes,
         recorded_reserved_bytes=found.recorded_reserved_bytes,
         by_kind={"unknown": needed.peak_allocated_bytes},
+    ).having(
         holders=_holders(held, found),
         reserved_at_peak_bytes=needed.reserved_at_peak_bytes,
         retries=failed.retries,

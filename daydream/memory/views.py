@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from daydream.display import as_json
+from msgspec import UNSET, UnsetType, field
+
 from daydream.memory.footprints import LayerNeed, OperatorFootprint, layer_needs, operator_footprints
 from daydream.memory.idle import Idle, idle
 from daydream.memory.lifetimes import allocations
+from daydream.results import Record
 from daydream.trace.trace import Trace
 
 VIEWS = ("operators", "layers", "idle")
@@ -23,28 +24,33 @@ CAN_READ = (
 NO_SHAPES = "The trace has no shapes of operators (record_shapes=True): what is told rests on allocations."
 
 
-@dataclass(frozen=True)
-class MemoryView:
-    """One look at a trace's memory.
+class MemoryView(Record):
+    """One look at a trace's memory; of the lists only the one that was asked for, the largest first.
 
     Attributes:
-        by: one of `VIEWS`.
+        by: one of `operators`, `layers`, `idle`.
         device: what it is of: that with the largest peak.
         peak_bytes: that peak.
-        rows: the largest first.
+        operators: what each operator touches.
+        layers: what each layer needs in its forward pass.
+        idle: what is held at the peak and not used around it.
         notes: what it rests on.
 
     """
 
     by: str
     device: str
-    peak_bytes: int
-    rows: tuple[OperatorFootprint | LayerNeed | Idle, ...]
-    notes: tuple[str, ...]
+    peak_bytes: int = field(name="peak_allocated_bytes")
+    operators: list[OperatorFootprint] | UnsetType = UNSET
+    layers: list[LayerNeed] | UnsetType = UNSET
+    idle: list[Idle] | UnsetType = UNSET
+    notes: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `daydream memory --by ... --json` prints, but for its schema."""
-        return as_json(self, f"by device peak_allocated_bytes=peak_bytes {self.by}=rows notes")
+    @property
+    def rows(self) -> Sequence[OperatorFootprint | LayerNeed | Idle]:
+        """The list that was asked for."""
+        rows: Sequence[OperatorFootprint | LayerNeed | Idle] = getattr(self, self.by)
+        return rows
 
 
 def view_of(trace: Trace, by: str) -> MemoryView:
@@ -58,12 +64,14 @@ def view_of(trace: Trace, by: str) -> MemoryView:
     peaks = {pair: held.peak(*pair)[0] for pair in held.devices()}
     rank, device = max(peaks, key=lambda pair: (peaks[pair], pair))
     notes = [] if trace.text("shapes") else [NO_SHAPES]
-    rows: tuple[OperatorFootprint | LayerNeed | Idle, ...]
-    if by == "operators":
-        rows, said = tuple(operator_footprints(held)), UPPER_BOUND
-    elif by == "layers":
-        rows, said = tuple(layer_needs(held)), UPPER_BOUND
-    else:
-        rows, said = tuple(idle(held, events, rank, device) if events is not None else ()), CAN_READ
     name = "cpu" if device < 0 else f"cuda:{device}"
-    return MemoryView(by, name, peaks[rank, device], rows, (said, *notes))
+    view = MemoryView(
+        by, name, peaks[rank, device], notes=[CAN_READ if by == "idle" else UPPER_BOUND, *notes]
+    )
+    if by == "operators":
+        view.operators = operator_footprints(held)
+    elif by == "layers":
+        view.layers = layer_needs(held)
+    else:
+        view.idle = [] if events is None else idle(held, events, rank, device)
+    return view

@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING
 from daydream import lazy
 
 if TYPE_CHECKING:
-    from daydream.graph.query.blocks import block_of_layers, repeated_blocks
-    from daydream.graph.query.calls import call_rows
-    from daydream.graph.query.device import fused_parts, in_replays, mostly_replayed, unrecorded_launches
-    from daydream.graph.query.gradients import ACCUMULATE
-    from daydream.graph.query.shapes import shapes_in
+    from daydream.graph.calls import (
+        call_rows,
+        fused_parts,
+        in_replays,
+        mostly_replayed,
+        shapes_in,
+        unrecorded_launches,
+    )
     from daydream.model.attention import (
         FUSED_ATTENTION_KERNEL,
         FUSED_ATTENTION_OP,
         attention_chains,
         fused_attention_ns,
     )
-    from daydream.model.autograd_walks import autograd_node_count, scale_autograd_walks
+    from daydream.model.blocks import block_of_layers, repeated_blocks
     from daydream.model.buckets import BUCKET_MB, MIB, Buckets, Gradients, compute_lane, gradients_of
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
     )
     from daydream.model.compiled_calls import compile_cpu_calls
     from daydream.model.compiled_dispatch import GUARDS, remove_dispatch
-    from daydream.model.compiled_modules import CompiledPart, compiled_parts
     from daydream.model.feature_maps import input_bytes, makers_and_users
+    from daydream.model.gradients import ACCUMULATE
     from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         ATTENTION_KERNEL,
@@ -67,7 +70,15 @@ if TYPE_CHECKING:
         update_of,
     )
     from daydream.model.parameter_use_order import first_parameter_uses
-    from daydream.model.parameters import Trained, joint_update, trained_parameters
+    from daydream.model.parameters import (
+        CompiledPart,
+        Trained,
+        autograd_node_count,
+        compiled_parts,
+        joint_update,
+        scale_autograd_walks,
+        trained_parameters,
+    )
     from daydream.model.precision import (
         SCALER_CALL_NS,
         SCALER_TENSOR_NS,
@@ -85,15 +96,18 @@ if TYPE_CHECKING:
     from daydream.model.saved_tensors import behind_last_saved, saved_tensor_counts
 
 _HOMES = {
-    "daydream.graph.query.blocks": ("block_of_layers", "repeated_blocks"),
-    "daydream.graph.query.calls": ("call_rows",),
-    "daydream.graph.query.device": ("fused_parts", "in_replays", "mostly_replayed", "unrecorded_launches"),
-    "daydream.graph.query.gradients": ("ACCUMULATE",),
-    "daydream.graph.query.shapes": ("shapes_in",),
+    "daydream.graph.calls": (
+        "call_rows", "fused_parts", "in_replays", "mostly_replayed", "shapes_in", "unrecorded_launches",
+    ),
+    "daydream.model.blocks": ("block_of_layers", "repeated_blocks"),
+    "daydream.model.gradients": ("ACCUMULATE",),
     "daydream.model.attention": (
         "FUSED_ATTENTION_KERNEL", "FUSED_ATTENTION_OP", "attention_chains", "fused_attention_ns",
     ),
-    "daydream.model.autograd_walks": ("autograd_node_count", "scale_autograd_walks"),
+    "daydream.model.parameters": (
+        "autograd_node_count", "compiled_parts", "joint_update", "scale_autograd_walks",
+        "trained_parameters", "CompiledPart", "Trained",
+    ),
     "daydream.model.buckets": ("BUCKET_MB", "MIB", "Buckets", "Gradients", "compute_lane", "gradients_of"),
     "daydream.model.captured": ("Captured", "capture", "capture_parts", "start_as_nodes"),
     "daydream.model.chains": (
@@ -101,7 +115,6 @@ _HOMES = {
     ),
     "daydream.model.compiled_calls": ("compile_cpu_calls",),
     "daydream.model.compiled_dispatch": ("GUARDS", "remove_dispatch"),
-    "daydream.model.compiled_modules": ("CompiledPart", "compiled_parts"),
     "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
     "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
     "daydream.model.half_times": (
@@ -114,7 +127,6 @@ _HOMES = {
         "fused_update_ns", "need_setting", "update_calls", "update_of",
     ),
     "daydream.model.parameter_use_order": ("first_parameter_uses",),
-    "daydream.model.parameters": ("Trained", "joint_update", "trained_parameters"),
     "daydream.model.precision": (
         "SCALER_CALL_NS", "SCALER_TENSOR_NS", "border_kernel_ns", "cast_ns", "dispatch_ns", "main_dtype",
         "operand_elements", "refuse_narrow", "streaming_ns", "tasks_in_matrix_units", "unscale_ns",

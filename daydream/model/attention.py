@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.workload.matrix import attention
 from daydream.costs.workload.operator import itemsize

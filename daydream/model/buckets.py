@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from daydream.costs.passes import updated_mb, weight_products
+from daydream.costs.kernels import updated_mb, weight_products
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.query.gradients import accumulated, gradients
 from daydream.graph.selection import Selection
 from daydream.graph.tables import phase_code
+from daydream.model.gradients import accumulated, gradients
 
 MIB = 2**20
 MOST_MB = 2**28  # 281 TB of gradients: bytes that a task can hold

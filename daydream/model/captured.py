@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.device.roofline import names_fit
+from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.calls import call_rows
-from daydream.graph.query.program_order import among
-from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.rules.synchronization import MAY_SYNC
+from daydream.graph.rules.thresholds import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
+from daydream.graph.select import among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
 from daydream.trace.schema import PHASES

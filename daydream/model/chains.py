@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
-from daydream.arrays import unique
-from daydream.costs.device.bandwidth import memory_bandwidth
-from daydream.costs.device.call_scaling import NO_WORK
+from daydream.arrays import distinct_rows, unique
+from daydream.costs.device.call_scaling import NO_WORK, memory_bandwidth
 from daydream.costs.kernels import floor_ns, work
-from daydream.costs.workload.forward_calls import innermost_makers, nodes
+from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
+from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_launches
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.calls import call_rows, instances
-from daydream.graph.query.device import unrecorded_launches
-from daydream.graph.query.numbering import distinct_rows
-from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
 from daydream.model.chain_bounds import PRODUCT_OPERATOR, can_fuse
 
@@ -359,7 +356,7 @@ def _reduction_rate(parts: Selection, starts: np.ndarray, floor: float) -> np.nd
 def _largest_input(parts: Selection) -> np.ndarray:
     """Return the elements of the largest input of each task's call, -1 where unknown."""
     texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
-    sizes = [max(map(product, shapes_in(text)), default=-1) for text in texts.tolist()]
+    sizes = [max(map(prod, shapes_in(text)), default=-1) for text in texts.tolist()]
     return np.array(sizes, np.int64)[which.reshape(-1)]
 
 

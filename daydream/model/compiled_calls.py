@@ -13,7 +13,8 @@ from operator import or_
 
 import numpy as np
 
-from daydream.collect.live.typical_cost import TYPICAL
+from daydream.arrays import distinct_rows
+from daydream.collect.live.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
@@ -21,16 +22,12 @@ from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name, itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.numbering import distinct_rows
+from daydream.graph.profiler_overhead import overhead_scale
 from daydream.graph.selection import Selection
-from daydream.graph.unprofiled import dearness
-from daydream.model.autograd_walks import NODE, graph_walks
 from daydream.model.captured import DISPATCH_NS
-from daydream.model.compiled_layouts import DOUBT, channels_last_factors
-from daydream.model.compiled_masks import masks_ns
-from daydream.model.compiled_modules import compiled_parts
-from daydream.model.compiled_random import draws, random_numbers_ns
+from daydream.model.compiled_kernels import DOUBT, channels_last_factors, draws, masks_ns, random_numbers_ns
 from daydream.model.optimizers import ACCUMULATE
+from daydream.model.parameters import NODE, compiled_parts, graph_walks
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,21 @@ PASSES = (("forward", FORWARD), ("backward", BACKWARD))
 FASTEST, SLOWEST = 0.5, 2.5
 LIBRARY_CALL_NS = 1_700  # more than the operator itself: called from Python, its output allocated there
 FUSED_LOOP_NS = 1_000
-# Of autograd's walks over its graph, a node: before a backward pass and behind it (autograd_walks.py).
+# Of autograd's walks over its graph, a node: before a backward pass and after it (parameters.py).
 WALK_NS = (150, 250)
 # Operators that a compiler takes apart; what does the work is within.
 COMPOSITE = {
-    "linear", "matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "scaled_dot_product_attention", "_scaled_dot_product_attention_math",
-}  # fmt: skip
+    "linear",
+    "matmul",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_attention_math",
+}
 RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
 
@@ -142,7 +147,7 @@ def slowness(graph: Graph) -> dict[str, float]:
     """
     if graph.trace is None:
         return {phase: 1.0 for phase, _ in PASSES}
-    found = dearness(graph.trace, TYPICAL)
+    found = overhead_scale(graph.trace, TYPICAL)
     return {phase: min(max(found[phase], FASTEST), SLOWEST) for phase, _ in PASSES}
 
 

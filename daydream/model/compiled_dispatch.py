@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
-from daydream.graph.query.calls import call_rows
 from daydream.graph.selection import Selection
 from daydream.model.captured import captures, no_dispatch, pauses_that_stay, regions
 from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
-from daydream.model.compiled_modules import CompiledPart, compiled_parts
 from daydream.model.optimizers import ACCUMULATE
+from daydream.model.parameters import CompiledPart, compiled_parts
 
 GUARDS = r"^(guards and )?wrappers$"  # tasks that compiled calls put in: their fixed costs
 # Communication, hooks and gradients of parameters: what runs beside the compiled passes.

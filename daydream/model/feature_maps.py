@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 
 import numpy as np
 
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
+from daydream.graph.calls import shapes_in
 from daydream.graph.groups import Groups
-from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
 
 
@@ -63,7 +64,7 @@ def input_bytes(calls: Groups) -> np.ndarray:
     sizes = []
     for text, dtype in zip(first.shapes.tolist(), first.dtype.tolist(), strict=True):
         shapes = [shape for shape in shapes_in(text or "") if len(shape) > 1]
-        sizes.append(product(shapes[0]) * (itemsize(dtype) or 0) if shapes else 0)
+        sizes.append(prod(shapes[0]) * (itemsize(dtype) or 0) if shapes else 0)
     found = np.array(sizes, np.int64)
     return np.where(found > 0, found, -1)
 

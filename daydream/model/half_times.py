@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daydream.costs.device.evidence import held_up
-from daydream.costs.device.retime import Retimed, measured_first, retime
+from daydream.costs.device.retime import Retimed, held_up, measured_first, retime
 from daydream.costs.device.roofline import device_or_none, names_fit, runs_in_tf32
 from daydream.costs.devices import Device
 from daydream.costs.kernels import floor_ns, grid_blocks, units_of, work

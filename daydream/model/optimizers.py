@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from daydream.costs.device.bandwidth import memory_bandwidth
-from daydream.costs.device.call_scaling import tiny_call_ns
-from daydream.costs.kernels import grid_blocks, work
-from daydream.costs.passes import updated_by_grids
+from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
+from daydream.costs.kernels import grid_blocks, updated_by_grids, work
 from daydream.costs.workload.operator import itemsize
+from daydream.graph.calls import shapes_in
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.readings import reading
-from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.trace.trace import Trace
@@ -76,10 +73,19 @@ UPDATE_RULES = {
     ),
 }
 BY_CLASS = {
-    "SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "NAdam": "adam", "RAdam": "adam", "Adagrad": "adagrad",
-    "RMSprop": "rmsprop", "FusedAdam": "adam", "FusedLAMB": "lamb", "Lamb": "lamb", "LAMB": "lamb",
+    "SGD": "sgd",
+    "Adam": "adam",
+    "AdamW": "adamw",
+    "NAdam": "adam",
+    "RAdam": "adam",
+    "Adagrad": "adagrad",
+    "RMSprop": "rmsprop",
+    "FusedAdam": "adam",
+    "FusedLAMB": "lamb",
+    "Lamb": "lamb",
+    "LAMB": "lamb",
     "FusedSGD": "momentum",
-}  # fmt: skip
+}
 # torch.optim of 2.13: the implementations that a class can be asked for. Another keyword is a TypeError, and
 # LBFGS, which asks for gradients within its step, has none.
 TAKES = {
@@ -88,7 +94,7 @@ TAKES = {
         ("ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"), ("foreach",)
     ),
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
-}  # fmt: skip
+}
 CLASS_IN_RANGE = regex(r"Optimizer\.step#(\w+)\.step")
 PRODUCT, PRODUCT_KERNEL = r"^aten::(add|b|badd)?mm$", r"(?i)gemm"
 SCALES = regex(r"aten::(_foreach_)?mul_$")
@@ -132,12 +138,16 @@ class Update:
         return rule.call_ns + rule.tensor_ns * self.tensors
 
 
-@reading
 def update_of(graph: Graph) -> Update:
     """Return what the trace tells of its optimizer."""
-    metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
-    tensors, elements, where = _parameters(graph, metadata)
-    return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
+
+    def update() -> Update:
+        metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+        tensors, elements, where = _parameters(graph, metadata)
+        return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
+
+    found: Update = graph.derived("update", update)
+    return found
 
 
 def states_of(trace: Trace) -> int | None:
@@ -155,6 +165,12 @@ def states_of(trace: Trace) -> int | None:
         updates = trace["phase"] == trace.code("phase", "optimizer")
         kind = "momentum" if (updates & scales[trace["op"]]).any() else "sgd"
     return UPDATE_RULES[kind].states
+
+
+def torch_optimizers(graph: Graph) -> set[str]:
+    """Return the classes of `torch.optim` that updated the parameters, as far as the trace tells them."""
+    metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+    return _classes(graph, metadata) & TAKES.keys()
 
 
 def need_setting(graph: Graph, setting: str) -> None:
@@ -338,7 +354,7 @@ def _updated(graph: Graph, nodes: int) -> tuple[int, int]:
     for calls in steps[steps.keys[len(steps) // 2]].group_by("op"):
         texts = calls.group_by("call").first().shapes.tolist()
         lists = [_first_list(text) for text in texts if text]
-        elements = sum(product(shape) for shapes in lists for shape in shapes)
+        elements = sum(prod(shape) for shapes in lists for shape in shapes)
         if len(lists) == len(texts) and elements:
             found.append((sum(map(len, lists)), elements))
     exact = [pair for pair in found if pair[0] == nodes]

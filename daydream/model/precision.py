@@ -8,18 +8,16 @@ from math import ceil
 import numpy as np
 
 from daydream.arrays import unique
-from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
-from daydream.costs.kernels import floor_ns, work
-from daydream.costs.passes import value_ns
+from daydream.costs.kernels import floor_ns, value_ns, work
 from daydream.costs.workload.calls import NOT_MAIN
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.readings import reading
-from daydream.graph.query.texts import of_tasks
+from daydream.graph.select import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.optimizers import UPDATE_RULES, Update, update_of
@@ -31,10 +29,20 @@ HELPER = regex(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
 PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
 # Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
 ARGUMENTS = {
-    "addmm": (1, 2, 0), "mm": (0, 1, None), "linear": (0, 1, 2),
-    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "miopen_convolution",
-                     "convolution_overrideable"), (0, 1, 2)),
-}  # fmt: skip
+    "addmm": (1, 2, 0),
+    "mm": (0, 1, None),
+    "linear": (0, 1, 2),
+    **dict.fromkeys(
+        (
+            "convolution",
+            "_convolution",
+            "cudnn_convolution",
+            "miopen_convolution",
+            "convolution_overrideable",
+        ),
+        (0, 1, 2),
+    ),
+}
 # One launch of a foreach kernel holds so many tensors and elements (blocks x chunk) of one list:
 # ATen/native/cuda/MultiTensorApply.cuh, depth 1.
 TENSORS_A_LAUNCH, ELEMENTS_A_LAUNCH = 110, 320 * 65_536
@@ -247,7 +255,6 @@ def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndar
     return np.where(sizes >= 0, streaming_ns(graph, moved), by_neighbour)
 
 
-@reading
 def dispatch_ns(graph: Graph) -> int:
     """Return the CPU time of an element-wise operator call besides its launch, as this trace's own take, ns.
 

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows, innermost_makers, nodes, nodes_above
+from daydream.costs.workload.calls import forward_rows, innermost_makers, nodes, nodes_above
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
@@ -40,7 +40,7 @@ COUNTS = (  # tensors a node; one where nothing is said
     (regex(r"^(Native|Cudnn|Miopen)BatchNormBack"), 6),
     (regex(r"^ScaledDotProduct(Flash|Efficient)AttentionBack"), 7),
     (regex(r"^MkldnnRnnLayerBack"), 11),
-)  # fmt: skip
+)
 UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or before its work, or behind it
 
 

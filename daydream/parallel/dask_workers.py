@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.parallel.engines import DIED, Answers, Engine, distributed_package
-from daydream.parallel.freed_memory import keep_freed_memory
+from daydream.parallel.engines import DIED, Answers, Engine, distributed_package, keep_freed_memory
 from daydream.parallel.processes import without_interrupts
 from daydream.parallel.worker import forget, work
 

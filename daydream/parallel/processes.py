@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.parallel.engines import DIED, Answers, Engine
-from daydream.parallel.freed_memory import keep_freed_memory
+from daydream.parallel.engines import DIED, Answers, Engine, keep_freed_memory
 from daydream.parallel.worker import work
 
 MANAGER_S = 10  # how long the thread behind a pool may take to end, once its processes have

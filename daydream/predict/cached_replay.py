@@ -1,6 +1,6 @@
 """A replay in the user's cache: the graph, its plan and when each task starts, so that none is made again.
 
-What is read is checked as a trace is, and worked out again where anything is odd.
+An entry is taken as it was written where its digest fits; it is worked out again where a part is missing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daydream.costs.contention import known, measured_contention
 from daydream.costs.contention_evidence import evidence_json, evidence_of
-from daydream.costs.workload.calls import work_known
-from daydream.costs.workload.kept_work import kept_work, work_contents
+from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.errors import DaydreamError
-from daydream.files.cache_file import Contents, text_of, whole_of
-from daydream.graph.cached_graph import INT64, cached_graph, graph_contents, is_plain, need, need_range
-from daydream.graph.cached_plan import cached_plan, plan_arrays
-from daydream.graph.tables import LONGEST_NS
-from daydream.simulate.steady import Settled, repeatable
+from daydream.files.cache import Contents
+from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
+from daydream.simulate.steady_state import SteadyState, repeatable
 from daydream.simulate.timeline import Timeline
 from daydream.trace.cached_trace import trace_contents
 
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 TIMES = ("corrected.duration_ns", "corrected.gap_ns")
 START = "start_ns"  # the array of when each task of the plan starts
-LATEST_NS = 2**62
 MISTAKES = (
     DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
 )  # fmt: skip
@@ -41,12 +37,13 @@ class Kept(NamedTuple):
     """What is kept of a replay; `steps` are name, rank, measured and replayed time in ns."""
 
     graph: Graph
-    settled: Settled
+    settled: SteadyState
     steps: list[tuple[str, int, int, int]]
     start_error_ns: dict[str, int]
     said: list[str]
     parts: dict[str, dict[str, int]]
-    times: tuple[np.ndarray, np.ndarray] | None  # durations and gaps without what recording cost, in ns
+    times: tuple[np.ndarray, np.ndarray] | None  # durations and gaps of the basis, in ns; None if as recorded
+    basis: dict[str, Any]  # the fields of `Replay` that say which step the answers are about
 
 
 def keep(replay: Kept, entry: CacheEntry) -> bool:
@@ -91,6 +88,7 @@ def _contents(replay: Kept, trace: Trace) -> Contents:
         "start_error_ns": replay.start_error_ns,
         "said": replay.said,
         "parts": replay.parts,
+        "basis": replay.basis,
         "families": families,
         "contention": evidence_json(measured_contention(replay.graph)),
     }
@@ -99,50 +97,21 @@ def _contents(replay: Kept, trace: Trace) -> Contents:
 
 def _replay(trace: Trace, document: Mapping[str, Any], found: Contents) -> Kept:
     graph = cached_graph(trace, document["graph"], found.arrays)
-    passes = whole_of(document["passes"])
-    lowered = cached_plan(graph, passes, repeatable(graph), found.arrays)
+    lowered = cached_plan(graph, document["passes"], repeatable(graph), found.arrays)
     start = found.arrays[START]
-    if start.shape != lowered.task.shape or start.dtype != lowered.plan.duration_ns.dtype:
-        raise ValueError("there is no start for each task")
-    need_range(start, 0, LATEST_NS)
-    repeats = {whole_of(rank): (whole_of(first), whole_of(last)) for rank, first, last in document["repeats"]}
+    repeats = {rank: (first, last) for rank, first, last in document["repeats"]}
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
-    work, evidence = kept_work(trace, document["families"], found.arrays), evidence_of(document["contention"])
+    times = {(copy, step): ns for copy, step, ns in document["times"]}
     kept = Kept(
         graph,
-        _settled(timeline, document, passes),
-        [
-            (text_of(name), whole_of(rank), whole_of(was), whole_of(now))
-            for name, rank, was, now in document["steps"]
-        ],
-        {name: whole_of(document["start_error_ns"][name]) for name in ("p50", "p95")},
-        [text_of(each) for each in document["said"]],
-        {
-            text_of(key): {text_of(name): whole_of(ns) for name, ns in parts.items()}
-            for key, parts in document["parts"].items()
-        },
-        _times(graph, found.arrays),
+        SteadyState(timeline, times, document["copy"], settled=document["settled"]),
+        [(name, rank, was, now) for name, rank, was, now in document["steps"]],
+        document["start_error_ns"],
+        document["said"],
+        document["parts"],
+        (found.arrays[TIMES[0]], found.arrays[TIMES[1]]) if TIMES[0] in found.arrays else None,
+        document["basis"],
     )
-    work_known[trace], known[trace] = work, evidence  # all of it is right: none is worked out again
+    work_known[trace] = kept_work(document["families"], found.arrays)
+    known[trace] = evidence_of(document["contention"])
     return kept
-
-
-def _times(graph: Graph, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    if TIMES[0] not in arrays:
-        return None
-    duration, gap = (arrays[name] for name in TIMES)
-    columns = {"duration_ns": duration, "gap_ns": gap, "order": graph.columns["order"]}
-    need(columns, dict.fromkeys(columns, INT64))
-    for values in (duration, gap):
-        need_range(values, 0, LONGEST_NS)
-    return duration, gap
-
-
-def _settled(timeline: Timeline, document: Mapping[str, Any], passes: int) -> Settled:
-    times = {(whole_of(copy), whole_of(step)): whole_of(ns) for copy, step, ns in document["times"]}
-    steps, last = len(timeline.graph.steps), whole_of(document["copy"])
-    if not all(0 <= copy < passes and 0 <= step < steps for copy, step in [*times, (last, 0)]):
-        raise ValueError("a step that is not there")
-    if type(document["settled"]) is not bool:
-        raise TypeError("a yes or no was needed")
-    return Settled(timeline, times, last, settled=document["settled"])

@@ -3,61 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from msgspec import field
 
-from daydream.costs.contention import Evidence, Measured, measured_contention
+from daydream.costs.contention import Evidence, measured_contention
 from daydream.costs.device.roofline import is_matrix_kernel
-from daydream.display import as_json, plain
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, KERNEL
+from daydream.results import Record
 from daydream.simulate.contention import Contention
 from daydream.text import counted
 
-if TYPE_CHECKING:
-    from daydream.simulate.timeline import Timeline
-
 MEASURED, OFF, GIVEN, UNMEASURED = "measured", "off", "given", "unmeasured"
+PARTS = ("kernel", "matrix", "other", "transfer")
 Option = str | float | Sequence[float]
 SET_IT = "--contention F sets a factor"
 
 
-class Choice(NamedTuple):
-    """Factors of kernels (a matrix library's, and others) and of transfers, and where they come from.
+class Choice(Record):
+    """How many times as long kernels and transfers take beside each other, and where that comes from.
 
-    `mode` is `measured`, `given`, `off`, or `unmeasured`: the trace does not tell, and no factor was given.
+    Attributes:
+        mode: `measured`, `given`, `off`, or `unmeasured`: the trace does not tell, and no factor was given.
+        matrix_factor: of a matrix library's kernels.
+        other_factor: of other kernels.
+        transfer_factor: of transfers.
+        evidence: what measured factors rest on, by what they are of.
+        kernels: whether there are any.
+        reason: why the trace does not tell.
     """
 
     mode: str
-    matrix: float = 1.0
-    other: float = 1.0
-    transfer: float = 1.0
-    measured: Measured | None = None
-    kernels: bool = True  #: whether there are any
+    matrix_factor: float = 1.0
+    other_factor: float = 1.0
+    transfer_factor: float = 1.0
+    evidence: Mapping[str, Evidence | None] = field(default_factory=lambda: dict.fromkeys(PARTS))
+    kernels: bool = True
+    reason: str | None = None
 
     @property
     def slows(self) -> bool:
         """Whether anything is slowed."""
-        return self.kernels and max(self.matrix, self.other, self.transfer) != 1
+        return self.kernels and max(self.matrix_factor, self.other_factor, self.transfer_factor) != 1
 
-    def between(self, untouched: Graph, graph: Graph, timeline: Timeline | None = None) -> Contention | None:
-        """Return how a changed copy of an untouched graph is slowed; None if nothing is.
-
-        `timeline` is that of the untouched graph, where it is known.
-        """
+    def between(self, untouched: Graph, graph: Graph) -> Contention | None:
+        """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
         if not self.slows:
             return None
-        return Contention(untouched, self._of_tasks(graph), self.transfer, timeline)
+        return Contention(untouched, self._of_tasks(graph), self.transfer_factor)
 
     def _of_tasks(self, graph: Graph) -> np.ndarray | float:
-        if self.matrix == self.other:
-            return self.matrix
+        if self.matrix_factor == self.other_factor:
+            return self.matrix_factor
         names = np.array([*graph.texts["name"], ""], dtype=object)
         matrix = is_matrix_kernel(names)[graph.columns["name"]]
-        return np.where(matrix, self.matrix, self.other)
+        return np.where(matrix, self.matrix_factor, self.other_factor)
 
     def note(self) -> str:
         """Return a sentence on what was done."""
@@ -66,50 +70,35 @@ class Choice(NamedTuple):
         if not self.kernels:
             return "Contention of transfers and compute is not modelled: there are no GPU kernels."
         if self.mode == GIVEN:
-            said = f"Kernels take x{self.matrix:g} while a transfer runs"
-            if self.transfer > 1:
-                said += f", transfers x{self.transfer:g} during kernels"
+            said = f"Kernels take x{self.matrix_factor:g} while a transfer runs"
+            if self.transfer_factor > 1:
+                said += f", transfers x{self.transfer_factor:g} during kernels"
             return f"{said}, as given."
         if self.mode == UNMEASURED:
-            return f"Contention is not modelled: {self._why_not()}; {SET_IT}."
+            return f"Contention is not modelled: {self.reason}; {SET_IT}."
         return self._what_was_measured()
 
-    def _why_not(self) -> str:
-        if self.measured is None:
-            return "the trace has no transfers to measure it on"
-        if not self.measured.met:
-            return "no kernel ran during a transfer"
-        return "too few kernels ran during a transfer in one step and alone in another"
-
     def _what_was_measured(self) -> str:
-        found = self.measured
         said = []
-        if found is not None and found.kernel is not None:
-            ran = found.kernel
+        ran, transfer = self.evidence["kernel"], self.evidence["transfer"]
+        if ran is not None:
             runs = f"{counted(ran.beside, 'run')} at {counted(ran.places, 'place')} of the step"
-            if max(self.matrix, self.other) == 1:
+            if max(self.matrix_factor, self.other_factor) == 1:
                 said.append(
                     f"Kernels took x{ran.factor:.2f} during a transfer, measured on {runs}: none are slowed."
                 )
             else:
-                factor = f"x{self.matrix:.2f}"
-                if self.matrix != self.other:
-                    factor += f" (matrix products) or x{self.other:.2f} (others)"
+                factor = f"x{self.matrix_factor:.2f}"
+                if self.matrix_factor != self.other_factor:
+                    factor += f" (matrix products) or x{self.other_factor:.2f} (others)"
                 said.append(
                     f"Kernels take {factor} while a transfer runs, measured on {runs} "
                     f"(x{ran.low:.2f} to x{ran.high:.2f} within noise)."
                 )
-        if found is not None and found.transfer is not None:
-            runs = counted(found.transfer.beside, "run")
-            said.append(f"Transfers take x{self.transfer:.2f} during kernels, measured on {runs}.")
+        if transfer is not None:
+            runs = counted(transfer.beside, "run")
+            said.append(f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}.")
         return " ".join(said)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what was chosen as `whatif --json` prints it."""
-        found = self.measured if self.mode == MEASURED else None
-        parts = ("kernel", "matrix", "other", "transfer")
-        factors = as_json(self, "mode matrix_factor=matrix other_factor=other transfer_factor=transfer")
-        return factors | {"evidence": {part: plain(getattr(found, part, None)) for part in parts}}
 
 
 def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | None:
@@ -152,14 +141,18 @@ def _measured(untouched: Graph, *, kernels: bool) -> Choice:
     """Return what the trace shows; a factor below 1 is no contention."""
     there = (untouched.columns["kind"] == COLLECTIVE) & untouched.alive
     if not there.any():
-        return Choice(UNMEASURED, kernels=kernels)
+        return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
     found = measured_contention(untouched)
     if found.kernel is None and found.transfer is None:
-        return Choice(UNMEASURED, measured=found, kernels=kernels)
+        reason = "too few kernels ran during a transfer in one step and alone in another"
+        return Choice(
+            UNMEASURED, kernels=kernels, reason=reason if found.met else "no kernel ran during a transfer"
+        )
     matrix = other = _factor(found.kernel)
     if found.matrix is not None and found.other is not None and _apart(found.matrix, found.other):
         matrix, other = _factor(found.matrix), _factor(found.other)
-    return Choice(MEASURED, matrix, other, _factor(found.transfer), found, kernels)
+    evidence = {part: getattr(found, part) for part in PARTS}
+    return Choice(MEASURED, matrix, other, _factor(found.transfer), evidence, kernels)
 
 
 def _apart(one: Evidence, other: Evidence) -> bool:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from daydream.predict.bottleneck import why_unmoved
-from daydream.simulate.steady import SETTLED, Settled
+import numpy as np
+
+from daydream.predict.basis import whole_recording
+from daydream.results import Record
+from daydream.simulate.critical_path import Bound, by_bound, ns_by_cause
+from daydream.simulate.steady_state import SETTLED, SteadyState
 from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.predict.prediction import Prediction
-    from daydream.predict.replay import Replay
     from daydream.trace.trace import Trace
 
 DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
+UNMOVED = 0.002  # of the step: less is shown as 1.00x
+MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
+WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
+MOST_NAMES = 2
 
 
 def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
@@ -23,12 +30,11 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
     return len(notes), name
 
 
-def replay_notes(graph: Graph, settled: Settled) -> list[str]:
+def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
-    from daydream.predict.recorded_time import recorded_time
-
     facts = graph.facts
-    said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    said = [*whole_recording(graph.trace), *(graph.trace.metadata.get("notes", []) if graph.trace else [])]
+    said += facts.notes
     time = recorded_time(graph.trace) if graph.trace is not None else None
     said += filter(None, [time.note() if time is not None else None])
     if graph.trace is not None and _whole_microseconds(graph.trace):
@@ -69,18 +75,14 @@ def replay_notes(graph: Graph, settled: Settled) -> list[str]:
     return said
 
 
-def prediction_notes(prediction: Prediction, *, as_recorded: bool = False) -> list[str]:
-    """Return the replay's notes and those about this prediction.
-
-    `as_recorded`: only of the step as recorded, which is not predicted once more without the profiler.
-    """
+def prediction_notes(prediction: Prediction) -> list[str]:
+    """Return the replay's notes and those about this prediction."""
     said = list(prediction.replay.notes)
     said += [note for note in prediction.graph.facts.notes if note not in said]
     if prediction.left_out is not None:
         said.append(str(prediction.left_out))
     if prediction.contention is not None:
         said.append(prediction.contention.note())
-    said += filter(None, [None if as_recorded else recording_note(prediction)])
     if not prediction.after.timeline.overlaps_settled:
         said.append(
             "Which kernels run during transfers changed with every simulation; "
@@ -94,7 +96,7 @@ def prediction_notes(prediction: Prediction, *, as_recorded: bool = False) -> li
     mean_ns, steady_ns = prediction.replay.replayed_ns, prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
     apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
-    if apart and prediction.replay.recorded is None:
+    if apart and prediction.recorded is None:
         said.append(
             f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
         )
@@ -105,27 +107,147 @@ def prediction_notes(prediction: Prediction, *, as_recorded: bool = False) -> li
         said += [*answer.memory.recording_notes, *answer.memory.notes]
     elif answer.unsaid is not None:
         said.append(f"{answer.unsaid}.")
-    if len(prediction.replay.steps) == 1:
+    if whole_recording(prediction.replay.graph.trace):
+        said.append("How steps vary is not known: the interval reaches to the step as it is.")
+    elif len(prediction.replay.steps) == 1:
         said.append("Only one step is covered: the interval leaves out how steps vary.")
     return said
-
-
-def recording_note(prediction: Prediction) -> str | None:
-    """Return that the trace does not say what recording cost, and what it is taken for; None if it does."""
-    if prediction.unprofiled is None or prediction.unprofiled.beside is None:
-        return None
-    return typical_cost_note(prediction.replay)
-
-
-def typical_cost_note(replay: Replay) -> str:
-    """Return what the cost of recording is taken for, where the trace does not say it."""
-    return (
-        "What recording cost is not in this trace: for the step without the profiler, the typical "
-        f"{replay.recorded_share:.0%} of the CPU's time was taken out. `daydream collect` "
-        "times steps without the profiler, too."
-    )
 
 
 def _whole_microseconds(trace: Trace) -> bool:
     starts = trace["start_ns"][:1000]
     return bool(len(starts) and not (starts % 1000).any() and not (trace["duration_ns"][:1000] % 1000).any())
+
+
+def cpu_share(waits: Mapping[Bound, int]) -> float:
+    """Return the part of a step's waits that is for the CPU, 0 to 1."""
+    whole = sum(waits.values())
+    return waits.get(Bound.CPU, 0) / whole if whole > 0 else 0.0
+
+
+def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:
+    """Return what a settled step waits for, in ns, by the chain of causes behind it; mean over the steps."""
+    return by_bound(ns_by_cause(settled.timeline, settled.copy, list(settled.step_times())))
+
+
+def most_of(shares: Mapping[Bound, int]) -> tuple[Bound, float]:
+    """Return what most of a step waits for, and its share of the step."""
+    total = sum(shares.values())
+    if total <= 0:
+        return Bound.NOTHING, 0.0
+    most = max(shares, key=lambda what: shares[what])
+    return most, shares[most] / total
+
+
+def why_unmoved(comparison: Prediction) -> str | None:
+    """Return what the step waits for instead, in a sentence, where the change leaves its time as it was."""
+    if abs(comparison.simulated_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
+        return None
+    what, share = comparison.bound
+    return f"The step's time does not move with this change: it waits for {what.awaited} ({share:.0%})."
+
+
+class LongRow(Record):
+    """A row of a recording and its duration."""
+
+    name: str
+    duration_ns: int
+
+
+class Stretch(Record):
+    """A stretch of a recording that lies before, between or behind the steps, and its longest rows."""
+
+    where: str
+    start_ns: int
+    duration_ns: int
+    longest: tuple[LongRow, ...]
+
+
+class RecordedTime(Record):
+    """What part of a recording covered steps are, 0 to 1; what part lies in no step, and where that is."""
+
+    covered_share: float
+    outside_share: float
+    outside: tuple[Stretch, ...]
+
+    def note(self) -> str | None:
+        """Return a sentence where much of the recording lies in no step."""
+        if self.outside_share < MUCH or not self.outside:
+            return None
+        parts = []
+        for stretch in self.outside:
+            named = ", ".join(f"{row.name} {_ms(row.duration_ns)}" for row in stretch.longest)
+            parts.append(
+                f"{_ms(stretch.duration_ns)} {stretch.where} them" + (f" ({named})" if named else "")
+            )
+        return (
+            f"The covered steps are {100 * self.covered_share:.0f} % of the recording; in no step are "
+            f"{' and '.join(parts)}. Predictions leave that time out."
+        )
+
+
+def recorded_time(trace: Trace) -> RecordedTime | None:
+    """Return how much of a recording its steps are: the mean of its ranks, and stretches of the worst one.
+
+    None where there are no rows or no steps with times.
+    """
+    steps: list[dict[str, Any]] = trace.metadata.get("steps", [])
+    if not len(trace) or not steps:
+        return None
+    found = [_of_rank(trace, rank, steps) for rank in sorted({int(step.get("rank", 0)) for step in steps})]
+    known = [each for each in found if each is not None]
+    if not known:
+        return None
+    worst = max(known, key=lambda each: each.outside_share)
+    return worst.but(covered_share=float(np.mean([each.covered_share for each in known])))
+
+
+def _of_rank(trace: Trace, rank: int, steps: list[dict[str, Any]]) -> RecordedTime | None:
+    mine = [step for step in steps if int(step.get("rank", 0)) == rank and "end_ns" in step]
+    several = len({int(step.get("rank", 0)) for step in steps}) > 1
+    start = np.asarray(trace["start_ns"], np.int64)
+    rows = np.flatnonzero(np.asarray(trace["rank"]) == rank) if several else np.arange(len(trace))
+    if not len(rows) or not mine:
+        return None
+    end = start + np.asarray(trace["duration_ns"], np.int64)
+    first, last = int(start[rows].min()), int(end[rows].max())
+    whole = max(last - first, 1)
+    covered = sum(int(step.get("measured_ns") or 0) for step in mine if step.get("covered"))
+    taken = sorted(
+        (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"]))) for step in mine
+    )
+    stretches, at = [], first
+    for begin, stop in [*taken, (last, last)]:
+        if begin - at >= WORTH_NAMING * whole:
+            where = "before" if at == first else "behind" if begin == last else "between"
+            stretches.append(Stretch(where, at, begin - at, _longest(trace, rows, start, end, at, begin)))
+        at = max(at, stop)
+    outside = sum(stretch.duration_ns for stretch in stretches)
+    return RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches))
+
+
+def _longest(
+    trace: Trace, rows: np.ndarray, start: np.ndarray, end: np.ndarray, begin: int, stop: int
+) -> tuple[LongRow, ...]:
+    """Return the longest rows of the host inside a stretch, that do not overlap."""
+    host = trace.is_kind("operator", "annotation", "runtime")[rows]
+    inside = rows[host & (start[rows] >= begin) & (end[rows] <= stop)]
+    order = inside[np.lexsort((inside, -(end - start)[inside]))]
+    found: list[int] = []
+    for row in order[:64].tolist():
+        if end[row] - start[row] < WORTH_NAMING * (stop - begin) or len(found) == MOST_NAMES:
+            break
+        if all(end[row] <= start[other] or start[row] >= end[other] for other in found):
+            found.append(row)
+    names = trace.values("name", np.array(found, np.int64))
+    return tuple(
+        LongRow(_short(str(name)), int(end[row] - start[row])) for name, row in zip(names, found, strict=True)
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 48 else name[:47] + "…"
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.{0 if ns >= 100e6 else 1}f} ms"

@@ -1,4 +1,4 @@
-"""Replay: the untouched graph simulated and held against what was measured."""
+"""Replay: a trace simulated without a change, and the step that every answer about the trace starts from."""
 
 from __future__ import annotations
 
@@ -14,22 +14,32 @@ from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
-from daydream.display import NotebookFigure, as_json
+from daydream.display import NotebookFigure
 from daydream.errors import GraphError
-from daydream.graph.alike import retimed
+from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
-from daydream.graph.query.device import fused_parts
-from daydream.graph.recording_cost import cost_of_recording, told_cost
+from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
 from daydream.graph.tables import KERNEL
-from daydream.graph.unprofiled import taken_out, without_profiler
-from daydream.predict.contention_option import MEASURED, choose
-from daydream.predict.notes import replay_notes
-from daydream.simulate.pinned import held_ns
-from daydream.simulate.steady import Settled, settle
+from daydream.predict.basis import (
+    ESTIMATED,
+    RECORDED,
+    UNPROFILED,
+    Basis,
+    TimedSteps,
+    faster_note,
+    recording_share,
+    timed_steps,
+    typical_note,
+    without_start_up,
+)
+from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
+from daydream.results import Record
+from daydream.simulate.critical_path import held_ns
+from daydream.simulate.steady_state import SteadyState, settle
 from daydream.simulate.timeline import Timeline
+from daydream.trace.step_range import TYPICAL
 from daydream.trace.trace import Trace
-from daydream.trace.typical_run import TYPICAL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,36 +47,108 @@ if TYPE_CHECKING:
     from daydream.trace.cached_trace import CacheEntry
 
 Source = Trace | str | os.PathLike[str]
-LARGEST_SHARE = 0.6  # of the CPU's time: a typical cost of recording that would be more is not believed
+LEAST_SHARE, LARGEST_SHARE = 0.01, 0.6  # of the busiest thread's time: a typical cost that counts
 APART = 0.05  # typical and mean step: further apart both are said
+BASIS_FIELDS = (
+    "basis", "basis_measured_ns", "basis_typical_measured_ns", "basis_error", "spread", "recording_cost",
+    "start_up_ns",
+)  # fmt: skip
 
 
-def _relative(replayed: int, measured: int) -> float:
+def relative(replayed: int, measured: int) -> float:
+    """Return replayed / measured - 1; infinite for a measured step of no time."""
     if measured:
         return replayed / measured - 1
     return 0.0 if replayed == measured else float("inf")
 
 
-@dataclass
-class StepReplay:
-    """One covered step: measured and replayed, in ns."""
+class StepReplay(Record):
+    """One covered step: measured and replayed, in ns; `error` is replayed / measured - 1."""
 
     name: str
     rank: int
     measured_ns: int
     replayed_ns: int
+    error: float = 0.0
 
-    @property
-    def error(self) -> float:
-        """Return replayed / measured - 1."""
-        return _relative(self.replayed_ns, self.measured_ns)
+    def __post_init__(self) -> None:
+        """Fill in the error."""
+        self.error = relative(self.replayed_ns, self.measured_ns)
+
+
+class ReplayFigures(Record):
+    """What `replay --json` prints: how well a trace that is simulated without a change meets the recording.
+
+    Attributes:
+        ranks: the ranks that were recorded.
+        steps: the covered steps as they were recorded.
+        measured_ns: their mean, measured.
+        replayed_ns: their mean, replayed.
+        typical_measured_ns: their median, measured.
+        typical_replayed_ns: their median, replayed.
+        error: replayed / measured - 1 of the mean.
+        max_error: the largest relative error of a step, unsigned.
+        basis: which step predictions are about: `unprofiled`, `estimated` or `recorded`.
+        basis_ns: that step, replayed.
+        basis_measured_ns: that step, measured; None where it is estimated.
+        basis_error: simulated / measured - 1 of that step, before any calibration.
+        start_error_ns: how far kernels start from where they were recorded: `p50` and `p95`.
+        tasks: of the graph.
+        edges: causes between them, once it is simulated.
+        kernels: that were recorded.
+        kernels_linked: of these, those whose launch is known.
+        kernels_orphaned: those whose launch is not.
+        event_waits: waits for an event by how their cause is known: `recorded`, `inferred`, `unresolved`.
+        queue_depth: launches that fit into the device's queue; None where it never filled.
+        collectives: how far each collective's ends are apart, measured and replayed.
+        notes: what a reader should know before trusting the figures.
+    """
+
+    ranks: list[int]
+    steps: list[StepReplay]
+    measured_ns: int
+    replayed_ns: int
+    typical_measured_ns: int
+    typical_replayed_ns: int
+    error: float
+    max_error: float
+    basis: Basis
+    basis_ns: int
+    basis_measured_ns: int | None
+    basis_error: float | None
+    start_error_ns: dict[str, int]
+    tasks: int
+    edges: int
+    kernels: int
+    kernels_linked: int
+    kernels_orphaned: int
+    event_waits: dict[str, int]
+    queue_depth: int | None
+    collectives: list[dict[str, Any]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The steps as they were recorded, simulated: their graph, and each measured and replayed step."""
+
+    graph: Graph
+    settled: SteadyState
+    steps: list[StepReplay]
+    start_error_ns: dict[str, int]
 
 
 @dataclass(repr=False)
 class Replay(NotebookFigure):
-    """How well the unchanged graph reproduces the recording.
+    """A trace simulated without a change: how well that meets the recording, and what predictions start from.
 
-    Headline figures are means over the covered steps, what a run pays for; `typical_*` are their medians.
+    `measured_ns`, `replayed_ns`, `error` and `steps` are of the recorded steps; headline figures are
+    means over the covered ones, `typical_*` their medians.
+
+    `basis` says which step predictions are about; `graph`, `settled`, `timeline` and `basis_ns` are of it.
+    It is `unprofiled` where steps were timed without a profiler, `estimated` where the typical cost of
+    recording or the driver's start-up was taken out, else `recorded`. `basis_error` is simulated / measured
+    - 1 of that step, before CPU work was scaled to meet the measured one; None where none was measured.
 
     Example::
 
@@ -77,14 +159,17 @@ class Replay(NotebookFigure):
     """
 
     graph: Graph
-    settled: Settled
-    steps: list[StepReplay]
-    start_error_ns: dict[str, int]
-    said: list[str] = field(default_factory=list)  # of the recording and its graph
-    recorded: Replay | None = None  # that of the recording, where this is without the cost of it
-    bias: float | None = None  # how far this step is then from the one that was measured so
+    settled: SteadyState
+    recording: Recording
+    basis: Basis = RECORDED
+    basis_measured_ns: int | None = None
+    basis_typical_measured_ns: int | None = None  # the median of the same steps
+    basis_error: float | None = None
+    spread: float = 0.0  # 90 % half-width of the mean of the timed steps, as a part of it
+    recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
+    start_up_ns: int = 0  # of the only step that was recorded; not of the basis
+    said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
     parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
-    kept_times: tuple[np.ndarray, np.ndarray] | None = None  # durations and gaps of `corrected`
 
     def __repr__(self) -> str:
         return (
@@ -94,7 +179,7 @@ class Replay(NotebookFigure):
 
     @property
     def timeline(self) -> Timeline:
-        """The simulated timeline, window repeated where there is one."""
+        """The simulated timeline of the basis, window repeated where there is one."""
         return self.settled.timeline
 
     def breakdown(self) -> dict[str, dict[str, int]]:
@@ -110,13 +195,28 @@ class Replay(NotebookFigure):
         return pd.DataFrame(rows, columns=columns)
 
     @property
+    def steps(self) -> list[StepReplay]:
+        """The covered steps as they were recorded."""
+        return self.recording.steps
+
+    @property
+    def start_error_ns(self) -> dict[str, int]:
+        """How far kernels start from where they were recorded: `p50` and `p95`, in ns."""
+        return self.recording.start_error_ns
+
+    @property
+    def basis_ns(self) -> int:
+        """The steady step that predictions start from, in ns."""
+        return self.settled.step_ns
+
+    @property
     def measured_ns(self) -> int:
-        """Mean measured time of the covered steps."""
+        """Mean measured time of the covered steps, as recorded."""
         return round(fmean(step.measured_ns for step in self.steps))
 
     @property
     def typical_measured_ns(self) -> int:
-        """Median measured time of the covered steps."""
+        """Median measured time of the covered steps, as recorded."""
         return round(median(step.measured_ns for step in self.steps))
 
     @property
@@ -136,13 +236,29 @@ class Replay(NotebookFigure):
 
     @property
     def error(self) -> float:
-        """Relative error of the mean step, signed."""
-        return _relative(self.replayed_ns, self.measured_ns)
+        """Relative error of the mean recorded step, signed."""
+        return relative(self.replayed_ns, self.measured_ns)
 
     @property
     def max_error(self) -> float:
         """Largest relative error of a covered step, unsigned."""
         return max(abs(step.error) for step in self.steps)
+
+    @property
+    def residual(self) -> float:
+        """How far the calibrated step still is from the measured one, unsigned; 0 where none was measured."""
+        if self.basis != UNPROFILED or not self.basis_measured_ns:
+            return 0.0
+        return abs(relative(self.basis_ns, self.basis_measured_ns))
+
+    def as_recorded(self) -> Replay:
+        """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
+        if self.basis == RECORDED:
+            return self
+        found = Replay(self.recording.graph, self.recording.settled, self.recording, said=self.said)
+        found.basis_measured_ns, found.basis_error = self.measured_ns, self.error
+        found.basis_typical_measured_ns = self.typical_measured_ns
+        return found
 
     @cached_property
     def tasks_of_steps(self) -> np.ndarray:
@@ -156,118 +272,51 @@ class Replay(NotebookFigure):
         return held_ns(self.settled)
 
     @cached_property
+    def cpu_share(self) -> float:
+        """How much of the step waits for the CPU, 0 to 1."""
+        return cpu_share(waited_for_ns(self.settled))
+
+    @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace = self.graph.trace if self.recorded is None else None
-        return None if trace is None else unrest(trace, self.unprofiled_replayed_ns)
+        trace = self.graph.trace
+        if trace is None:
+            return None
+        if self.basis != UNPROFILED or self.basis_error is None or self.basis_measured_ns is None:
+            return unrest(trace, None)
+        return unrest(trace, round(self.basis_measured_ns * (1 + self.basis_error)))
 
     @cached_property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the figures, a sentence each."""
         return [*self.said, *filter(None, [self.unrest])]
 
-    @cached_property
-    def unprofiled(self) -> Replay | None:
-        """The replay without the profiler's cost; None if the trace does not say what recording cost."""
-        trace = self.graph.trace if self.recorded is None else None
-        if trace is None or told_cost(trace) is None:
-            return None
-        assert self.corrected is not None  # noqa: S101 - the cost is known
-        made, measured = self._changed(self.corrected), self.unprofiled_measured_ns
-        return made if measured is None else replace(made, bias=_relative(made.settled.step_ns, measured))
-
-    @cached_property
-    def corrected(self) -> Graph | None:
-        """The graph without what recording cost, as measured or typical; None where that is not known."""
-        trace = self.graph.trace
-        if trace is None or cost_of_recording(trace) is None:
-            return None
-        if self.kept_times is not None:
-            return retimed(self.graph, *self.kept_times)
-        return without_profiler(self.graph)
-
-    @cached_property
-    def typically_unprofiled(self) -> Replay | None:
-        """The replay without what recording typically costs, where that was not measured; None elsewhere."""
-        found = self._without_typical_cost
-        return None if found is None else self._changed(found[0])
-
-    @cached_property
-    def recorded_share(self) -> float:
-        """How much of the CPU's time recording took if it cost what is typical; 0 where it was measured."""
-        return 0.0 if self._without_typical_cost is None else self._without_typical_cost[1]
-
-    @cached_property
-    def _without_typical_cost(self) -> tuple[Graph, float] | None:
-        """The corrected graph, and how much of the CPU's time it is without."""
-        trace = self.graph.trace if self.recorded is None else None
-        if trace is None or told_cost(trace) is not None or self.corrected is None:
-            return None
-        share = taken_out(self.graph, self.corrected)
-        return (self.corrected, share) if share <= LARGEST_SHARE else None
-
-    @cached_property
-    def anchored(self) -> Replay | None:
-        """The unprofiled replay with CPU work scaled to meet the measured step; None if that is unknown.
-
-        What the correction misses is taken to lie in all CPU costs alike: what a change adds in
-        absolute terms (a transfer, a kernel) then stands beside steps of the right length.
-        """
-        without, measured = self.unprofiled, self.unprofiled_measured_ns
-        if without is None or measured is None or not without.settled.step_ns:
-            return None
-        graph = without.graph.copy()
-        cpu = graph.select(kind="cpu")
-        if len(cpu):
-            cpu.scale(measured / without.settled.step_ns, gaps=True)
-        return self._changed(graph)
-
-    def _changed(self, graph: Graph) -> Replay:
-        return replace(replay_graph(graph, passes=self.settled.judged), recorded=self)
-
-    @property
-    def unprofiled_replayed_ns(self) -> int | None:
-        """The settled step without the profiler's cost: made without looking at the measured one."""
-        return None if self.unprofiled is None else self.unprofiled.settled.step_ns
-
-    @property
-    def unprofiled_measured_ns(self) -> int | None:
-        """Mean of the steps that were timed without a profiler; None if the trace holds none."""
-        times = self.graph.trace.metadata.get("unprofiled_step_ns") if self.graph.trace else None
-        return round(fmean(times)) if times else None
-
-    @property
-    def unprofiled_error(self) -> float | None:
-        """Relative error of the unprofiled step, signed; None where either side of it is not known."""
-        replayed, measured = self.unprofiled_replayed_ns, self.unprofiled_measured_ns
-        return None if replayed is None or measured is None else _relative(replayed, measured)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object `replay --json` prints, without the trace's name."""
+    def figures(self) -> ReplayFigures:
+        """Return how well the trace replays, in ns per step, and what its graph is made of."""
         from daydream.predict.replayed_collectives import collectives
 
-        graph, facts = self.graph, self.graph.facts
+        graph, facts = self.recording.graph, self.recording.graph.facts
         kernel = graph.alive & (graph.columns["kind"] == KERNEL)
         parts = kernel & fused_parts(graph)
         kernels = int((kernel & ~parts).sum()) + len(unique(graph.columns["row"][parts]))
-        figures = (
-            "measured_ns replayed_ns typical_measured_ns typical_replayed_ns error max_error "
-            "unprofiled_measured_ns unprofiled_replayed_ns unprofiled_error start_error_ns"
-        )
-        return {
+        graph_figures: dict[str, Any] = {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
-            "steps": [as_json(step, "name rank measured_ns replayed_ns error") for step in self.steps],
-            **as_json(self, figures),
             "tasks": len(graph),
             "edges": len(lower(graph).plan.edge_src),
             "kernels": kernels,
             "kernels_linked": kernels - facts.unlaunched_kernels,
             "kernels_orphaned": facts.unlaunched_kernels,
-            "event_waits": dict(facts.event_waits),
+            "event_waits": facts.event_waits,
             "queue_depth": facts.queue_depth,
-            "collectives": collectives(self),
-            "notes": self.notes,
+            "collectives": collectives(self.recording),
+            "notes": [*self.notes],
         }
+        own = [name for name in ReplayFigures.__struct_fields__ if name not in graph_figures]
+        return ReplayFigures(**graph_figures, **{name: getattr(self, name) for name in own})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `replay --json` prints, without the trace's name."""
+        return self.figures().to_json()
 
 
 def as_trace(source: Source) -> Trace:
@@ -287,8 +336,9 @@ def as_replay(source: Source | Graph | Replay) -> Replay:
 def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
     """Return the simulation of an unchanged trace, compared with what was measured.
 
-    `table` holds measured times of kernels or operators, or is the file of them (`daydream calibrate`
-    writes one): predictions from this replay use them where they can.
+    It decides which step predictions are about: see `Replay.basis`. `table` holds measured times of kernels
+    or operators, or is the file of them (`daydream calibrate` writes one): predictions from this replay use
+    them where they can.
 
     Returns:
         A `Replay`: measured and replayed time of each step, in ns, and their difference.
@@ -301,16 +351,17 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
     if isinstance(source, Graph):
         graph = source if table is None else source.copy()
         give_table(graph, table)
-        return replay_graph(graph)
+        return baseline_of(recorded_steps(graph))
     trace = as_trace(source)
     if trace.cache is None:
         from daydream.graph.build import build  # a kept graph needs no rule
 
         graph = build(trace)
         give_table(graph, table)
-        return replay_graph(graph)
+        return baseline_of(recorded_steps(graph))
     found = _from_cache(trace, trace.cache)
-    give_table(found.graph, table)
+    for graph in (found.graph, found.recording.graph):
+        give_table(graph, table)
     return found
 
 
@@ -321,30 +372,37 @@ def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
     found = cached_replay(trace, entry)
     if found is not None and found.steps:  # no replay is without
         steps = [StepReplay(*step) for step in found.steps]
-        return Replay(
-            found.graph, found.settled, steps, found.start_error_ns, found.said,
-            parts=found.parts, kept_times=found.times,
-        )  # fmt: skip
-    from daydream.explanation.parts import parts_of_replay
+        graph, settled = found.graph, found.settled
+        recording = Recording(graph, settled, steps, found.start_error_ns)
+        if found.times is not None:
+            graph = graph.retimed(*found.times)
+            settled = settle(graph)
+        return Replay(graph, settled, recording, said=found.said, parts=found.parts, **found.basis)
     from daydream.graph.build import build
+    from daydream.predict.breakdown import parts_of_replay
 
-    made = replay_graph(build(trace))
+    made = baseline_of(recorded_steps(build(trace)))
+    recording = made.recording
     rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
-    parts, corrected = parts_of_replay(made), made.corrected
-    times = None if corrected is None else (corrected.columns["duration_ns"], corrected.columns["gap_ns"])
-    keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said, parts, times), entry)
+    columns = made.graph.columns
+    times = None if made.basis == RECORDED else (columns["duration_ns"], columns["gap_ns"])
+    basis = {name: getattr(made, name) for name in BASIS_FIELDS}
+    parts = parts_of_replay(made)
+    keep(
+        Kept(
+            recording.graph, recording.settled, rows, recording.start_error_ns, made.said, parts, times, basis
+        ),
+        entry,
+    )
     return made
 
 
-def replay_graph(graph: Graph, *, passes: int = 2) -> Replay:
-    """Return how an untouched graph's simulation compares with the recording.
-
-    `passes` are simulated at first; only speed depends on it, see `settle`.
+def recorded_steps(graph: Graph) -> Recording:
+    """Return how a graph without a change, simulated, compares with the recording.
 
     Raises `GraphError` if the trace covers no step.
     """
-    slows = choose(MEASURED, graph, graph)
-    settled = settle(graph, passes=passes, spare=int(slows is not None and slows.slows))
+    settled = settle(graph)
     times = settled.first_pass()
     steps = [
         StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
@@ -355,7 +413,73 @@ def replay_graph(graph: Graph, *, passes: int = 2) -> Replay:
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
-    return Replay(graph, settled, steps, _start_error(graph, settled.timeline), replay_notes(graph, settled))
+    return Recording(graph, settled, steps, _start_error(graph, settled.timeline))
+
+
+def baseline_of(recording: Recording) -> Replay:
+    """Return the replay of a trace whose recorded steps were simulated: the step that answers are about."""
+    graph, settled = recording.graph, recording.settled
+    trace, notes = graph.trace, replay_notes(graph, settled)
+    found = Replay(graph, settled, recording, said=notes)
+    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
+    found.basis_typical_measured_ns = found.typical_measured_ns
+    if trace is None:
+        return found
+    timed = timed_steps(trace, [step.measured_ns for step in recording.steps])
+    if timed is not None:
+        notes += timed.notes()
+        if timed.slower_than(found.measured_ns):
+            notes.append(faster_note(timed, found.measured_ns))
+            cost = timed.mean_ns / found.measured_ns - 1 if found.measured_ns else 0.0
+            return replace(found, recording_cost=cost)
+    if len(graph.steps) == 1:
+        graph, found.start_up_ns = without_start_up(graph, notes)
+    corrected = graph if cost_of_recording(trace) is None else without_profiler(graph)
+    if timed is not None:
+        return _calibrated(found, corrected, timed)
+    share = recording_share(graph, corrected)
+    if LEAST_SHARE <= share <= LARGEST_SHARE:
+        notes.append(typical_note(share))
+    elif found.start_up_ns:
+        corrected, share = graph, 0.0
+    else:
+        return found
+    return replace(
+        found,
+        graph=corrected,
+        settled=settle(corrected),
+        basis=ESTIMATED,
+        basis_measured_ns=None,
+        basis_typical_measured_ns=None,
+        basis_error=None,
+        recording_cost=share if found.start_up_ns else 0.0,
+    )
+
+
+def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
+    """Return the replay of a graph whose CPU work is scaled by the timed step / the simulated one.
+
+    What the correction misses is taken to lie in all CPU costs alike: what a change adds in absolute terms (a
+    transfer, a kernel) is then added to a step of the right length. One scaling predicts as well as several
+    that meet the timed step, and better than none (`docs/collection.md`).
+    """
+    settled = settle(graph)
+    error = relative(settled.step_ns, timed.mean_ns)
+    if settled.step_ns and timed.mean_ns and len(graph.select(kind="cpu")):
+        copy = graph.copy()
+        copy.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
+        graph = found.recording.graph.retimed(copy.columns["duration_ns"], copy.columns["gap_ns"])
+        settled = settle(graph)
+    return replace(
+        found,
+        graph=graph,
+        settled=settled,
+        basis=UNPROFILED,
+        basis_measured_ns=timed.mean_ns,
+        basis_typical_measured_ns=round(median(timed.kept)),
+        basis_error=error,
+        spread=timed.spread,
+    )
 
 
 def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:

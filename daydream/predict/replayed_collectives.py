@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import match_collectives
+from daydream.collect.derive.collectives import match_collectives
 from daydream.graph.tables import COLLECTIVE
 
 if TYPE_CHECKING:
-    from daydream.predict.replay import Replay
+    from daydream.predict.replay import Recording
 
 
-def collectives(result: Replay) -> list[dict[str, Any]]:
+def collectives(result: Recording) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
-    graph, timeline = result.graph, result.timeline
+    graph, timeline = result.graph, result.settled.timeline
     first = timeline.copy == 0
     measured_work = graph.columns["row"][timeline.task] >= 0
     chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == COLLECTIVE) & first & measured_work)

@@ -3,48 +3,94 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from daydream.display import NotebookTables, as_json
+from msgspec import field
+
+from daydream.costs.device.table import KernelTable
+from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
+from daydream.files.own_folders import own_folder
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
-from daydream.predict.as_run import of_one_step
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.sweep_worker import FIGURES, Answered, Question, Refused, SweepTrace, answers_on
-from daydream.transforms.compose import arguments, option_names, parse, qualified, spelled
-from daydream.transforms.registry import Optimization
+from daydream.predict.prediction import Changed, predict
+from daydream.predict.replay import Replay, replay
+from daydream.results import Record
+from daydream.trace.trace import Trace
+from daydream.transforms.compose import arguments, edit_of, option_names, parse, qualified, spelled
+from daydream.transforms.registry import Optimization, find
+from daydream.transforms.user_file import OWN_FILE, mistake_in_own_file
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from daydream.costs.device.table import KernelTable
     from daydream.graph.graph import Graph
-    from daydream.predict.replay import Replay, Source
+    from daydream.predict.replay import Source
 
     SweepSource = Source | Graph | Replay
 
+Item = tuple[int, dict[str, Any] | None]  # number of the trace, the options that vary; None: how it replays
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
-AS_RUN = ("as_run_before_ns", "as_run_after_ns", "as_run_low_ns", "as_run_high_ns", "as_run_speedup")
+FIGURES = (
+    "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup", "reason",
+    "changed", "inserted", "removed",
+)  # fmt: skip
 
 
-@dataclass(repr=False)
-class Sweep(NotebookTables):
+class SweepTrace(Record):
+    """One of the traces as it was recorded; or, where it cannot be replayed, the reason."""
+
+    trace: str
+    basis: str | None
+    measured_ns: int | None
+    replayed_ns: int | None
+    replay_error: float | None
+    notes: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+class Answered(Changed):
+    """What one scenario of a `trace` would give; notes without those that the trace has anyway.
+
+    Times are of the step that `replay` chose, its `basis`.
+    """
+
+    trace: str = ""
+
+
+class Refused(Record):
+    """A scenario that has no answer, and why."""
+
+    trace: str
+    options: dict[str, Any]
+    reason: str
+    notes: tuple[str, ...] = ()
+
+
+class Sweep(Record, NotebookTables, eq=False):
     """Every scenario that was answered, best first, and those that were not, with the reason.
 
-    `varied` maps options to their values, `options` holds those that are the same in all
-    scenarios, defaults included.
+    Attributes:
+        optimization: its name.
+        varied: the values of each option that varies.
+        options: those that are the same in all scenarios, defaults included.
+        traces: what the scenarios are of.
+        scenarios: those that were answered.
+        refused: those that were not.
+        notes: what a reader should know before trusting the figures, of whatever trace.
 
     Example::
 
@@ -61,14 +107,19 @@ class Sweep(NotebookTables):
     traces: list[SweepTrace]
     scenarios: list[Answered]
     refused: list[Refused]
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Fill in the notes of all traces."""
+        self.notes = list(dict.fromkeys(note for trace in self.traces for note in trace.notes))
 
     def __len__(self) -> int:
         """Return the number of scenarios, answered or not."""
         return len(self.scenarios) + len(self.refused)
 
     def __repr__(self) -> str:
-        first = self.possible[0].as_run if self.possible else None
-        best = f", best {first.speedup:.2f}x" if first is not None else ""
+        times = self.possible[0].speedup if self.possible else None
+        best = f", best {times:.2f}x" if times is not None else ""
         return f"<Sweep of {self.optimization}: {len(self):,} scenarios, {len(self.refused):,} refused{best}>"
 
     @property
@@ -87,9 +138,6 @@ class Sweep(NotebookTables):
             row |= {_column(name): each.options[name] for name in self.varied}
             row["measured_ns"] = measured[each.trace]
             row |= {name: None if refused else getattr(each, name) for name in FIGURES}
-            run = None if isinstance(each, Refused) else each.as_run
-            for name in AS_RUN:
-                row[name] = None if run is None else getattr(run, name.removeprefix("as_run_"))
             memory = None if isinstance(each, Refused) else each.memory
             row["peak_memory_bytes"] = None if memory is None else memory.after_bytes
             row["fits"] = None if memory is None else memory.fits
@@ -127,15 +175,6 @@ class Sweep(NotebookTables):
             (csv.write_csv if suffix == ".csv" else parquet.write_table)(self.to_arrow(), temporary)
 
         write_whole(path, write, force=force)
-
-    def notes(self) -> list[str]:
-        """Return what a reader should know before trusting the figures, of whatever trace."""
-        return list(dict.fromkeys(note for trace in self.traces for note in trace.notes))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object `sweep --json` prints."""
-        keys = "optimization varied options traces scenarios refused"
-        return as_json(self, keys) | {"notes": self.notes()}
 
 
 def sweep(
@@ -176,24 +215,23 @@ def sweep(
     named = _named(source)
     parsed(contention)
     _check_files(runs_on, [*options.values(), *(value for listed in varied.values() for value in listed)])
-    question = Question.of(named, optimizations, options, table, contention, runs_on, capacity)
-    items = list(_items(len(named), varied))
+    question = _question(named, optimizations, dict(options), table, contention, capacity, runs_on)
+    combinations = [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
+    items: list[Item] = [(place, each) for place in range(len(named)) for each in (None, *combinations)]
     say = progress or (lambda _what, _share: None)
     what = f"predicting {len(items) - len(named):,} scenarios"
-    found = map_on(runs_on, answers_on, question, items, progress=lambda share: say(what, share))
+    found = map_on(runs_on, _answers_on, question, items, progress=lambda share: say(what, share))
 
     traces = [each for each in found if isinstance(each, SweepTrace)]
     failed = [each.reason for each in traces if each.reason is not None]
     if len(failed) == len(traces):
         raise GraphError(failed[0])
-    answered = [each for each in found if isinstance(each, Answered)]
     chosen = sort or ("step" if len(named) == 1 else "speedup")
-    by_trace = [[each for each in answered if each.trace == name] for name in named]
-    answered = [each for of_trace in by_trace for each in of_one_step(of_trace)]
+    answered = [each for each in found if isinstance(each, Answered)]
     if chosen == "step":
-        answered.sort(key=lambda each: each.as_run.after_ns if each.as_run is not None else inf)
+        answered.sort(key=lambda each: each.predicted_ns if each.predicted_ns is not None else inf)
     elif chosen == "speedup":
-        answered.sort(key=lambda each: -each.as_run.speedup if each.as_run is not None else inf)
+        answered.sort(key=lambda each: -each.speedup if each.speedup is not None else inf)
     refused = [each for each in found if isinstance(each, Refused)]
     return Sweep(spelled(optimizations), varied, fixed, traces, answered, refused)
 
@@ -245,14 +283,6 @@ def _check_files(engine: Engine, values: Iterable[Any]) -> None:
             )
 
 
-def _items(traces: int, varied: Mapping[str, Sequence[Any]]) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield what is asked: for each trace how it replays (no options), then every combination."""
-    for place in range(traces):
-        yield place, None
-        for chosen in product(*varied.values()):
-            yield place, dict(zip(varied, chosen, strict=True))
-
-
 def _named(source: Any) -> dict[str, Any]:
     """Return the traces by name: the one given, the path, what the trace says, or its place."""
     if isinstance(source, Mapping):
@@ -278,5 +308,130 @@ def _name(source: Any) -> str:
 def _column(option: str) -> str:
     """Return the column of an option, which may have the name of a figure."""
     of_memory, said = ("peak_memory_bytes", "fits"), ("notes", "notes_text", "refused")
-    taken = {"trace", "measured_ns", *FIGURES, *AS_RUN, *of_memory, *said}
+    taken = {"trace", "measured_ns", *FIGURES, *of_memory, *said}
     return f"option {option}" if option in taken else option
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A file as it is sent to a worker."""
+
+    name: str
+    data: bytes
+
+    def unpacked(self, folder: Path) -> Path:
+        path = folder / self.name
+        path.write_bytes(self.data)
+        return path
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What all scenarios share; traces and a user's own files are packed where workers do not see them."""
+
+    traces: dict[str, Any]
+    optimizations: list[Optimization | _Packed]
+    options: dict[str, Any]
+    table: KernelTable | None
+    contention: ContentionOption
+    capacity: int | None
+
+
+def _question(
+    traces: Mapping[str, Any],
+    optimizations: Sequence[Optimization],
+    options: dict[str, Any],
+    table: KernelTable | str | os.PathLike[str] | None,
+    contention: ContentionOption,
+    capacity: int | None,
+    engine: Engine,
+) -> _Question:
+    """Return the question as this engine can take it.
+
+    Raises `TraceError` if a file is not a usable trace, `GraphError` for a graph where a trace is needed.
+    """
+    from daydream.collect.load import load
+
+    if table is not None and not isinstance(table, KernelTable):
+        table = KernelTable.load(table)
+    read = {
+        name: load(each) if isinstance(each, str | os.PathLike) else each for name, each in traces.items()
+    }
+    sent: list[Optimization | _Packed] = [*optimizations]
+    if not engine.local:
+        read = {name: _packed_trace(name, each) for name, each in read.items()}
+        sent = [_packed_optimization(each) for each in optimizations]
+    return _Question(read, sent, options, table, contention, capacity)
+
+
+def _packed_trace(name: str, trace: Any) -> _Packed:
+    """Return a trace as parquet, a tenth of its size in memory or less."""
+    if not isinstance(trace, Trace):
+        raise GraphError(
+            f"{name} is a {type(trace).__name__}, which is not sent to workers: give the trace, or take the "
+            "engine local"
+        )
+    with own_folder("daydream") as folder:
+        path = folder / "trace.parquet"
+        trace.save(path)
+        return _Packed(path.name, path.read_bytes())
+
+
+def _packed_optimization(optimization: Optimization) -> Optimization | _Packed:
+    """Return an optimization as it is sent: one of a user's own file as that file."""
+    module = sys.modules.get(optimization.function.__module__)
+    if module is not None and module.__name__.startswith(OWN_FILE) and module.__file__:
+        path = Path(module.__file__)
+        return _Packed(path.name, path.read_bytes())
+    return replace(optimization, apply=None)
+
+
+def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered | Refused]:
+    """Return what answers the items of a sweep; a trace is built when it is first asked about."""
+    with own_folder("daydream") as folder:
+        optimizations = [
+            find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each
+            for each in question.optimizations
+        ]
+    names = list(question.traces)
+    replays: dict[int, Replay | str] = {}  # one at a time: graphs are large
+
+    def answer(item: Item) -> SweepTrace | Answered | Refused:
+        place, varied = item
+        name = names[place]
+        if place not in replays:
+            replays.clear()
+            replays[place] = _replayed(question.traces[name], question.table)
+        before = replays[place]
+        if isinstance(before, str):
+            if varied is None:
+                return SweepTrace(name, None, None, None, None, reason=before)
+            return Refused(name, varied, before)
+        if varied is None:
+            times = before.basis_measured_ns, before.basis_ns, before.basis_error
+            return SweepTrace(name, before.basis, *times, tuple(before.notes))
+        try:
+            edit = edit_of(optimizations, {**question.options, **varied}, question.table)
+            found = predict(before, edit, contention=question.contention, capacity_bytes=question.capacity)
+            notes = [note for note in found.notes if note not in before.notes]
+            return found.shared(Answered, trace=name, options=varied, notes=notes)
+        except DaydreamError as error:
+            reason = str(mistake_in_own_file(error) or error)
+        except Exception as error:  # noqa: BLE001 - one that fails must not lose the others
+            reason = str(mistake_in_own_file(error) or f"it failed: {type(error).__name__}: {error}")
+        return Refused(name, varied, " ".join(reason.split()))
+
+    return answer
+
+
+def _replayed(source: Any, table: KernelTable | None) -> Replay | str:
+    """Return the replay of a trace, or why there is none."""
+    if isinstance(source, Replay):
+        return source
+    try:
+        if isinstance(source, _Packed):
+            with own_folder("daydream") as folder:
+                source = Trace.load(source.unpacked(folder))
+        return replay(source, table=table)
+    except GraphError as error:
+        return str(error)

@@ -8,19 +8,19 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.explanation.parts import parts_of_change
-from daydream.predict.difference import Difference
+from daydream.predict.breakdown import parts_of_change
+from daydream.predict.compare import Difference
+from daydream.predict.curves import Curve, Curves
 from daydream.predict.prediction import Prediction
-from daydream.predict.ranking import Ranking
+from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
-from daydream.predict.scale_out import Scaling
-from daydream.predict.sensitivity import Curve, Curves
+from daydream.predict.scaling import Scaling
 from daydream.report.step_figure import draw_step
 from daydream.report.text.breakdown import sections
 from daydream.report.text.difference import columns_of
 from daydream.report.text.layout import printable, shortened
 from daydream.report.text.numbers import UNITS, scale, speedup, time_text
-from daydream.simulate.causes import Bound, PathCause
+from daydream.simulate.critical_path import Bound, PathCause
 from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def _comparison(comparison: Prediction) -> Any:
     else:
         times = speedup(comparison.replayed_ns, comparison.predicted_ns)
         title += f"{time_text(comparison.predicted_ns)} predicted, {times}"
-        title += "" if comparison.as_run is comparison else ", with the profiler"
     return _breakdowns(title, *parts_of_change(comparison), ("before", "after"))
 
 
@@ -74,9 +73,9 @@ def _comparison(comparison: Prediction) -> Any:
 def _difference(difference: Difference) -> Any:
     one, two = difference.before, difference.after
     names = columns_of(difference)
-    title = f"{names[0]} {time_text(one.step_ns)}, {names[1]} {time_text(two.step_ns)}"
+    title = f"{names[0]} {time_text(one.simulated_ns)}, {names[1]} {time_text(two.simulated_ns)}"
     if not one.prediction:
-        title += f", {speedup(one.step_ns, two.step_ns)}"
+        title += f", {speedup(one.simulated_ns, two.simulated_ns)}"
     return _breakdowns(title, one.breakdown, two.breakdown, names)
 
 
@@ -94,21 +93,20 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
 def _ranking(ranking: Ranking) -> Any:
     figure = _figure(12, 5)
     left, right = figure.subplots(1, 2)
-    named = [(each.name, each.as_run) for each in ranking.optimizations if each.gains and each.as_run]
-    named = named[:MOST_BARS][::-1]
-    steps = [step for _, step in named]
-    unit, size = _unit(ranking.before_ns)
+    steps = [each for each in ranking.optimizations if each.gains][:MOST_BARS][::-1]
+    unit, size = _unit(ranking.replayed_ns)
+    ends = [(step.predicted_ns or 0, step.predicted_low_ns, step.predicted_high_ns) for step in steps]
     error = [
-        [0.0 if step.low_ns is None else (step.after_ns - step.low_ns) / size for step in steps],
-        [0.0 if step.high_ns is None else (step.high_ns - step.after_ns) / size for step in steps],
+        [0.0 if low is None else (after - low) / size for after, low, _ in ends],
+        [0.0 if high is None else (high - after) / size for after, _, high in ends],
     ]
-    names = [_name(name) for name, _ in named]
-    left.barh(names, [step.after_ns / size for step in steps], xerr=error, color=AFTER, ecolor="0.25")
-    left.axvline(ranking.before_ns / size, color="0.4", linestyle="--", linewidth=1)
+    names = [_name(step.optimization) for step in steps]
+    left.barh(names, [after / size for after, *_ in ends], xerr=error, color=AFTER, ecolor="0.25")
+    left.axvline(ranking.replayed_ns / size, color="0.4", linestyle="--", linewidth=1)
     left.set(xlabel=f"predicted step, {unit} (dashed: now)", title="optimizations")
     for place, step in enumerate(steps):
         left.annotate(
-            speedup(step.before_ns, step.after_ns), (0, place), xytext=(4, 0), va="center",
+            speedup(step.replayed_ns, step.predicted_ns), (0, place), xytext=(4, 0), va="center",
             textcoords="offset points", color="white", fontsize=8,
         )  # fmt: skip
     _tidy(left)

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.lazy import regex
-from daydream.report.text.difference import side_text, step_remarks
+from daydream.report.text.difference import columns_of, side_text, step_remarks
 from daydream.report.text.layout import printable, shortened
 from daydream.report.text.numbers import percent, range_text, time_text
 
 if TYPE_CHECKING:
-    from daydream.predict.difference import Difference
-    from daydream.predict.sides import Side
-    from daydream.predict.work_of_steps import Change
+    from daydream.predict.compare import Change, Difference, Side
 
 MOST_CHANGES = 5
 NAME_WIDTH = 60
@@ -33,9 +31,9 @@ def comparison_markdown(difference: Difference) -> str:
     changes = [each for each in difference.layers if each.change_ns][:MOST_CHANGES]
     if len(changes) < 2:  # no layers are known
         changes = [each for each in difference.operators if each.change_ns][:MOST_CHANGES]
-    inside = [_table(_changes(changes, predicted=bool(one.prediction)))] if changes else []
+    inside = [_table(_changes(changes, columns_of(difference)))] if changes else []
     inside.append("\n".join(f"- {sentence(side_text(each))}" for each in (one, two)))
-    notes = list(dict.fromkeys(difference.notes()))
+    notes = list(dict.fromkeys(difference.notes))
     if notes:
         inside += ["Notes:", "\n".join(f"- {sentence(note)}" for note in notes)]
     details = "\n\n".join(inside)
@@ -45,14 +43,13 @@ def comparison_markdown(difference: Difference) -> str:
 
 def _verdict(difference: Difference) -> str:
     one, two, start = difference.before, difference.after, difference.started_from_ns
-    before = one.step_ns if start is None else start
-    change = _against(before, two.step_ns)
-    line = f"Step time {time_text(before)} → {time_text(two.step_ns)}: {change}"
+    before = one.simulated_ns if start is None else start
+    change = _against(before, two.simulated_ns)
+    line = f"Step time {time_text(before)} → {time_text(two.simulated_ns)}: {change}"
     if one.prediction:
         if one.reason or difference.error is None:
             return f"{line}; {sentence(one.prediction)} could not be predicted"
-        inside = one.low_ns <= two.high_ns and two.low_ns <= one.high_ns
-        came = "as predicted" if inside else "not as predicted"
+        came = "as predicted" if difference.overlap else "not as predicted"
         return f"{line}, {came} (error {percent(difference.error, signed=True)})"
     return line if difference.clear else f"{line}; the step times overlap, so this may be noise"
 
@@ -61,19 +58,21 @@ def _steps(difference: Difference) -> list[list[str]]:
     one, two, start = difference.before, difference.after, difference.started_from_ns
     rows = [["", "step", "range", "against before"]]
     if not one.prediction:
-        rows.append(["before", time_text(one.step_ns), _range(one), ""])
+        rows.append(["before", time_text(one.simulated_ns), _range(one), ""])
     else:
         rows.append(["before", UNKNOWN if start is None else time_text(start), "", ""])
-        step = UNKNOWN if one.reason else time_text(one.step_ns)
-        change = "" if one.reason or start is None else _against(start, one.step_ns)
+        step = UNKNOWN if one.reason else time_text(one.simulated_ns)
+        change = "" if one.reason or start is None else _against(start, one.simulated_ns)
         rows.append([f"predicted: {code(one.prediction)}", step, _range(one), change])
-    before = one.step_ns if start is None else start
-    rows.append(["after", time_text(two.step_ns), _range(two), _against(before, two.step_ns)])
+    before = one.simulated_ns if start is None else start
+    rows.append(["after", time_text(two.simulated_ns), _range(two), _against(before, two.simulated_ns)])
     return rows
 
 
 def _range(side: Side) -> str:
-    return "" if side.reason or side.low_ns == side.high_ns else range_text(side.low_ns, side.high_ns)
+    if side.low_ns is None or side.high_ns is None or side.low_ns == side.high_ns:
+        return ""
+    return range_text(side.low_ns, side.high_ns)
 
 
 def _against(before_ns: int, after_ns: int) -> str:
@@ -86,8 +85,7 @@ def _against(before_ns: int, after_ns: int) -> str:
     return f"{percent(share)} {'less' if after_ns < before_ns else 'more'} ({before_ns / after_ns:.2f}x)"
 
 
-def _changes(changes: Sequence[Change], *, predicted: bool) -> list[list[str]]:
-    names = ("predicted", "measured") if predicted else ("before", "after")
+def _changes(changes: Sequence[Change], names: Sequence[str]) -> list[list[str]]:
     rows = [["largest changes of a step's work", *names, "change"]]
     for each in changes:
         name = each.layer or each.operator or next(iter((*each.after, *each.before)), "?")

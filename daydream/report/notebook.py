@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from daydream.explanation.parts import parts_of_change
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
-from daydream.predict.difference import Difference
+from daydream.predict.basis import whole_recording
+from daydream.predict.breakdown import parts_of_change
+from daydream.predict.compare import Difference
+from daydream.predict.curves import Curves
 from daydream.predict.prediction import Prediction
-from daydream.predict.ranking import Ranking
+from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
-from daydream.predict.scale_out import Scaling
-from daydream.predict.sensitivity import Curves
+from daydream.predict.scaling import Scaling
 from daydream.predict.sweep import Sweep
 from daydream.report.html.elements import Html, joined
-from daydream.report.text.answer import answer_lines, moved_text
+from daydream.report.text.answer import answer_lines, moved_text, recorded_step
 from daydream.report.text.breakdown import breakdown_rows
 from daydream.report.text.difference import (
     difference_headline,
@@ -37,14 +38,13 @@ from daydream.report.text.overview import rows_by_kind, span_ns
 from daydream.report.text.peak_memory import too_large
 from daydream.report.text.ranking import curve_rows, optimization_rows, ranking_headline
 from daydream.report.text.results import (
+    basis_of_replay,
     edits_text,
     likely_text,
     replay_answer,
     replay_headline,
     step_rows,
     typical_prediction,
-    unprofiled_prediction,
-    unprofiled_replay,
     whatif_headline,
 )
 from daydream.report.text.scaling import FADED, scaling_html
@@ -146,7 +146,7 @@ def _replay(replay: Replay) -> str:
     return _together(
         replay_answer(replay),
         replay_headline(replay),
-        *unprofiled_replay(replay),
+        *basis_of_replay(replay),
         _table(rows),
         f"the {shown} worst of {len(replay.steps)} steps" if shown < len(replay.steps) else "",
         _notes(replay.notes),
@@ -161,9 +161,9 @@ def _comparison(comparison: Prediction) -> str:
         whatif_headline(comparison),
         likely_text(comparison),
         *typical_prediction(comparison),
-        *unprofiled_prediction(comparison),
+        *recorded_step(comparison),
         _table(breakdown_rows(before, after)),
-        *filter(None, [moved_text(comparison, before, after)]),
+        *filter(None, [moved_text(before, after)]),
         edits_text(comparison),
         _notes(comparison.notes),
     )
@@ -178,7 +178,7 @@ def _difference(difference: Difference) -> str:
         *step_remarks(difference),
         _table(work_rows(difference)),
         *unchanged(difference),
-        _notes(difference.notes()),
+        _notes(difference.notes),
     )
 
 
@@ -188,11 +188,12 @@ def _ranking(ranking: Ranking) -> str:
     left_out = [["left out", "why"], *([name, why] for name, why in ranking.left_out.items())]
     reasons = _table(left_out, texts=2) if ranking.left_out else ""
     return _together(
+        *whole_recording(ranking.replay.graph.trace),
         *ranking_headline(ranking),
         _table(optimizations) if ranking.optimizations else "no optimization applies to this trace",
         html(Curves(ranking.curves)) if ranking.curves else "",
         reasons,
-        _notes(ranking.notes()),
+        _notes(ranking.notes),
     )
 
 
@@ -214,7 +215,7 @@ def _sweep(sweep: Sweep) -> str:
         if sweep.scenarios
         else "no scenario could be answered",
         _table(reasons, texts=2) if sweep.refused else "",
-        _notes(sweep.notes()),
+        _notes(sweep.notes),
     )
 
 

@@ -13,7 +13,7 @@ from daydream.files.atomic import write_whole
 from daydream.report.text.scaling import scaling_html
 
 if TYPE_CHECKING:
-    from daydream.predict.scale_out import Scaling
+    from daydream.predict.scaling import Scaling
 
 PLOTS = (".png", ".svg", ".html")
 
@@ -48,7 +48,7 @@ def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False)
 
 def _page(scaling: Scaling) -> str:
     svg = _drawn(scaling, "svg").decode()
-    said = "".join(f"<li>{html.escape(note)}</li>" for note in scaling.notes())
+    said = "".join(f"<li>{html.escape(note)}</li>" for note in scaling.notes)
     return (
         '<!DOCTYPE html>\n<html lang="en">'
         '<head><meta charset="utf-8"><title>daydream scaling</title></head>\n'

@@ -37,7 +37,7 @@ def draw_step(figure: Any, timeline: Timeline, step: int | None, copy: int | Non
     Without `step` it is the median one. Raises `GraphError` if the timeline has no such step.
     """
     copy, step = _chosen(timeline, step, copy)
-    path, work, _ = timeline.path_to(copy, step)
+    path, _, work, _ = timeline.path_to(copy, step)
     end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
     begin = end - timeline.step_times()[copy, step]
     unit, size = UNITS[0] if end - begin >= 1e6 else UNITS[1]

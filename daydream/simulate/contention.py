@@ -6,8 +6,8 @@ b = 1 - 1/factor, the work done from a start s to an end e is
 
     (e - s) - b * (C(e) - C(s))
 
-A recorded duration d already holds the overlap o of the untouched graph, simulated in the same way: the
-work is d - b * o. So only a changed overlap changes a duration, and an untouched graph stays as it was,
+A recorded duration d already holds the overlap o of the baseline, simulated in the same way: the
+work is d - b * o. So only a changed overlap changes a duration, and an unchanged graph stays as it was,
 to the nanosecond. A task whose duration was edited keeps the share of it that was overlapped.
 
 Which tasks overlap is known when the graph has been simulated, so simulating and stretching take
@@ -20,55 +20,44 @@ Only transferring counts. Where ranks wait for each other before the transfer, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from daydream.arrays import unique
-from daydream.graph.query.coverage import Coverage, sharing
+from daydream.graph.calls import Coverage, sharing
+from daydream.graph.lower import Lowered, Window, lower, plan_key
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL
+from daydream.simulate.engine import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
     from daydream.graph.graph import Graph
-    from daydream.graph.lower import Lowered
     from daydream.graph.plan import Plan
-    from daydream.graph.windows import Window
-    from daydream.simulate.timeline import Timeline
-
-    Engine = Callable[[Plan], tuple[np.ndarray, np.ndarray]]
 
 MOST_TURNS = 100
 NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
 EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
 WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
-# What untouched graphs overlap, by how often they were edited and repeated: many predictions start from one.
-_recorded: WeakKeyDictionary[Graph, dict[Any, tuple[np.ndarray, float]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class Contention:
-    """How much slower a changed copy of `untouched` runs where kernels and transfers overlap.
+    """How much slower a changed copy of `baseline` runs where kernels and transfers overlap.
 
     `kernel` is the factor of a kernel beside a transfer, one for all or one for each task of the changed
-    graph; `transfer` that of a transfer beside a kernel. 1 means that it is not slowed. `timeline` is that of
-    the untouched graph where it is known: it is not simulated again then.
+    graph; `transfer` that of a transfer beside a kernel. 1 means that it is not slowed.
     """
 
-    untouched: Graph
+    baseline: Graph
     kernel: npt.ArrayLike
     transfer: float = 1.0
-    timeline: Timeline | None = None
 
     def slowed(
         self,
         graph: Graph,
         lowered: Lowered,
-        engine: Engine,
         copies: int,
         window: Window | None,
     ) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
@@ -77,8 +66,8 @@ class Contention:
         `copies` and `window` are what the graph was lowered with.
         """
         plan = lowered.plan
-        start, end = engine(plan)
-        slow = self._slow(graph, lowered, engine, copies, window)
+        start, end = run(plan)
+        slow = self._slow(graph, lowered, copies, window)
         if not slow:
             return plan, start, end, True
         own = duration = plan.duration_ns
@@ -101,12 +90,10 @@ class Contention:
             parts = 1 + turn // WHOLE_TURNS
             duration = new if parts == 1 else duration + (new - duration) // parts
             plan = plan.with_costs(duration)
-            start, end = engine(plan)
+            start, end = run(plan)
         return plan, start, end, False
 
-    def _slow(
-        self, graph: Graph, lowered: Lowered, engine: Engine, copies: int, window: Window | None
-    ) -> list[_Slow]:
+    def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
         """Return who is slowed by whom."""
         found = []
         for everyone, beside in _pairs(graph, lowered):
@@ -116,7 +103,7 @@ class Contention:
             elif factor <= 1:
                 continue
             if len(tasks):  # also with nothing beside them any more
-                held = self._held(graph, lowered, tasks, engine, copies, window)
+                held = self._held(graph, lowered, tasks, copies, window)
                 losing = [
                     (1 - 1 / each, np.flatnonzero(factor == each) if factor.ndim else slice(None))
                     for each in unique(factor).tolist()
@@ -137,15 +124,14 @@ class Contention:
         graph: Graph,
         lowered: Lowered,
         tasks: np.ndarray,
-        engine: Engine,
         copies: int,
         window: Window | None,
     ) -> np.ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""
-        before, duration = self.untouched, lowered.plan.duration_ns[tasks]
+        before, duration = self.baseline, lowered.plan.duration_ns[tasks]
         if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
             return np.zeros(len(tasks), np.int64)
-        overlap, share = self._overlaps(engine, copies, window)
+        overlap, share = self._overlaps(copies, window)
         ids = lowered.task[tasks]
         origin = _origins(before, graph, ids)
         copy = np.minimum(lowered.copy[tasks], len(overlap) - 1)
@@ -161,34 +147,28 @@ class Contention:
         held[new] = np.floor(share * duration[new] + 0.5).astype(np.int64)
         return held
 
-    def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
-        """Return how long each task of the untouched graph overlaps, by copy, and the share of the transfers.
+    def _overlaps(self, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
+        """Return how long each task of the baseline overlaps, by copy, and the share of the transfers.
 
         Of kernels and transfers, that is: all others have 0. The share is of the time of copy 0.
         """
-        from daydream.graph.lower import lower
-        from daydream.graph.windows import key_of
+        before = self.baseline
 
-        before = self.untouched
-        key = (before.edits, copies, key_of(window) if copies > 1 else None)
-        known = _recorded.setdefault(before, {})
-        if key not in known:
-            lowered, simulated = lower(before, copies, window), self.timeline
-            if simulated is not None and simulated.plan.same(lowered.plan):
-                start, end = simulated.start_ns, simulated.end_ns
-            else:
-                start, end = engine(lowered.plan)
+        def overlaps() -> tuple[np.ndarray, float]:
+            lowered = lower(before, copies, window)
+            start, end = run(lowered.plan)
             overlap = np.zeros((copies, before.size), np.int64)
             for tasks, beside in _pairs(before, lowered):
                 covered = Coverage(start[beside], end[beside])
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
-            program = slice(lowered.repeats.tasks)
-            first = lowered.task[program][lowered.copy[program] == 0]
+            first = lowered.task[lowered.copy == 0]
             transfers = first[before.columns["kind"][first] == COLLECTIVE]
             lasting = int(before.columns["duration_ns"][transfers].sum())
-            known[key] = overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
-        return known[key]
+            return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
+
+        found: tuple[np.ndarray, float] = before.derived(("overlaps", *plan_key(copies, window)), overlaps)
+        return found
 
 
 class _Slow(NamedTuple):
@@ -210,20 +190,11 @@ class _Slow(NamedTuple):
 
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
-    cache = lowered.plan.cache  # plans with other durations share it
-    if "sharing" not in cache:
-        cache["sharing"] = _find_pairs(graph, lowered)
-    found: list[tuple[np.ndarray, np.ndarray]] = cache["sharing"]
-    return found
-
-
-def _find_pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
-    repeats = lowered.repeats
-    kind, lane = graph.columns["kind"][lowered.task[: repeats.tasks]], lowered.plan.lane[: repeats.tasks]
+    kind, lane = graph.columns["kind"][lowered.task], lowered.plan.lane
     pairs = []
     for computing, transferring in sharing(graph.lanes):
-        kernels = repeats.all_ids(np.flatnonzero((kind == KERNEL) & computing[lane]))
-        transfers = repeats.all_ids(np.flatnonzero((kind == COLLECTIVE) & transferring[lane]))
+        kernels = np.flatnonzero((kind == KERNEL) & computing[lane])
+        transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
         pairs += [(kernels, transfers), (transfers, kernels)]
     return pairs
 
@@ -252,7 +223,7 @@ def _stretched(
 
 
 def _origins(before: Graph, graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return which task of the untouched graph each device task is, or repeats; -1 for one that is new."""
+    """Return which task of the baseline each device task is, or repeats; -1 for one that is new."""
     origin = np.where(ids < before.size, ids, -1)
     measured = np.flatnonzero(origin < 0)
     measured = measured[graph.columns["row"][ids[measured]] >= 0]

@@ -1,29 +1,173 @@
-"""Why the step takes its time: the chain of causes behind a task's end, and the slack of every task."""
+"""Why the step takes its time: the chain of causes that led to its end, and what its parts are spent on.
+
+`critical_path` walks back from a task of a plan. A `Path` is that chain for some steps, as pieces of time
+that add up to them; `PathCause` names what a piece is spent on, and `Bound` what that makes the step wait
+for. Text, JSON, HTML and figures take keys, labels and colors from here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from daydream import compiled
+from daydream.graph.calls import device_work
 from daydream.graph.plan import Cause
-from daydream.simulate import policy, scan
-from daydream.simulate.runs import runs_of
+from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from typing_extensions import Self
 
-    import numpy.typing as npt
-
+    from daydream.graph.graph import Graph
     from daydream.graph.plan import Plan
+    from daydream.simulate.steady_state import SteadyState
+    from daydream.simulate.timeline import Timeline
 
-#: Slack of a task that no sink depends on.
-UNBOUNDED = int(np.iinfo(np.int64).max)
+DATA = PHASES.index("data")
+NOT_TRACED = (UNTRACED_NODES, UNTRACED_HEAD)
+MUCH = 0.05  # of a step: more is noted
 
-_NEVER = 1 << 62
+Name = TypeVar("Name", bound=str)  # of a part of a step
+
+
+class Word(str, Enum):
+    """A word of these: a member is its key in JSON, and people read its label."""
+
+    label: str
+
+    def __str__(self) -> str:
+        """Return the key, in every version of Python."""
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        """Return the key."""
+        return format(str(self.value), spec)
+
+
+class Bound(Word):
+    """What a step waits for. The value is its key in JSON.
+
+    The first five are what causes make a step wait for (`PathCause.bound`): their shares of the critical
+    path add up to the step. `explain` may find what no single share tells: that CPU and GPU take turns, that
+    each alone takes as long, that most was not recorded. The last ones are what a step of several workers
+    waits for beyond its own work.
+    """
+
+    light: str
+    dark: str
+
+    def __new__(cls, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f") -> Self:
+        """Return a member: its key, its label if that is another, its colors on light and on dark."""
+        member = str.__new__(cls, key)
+        member._value_ = key
+        member.label, member.light, member.dark = label or key, light, dark
+        return member
+
+    GPU = "GPU", "GPU-bound", "#7bc08f", "#2f7f4a"
+    CPU = "CPU", "CPU-bound", "#8fb3dd", "#3f6ea5"
+    COPIES = "copies", "copies", "#eab56b", "#a46c1c"
+    COMMUNICATION = "communication", "communication", "#c79ad9", "#7f4f96"
+    OTHER = "other", "other causes"
+
+    LOADING = "data loading"
+    TURNS = "turns", "bound by CPU and GPU in turns"
+    BOTH = "CPU and GPU", "CPU- and GPU-bound"
+    UNRECORDED = "unrecorded", "unknown: most was not recorded"
+    NOTHING = "nothing"
+
+    OVERHEAD = "copies and launches"
+    SLOWER_WORKERS = "slower workers"
+    NETWORK_LATENCY = "network latency"
+    BANDWIDTH = "bandwidth"
+    INTER_NODE = "inter-node bandwidth"
+    INTRA_NODE = "intra-node bandwidth"
+
+    @property
+    def awaited(self) -> str:
+        """What stands behind "it waits for": `the GPU`, `copies`."""
+        return f"the {self.value}" if self in {Bound.GPU, Bound.CPU} else self.label
+
+
+class PathCause(Word):
+    """What time on the critical path is spent on. The value is its key in JSON; `code` numbers them."""
+
+    bound: Bound
+    code: int
+    gloss: str
+
+    def __new__(cls, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = "") -> Self:
+        """Return a member: its key, what it makes the step wait for, a word on what it is, its label."""
+        member = str.__new__(cls, key)
+        member._value_ = key
+        member.label, member.bound, member.code = label or key, bound, len(cls.__members__)
+        member.gloss = gloss
+        return member
+
+    COMPUTE = "compute-bound kernels", Bound.GPU, "limited by arithmetic"
+    MEMORY = "memory-bound kernels", Bound.GPU, "limited by bandwidth"
+    SMALL = "small kernels", Bound.GPU, "too short to fill the device"
+    KERNELS = "kernels of unknown bound", Bound.GPU, "no shapes or counters", "kernels (bound unknown)"
+    BETWEEN = "between device tasks", Bound.GPU, "the pause before the next"
+    COPIES = "copies", Bound.COPIES
+    COMMUNICATION = "exposed communication", Bound.COMMUNICATION, "nothing hides it"
+    CPU = "launch-bound CPU", Bound.CPU, "the device waits for launches"
+    OPERATORS = "CPU operators", Bound.CPU  # where there is no device to launch to
+    UNTRACED = "untraced CPU time", Bound.CPU, "Python between operators"
+    LOADING = "data loading", Bound.CPU
+    SYNC = "synchronization", Bound.CPU, "returning from a wait"
+    QUEUE = "queue wait", Bound.CPU, "the launch queue is full"
+    LATENCY = "latency between lanes", Bound.CPU, "one wakes another"
+    INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
+    RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
+    UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
+    PAUSES = "pauses of unknown cause", Bound.OTHER, "no CPU was recorded"
+
+    @property
+    def explained(self) -> str:
+        """The label with a word on what it is, where it does not tell: `small kernels (too short ...)`."""
+        if not self.gloss:
+            return self.label
+        return (
+            f"{self.label[:-1]}: {self.gloss})"
+            if self.label.endswith(")")
+            else f"{self.label} ({self.gloss})"
+        )
+
+
+#: By kind, what a task's work is; what bounds a kernel takes its shapes, see `daydream.predict.breakdown`.
+OF_KIND = {
+    "cpu": PathCause.CPU,
+    "kernel": PathCause.KERNELS,
+    "memcpy": PathCause.COPIES,
+    "memset": PathCause.KERNELS,
+    "collective": PathCause.COMMUNICATION,
+}
+#: What the delay is that comes before a task; the gap of the task before it on its lane is told by the lane.
+OF_EDGE = {
+    Cause.LAUNCH: PathCause.LATENCY,
+    Cause.SYNC: PathCause.SYNC,
+    Cause.EVENT: PathCause.LATENCY,
+    Cause.QUEUE: PathCause.QUEUE,
+    Cause.HANDOFF: PathCause.LATENCY,
+    Cause.COMMUNICATION: PathCause.COMMUNICATION,
+    Cause.GRAPH: PathCause.BETWEEN,
+    Cause.USER: PathCause.INSERTED,
+    Cause.RELEASE: PathCause.RECORDING,
+    Cause.LOCK: PathCause.SYNC,
+}
+CAUSES = tuple(PathCause)  # by code
+
+
+def by_bound(ns_by_cause: dict[PathCause, int]) -> dict[Bound, int]:
+    """Return how long a step waits for what, in ns, from its causes."""
+    found: dict[Bound, int] = {}
+    for cause, ns in ns_by_cause.items():
+        found[cause.bound] = found.get(cause.bound, 0) + ns
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +191,18 @@ class CriticalPath:
 
 
 def critical_path(
-    plan: Plan, start: np.ndarray, end: np.ndarray, sink: int | None = None, *, since: int | None = None
+    plan: Plan,
+    start: np.ndarray,
+    end: np.ndarray,
+    sink: int | None = None,
+    *,
+    since: int | None = None,
+    bound: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
 
-    With `since` the chain goes back no further than to the task that runs at that time.
+    With `since` the chain goes back no further than to the task that runs at that time. `bound` is the
+    `binding` of these times, for who asks for several chains.
 
     Where several causes bind equally, an edge goes before the order on the lane, and that
     before the release; among edges the least cause, then the one whose source ran first.
@@ -61,16 +212,16 @@ def critical_path(
         return CriticalPath(empty, empty.astype(np.int8), empty, empty)
     if sink is None:
         sink = int(np.argmax(end))
-    if plan.scheduled:
-        fixed, ran = policy.fix_order(plan)
-        path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
-        return replace(path, task=ran[path.task])
-
-    engine = compiled.engine()
-    if engine is None:
-        task, edge = _in_numpy(plan, start, end, sink, since)
-    else:
-        task, edge = _walked(engine, plan, start, end, sink, since)
+    before, by = binding(plan, start, end) if bound is None else bound
+    if since is not None:
+        before = np.where(start[: len(before)] > since, before, -1)
+    ahead, chain, each = before.data, [], sink
+    while each >= 0:
+        chain.append(each)
+        each = ahead[each]
+    task = np.array(chain[::-1], np.int64)
+    edge = by[task]
+    edge[0] = -1
     by_edge = edge >= 0
     cause = np.full(len(task), Cause.LANE, np.int8)
     cause[0] = Cause.RELEASE
@@ -82,154 +233,179 @@ def critical_path(
     return CriticalPath(task, cause, delay, task_ns)
 
 
-def _walked(
-    engine: ModuleType, plan: Plan, start: np.ndarray, end: np.ndarray, sink: int, since: int | None
+def binding(
+    plan: Plan, start: np.ndarray, end: np.ndarray, stop: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `_in_numpy` does, by the compiled loop: it looks at tasks of the chain only."""
-    path, by = np.empty(len(plan), np.int32), np.empty(len(plan), np.int64)
-    length = engine.walk(
-        plan.lane, plan.gap_ns, plan.edge_ptr, plan.edge_src, plan.edge_latency_ns, plan.edge_from_start,
-        plan.edge_cause, np.ascontiguousarray(start), np.ascontiguousarray(end),
-        np.empty(len(plan), np.int32), np.empty(plan.lanes, np.int32), path, by,
-        sink, -_NEVER if since is None else since,
-    )  # fmt: skip
-    return path[:length][::-1].astype(np.int64), by[:length][::-1].copy()
+    """Return what bound the start of each task: the task before it, and the edge that led from there.
 
-
-def _in_numpy(
-    plan: Plan, start: np.ndarray, end: np.ndarray, sink: int, since: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tasks of the chain, first to last, and the edge that bound each; -1 for none.
-
-    Where each start was bound by the task before it on the lane, tasks are one stretch of the chain: it
-    is followed from one edge to the next. What is not known runs at `since` and is bound by nothing.
+    Both are -1 where nothing did, the edge also where it was the order on the lane: int64, shape (tasks,).
+    With `stop` only the tasks with lower ids are looked at, which no later one holds up.
     """
-    order, place = plan.by_lane(), plan.place()
-    edge, by_order = _binding_causes(plan, start, end, since)
-    heads = np.flatnonzero(~by_order)
-    stretch = np.cumsum(~by_order, dtype=np.int32) - 1  # of each place
-    into, out_of = place[plan.edge_dst[edge]], place[plan.edge_src[edge]]
-    edge_into = np.full(len(heads), -1)
-    edge_into[stretch[into]] = np.arange(len(edge))
-    ahead = edge_into[stretch[out_of]].tolist()
-    walk = [int(edge_into[stretch[place[sink]]])]
-    while walk[-1] >= 0:
-        walk.append(ahead[walk[-1]])
-    walked = np.array(walk[-2::-1], np.int64)  # edges of the chain, first to last
+    ahead = plan.before_on_lane()
+    if plan.scheduled:  # in the order that came out
+        order = np.lexsort((end + plan.gap_ns, start, plan.lane))
+        next_one = plan.lane[order[1:]] == plan.lane[order[:-1]]
+        ahead = np.full(len(plan), -1)
+        ahead[order[1:][next_one]] = order[:-1][next_one]
+    tasks = slice(stop)
+    edges = slice(None if stop is None else plan.edge_ptr[stop])
+    ahead, starts = ahead[tasks], start[tasks]
+    before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == starts), ahead, -1)
+    src, dst, by = plan.edge_src[edges], plan.edge_dst[edges], np.full(len(before), -1)
+    ready = np.where(plan.edge_from_start[edges], start[src], end[src]) + plan.edge_latency_ns[edges]
+    edge = np.flatnonzero(ready == start[dst])  # edges lie by the task that they lead to
+    again = dst[edge][1:] == dst[edge][:-1]
+    if again.any():
+        several = np.append(again, False) | np.append(False, again)
+        among = edge[several]
+        among = among[np.lexsort((src[among], plan.edge_cause[among], dst[among]))][::-1]
+        edge = np.append(edge[~several], among)  # the first is written last
+    by[dst[edge]], before[dst[edge]] = edge, src[edge]
+    return before, by
 
-    last = np.append(out_of[walked], place[sink])  # of each stretch, and the first
-    first = heads[stretch[last]]
-    length = last - first + 1
-    ends = np.cumsum(length)
-    task = order[np.repeat(last + 1 - ends, length) + np.arange(ends[-1])]
-    by = np.full(len(task), -1)
-    by[(ends - length)[1:]] = edge[walked]
-    return task, by
 
+@dataclass(frozen=True, eq=False)
+class Path:
+    """The critical path of some steps as columns of equal length: a piece is work, or a delay.
 
-def _binding_causes(
-    plan: Plan, start: np.ndarray, end: np.ndarray, since: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges that bound a start, one for each task that has any, in the order of these tasks.
-
-    And a mask of the places in the order (lane, id) whose task was bound by the one before it instead.
+    All pieces add up to the steps. Steps that follow each other share a window: what led to the end of the
+    last decided what they took together.
     """
-    order, place = plan.by_lane(), plan.place()
-    begins, lane = start[order], plan.lane[order]
-    by_order = np.zeros(len(order), np.bool_)
-    by_order[1:] = (lane[1:] == lane[:-1]) & ((end + plan.gap_ns)[order[:-1]] == begins[1:])
-    if since is not None:
-        by_order &= begins > since
 
-    src, dst = plan.edge_src, plan.edge_dst
-    ready = np.where(plan.edge_from_start, start[src], end[src]) + plan.edge_latency_ns
-    binds = ready == start[dst]
-    if since is not None:
-        binds &= ready > since
-    edge = np.flatnonzero(binds)  # by destination, as all edges
-    of = dst[edge]
-    if (of[1:] == of[:-1]).any():
-        edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], of))]
-        of = dst[edge]
-        edge = edge[np.append(True, of[1:] != of[:-1])]
-    by_order[place[dst[edge]]] = False
-    return edge, by_order
+    windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
+    window: np.ndarray  # which of the windows each piece is in: int32
+    entry: np.ndarray  # int64, the entry of the timeline that works, or is delayed
+    task: np.ndarray  # int64, the graph's task that the time belongs to; a gap belongs to the task before it
+    begin_ns: np.ndarray  # int64
+    ns: np.ndarray  # int64
+    edge: np.ndarray  # int8: -1 for work, else what bound the task delayed: a `Cause`
 
 
-def slack(
-    plan: Plan,
-    start: np.ndarray,  # noqa: ARG001 - asked for like in `critical_path`
-    end: np.ndarray,
-    sinks: npt.ArrayLike | None = None,
-) -> np.ndarray:
-    """Return how many ns longer each task alone could take without any sink ending later.
+def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
+    """Return the critical path of some covered steps of one copy of a timeline's window."""
+    # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
+    ranks = {lane.rank for lane in timeline.graph.lanes}
+    alone = ranks.pop() if len(ranks) == 1 else None
+    windows: list[tuple[int, int, int]] = []
+    parts = [[np.empty(0, dtype)] for dtype in (np.int32, np.int64, np.int64, np.int64, np.int64, np.int8)]
+    for run in _runs(timeline, copy, steps):
+        path, begin, work, delay = timeline.path_to(copy, *run)
+        rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
+        windows.append((begin, begin + int(work.sum() + delay.sum()), rank))
+        start, task = np.maximum(timeline.start_ns[path.task], begin), timeline.task[path.task]
+        busy, late = np.flatnonzero(work), np.flatnonzero(delay)
+        owner = np.where(path.cause[late] == Cause.LANE, np.maximum(late - 1, 0), late)
+        for values, part in zip(
+            (
+                np.full(len(busy) + len(late), len(windows) - 1, np.int32),
+                path.task[np.append(busy, late)],
+                task[np.append(busy, owner)],
+                np.append(start[busy], start[late] - delay[late]),
+                np.append(work[busy], delay[late]),
+                np.append(np.full(len(busy), -1, np.int8), path.cause[late]),
+            ),
+            parts,
+            strict=True,
+        ):
+            part.append(values)
+    return Path(np.array(windows, np.int64).reshape(-1, 3), *(np.concatenate(part) for part in parts))
 
-    `sinks` are task ids; by default every task must end by the time the last one ends now.
-    The order on scheduled lanes is taken as it came out. A task that no sink depends on
-    has slack `UNBOUNDED`.
+
+def _runs(timeline: Timeline, copy: int, steps: Sequence[int]) -> list[list[int]]:
+    """Return the steps in runs, of which each step counts from the end of the one before it."""
+    runs: list[list[int]] = []
+    last: dict[int, list[int]] = {}  # the runs by their last step
+    for step in steps:
+        before = timeline.spans[copy, step]
+        run = last.pop(before[1], None) if before is not None and before[0] == copy else None
+        if run is None:
+            run = []
+            runs.append(run)
+        run.append(step)
+        last[step] = run
+    return runs
+
+
+def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
+    columns = graph.columns
+    kind, work = columns["kind"][task], edge < 0
+    by_kind = np.array([OF_KIND[name].code for name in KINDS])
+    if not (device_work(graph) & graph.alive).any():
+        by_kind[CPU] = PathCause.OPERATORS.code
+    found = by_kind[kind]
+    blocking = np.zeros(graph.size, bool)
+    blocking[graph.syncs["task"]] = True
+    waits = blocking[task] & (kind == CPU)
+    found[waits & work] = PathCause.SYNC.code
+    by_edge = np.full(max(Cause) + 2, -1)  # the last is of work
+    for each, cause in OF_EDGE.items():
+        by_edge[each] = cause.code
+    bound = by_edge[edge]
+    found = np.where(bound >= 0, bound, found)
+    found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
+    lane = edge == Cause.LANE
+    between = PathCause.BETWEEN
+    if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
+        between = PathCause.PAUSES
+        found[edge == Cause.EVENT] = between.code
+    found[lane] = np.where(kind[lane] != CPU, between.code, PathCause.UNTRACED.code)
+    loads = (columns["phase"][task] == DATA) & (kind == CPU) & (work | lane) & ~waits
+    found[loads] = PathCause.LOADING.code
+    return found
+
+
+def has_cpu(graph: Graph) -> bool:
+    """Return whether any CPU work was recorded: else nobody knows why the device pauses."""
+    return bool((graph.columns["kind"] == CPU).any())
+
+
+def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
+    """Return what the time of some steps is spent on, in ns a step; what bounds a kernel is left open.
+
+    It adds up to the mean of the steps.
     """
-    if len(plan) == 0:
-        return np.empty(0, np.int64)
-    deadline = np.full(len(plan), end.max() if sinks is None else _NEVER, np.int64)
-    if sinks is not None:
-        chosen = np.asarray(sinks, np.int64)
-        deadline[chosen] = end[chosen]
-    if not plan.scheduled:
-        return _slack(plan, end, deadline)
-    fixed, ran = policy.fix_order(plan)
-    result = np.empty(len(plan), np.int64)
-    result[ran] = _slack(fixed, end[ran], deadline[ran])
-    return result
+    path = timeline.path(copy, steps)
+    codes = codes_of(timeline.graph, path.task, path.edge)
+    total = np.bincount(codes, path.ns, len(CAUSES)).astype(np.int64)  # exact: below 2**53 ns, 100 days
+    return per_step(dict(zip(CAUSES, total.tolist(), strict=True)), len(steps))
 
 
-def _slack(plan: Plan, end: np.ndarray, deadline: np.ndarray) -> np.ndarray:
-    levels = scan.cut(plan)
-    latest_start = _pull(plan, deadline) if levels is None else _scan(plan, levels, deadline)
-    latest_end = deadline.copy()
-    following = plan.next_on_lane()
-    earlier = np.flatnonzero(following >= 0)
-    np.minimum.at(latest_end, earlier, latest_start[following[earlier]] - plan.gap_ns[earlier])
-    counts = np.flatnonzero(~plan.edge_from_start)
-    needed = latest_start[plan.edge_dst[counts]] - plan.edge_latency_ns[counts]
-    np.minimum.at(latest_end, plan.edge_src[counts], needed)
-    return np.where(latest_end >= _NEVER >> 1, UNBOUNDED, latest_end - end)
+def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
+    """Return a mask of those tasks that stand for device work that the profiler left out."""
+    names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
+    if not names.any():
+        return np.zeros(len(task), bool)
+    found: np.ndarray = names[graph.columns["name"][task]] & (graph.columns["row"][task] < 0)
+    return found
 
 
-def _scan(plan: Plan, levels: scan.Levels, deadline: np.ndarray) -> np.ndarray:
-    """Return the latest start of each task: the default engine run backwards, with minima."""
-    runs = runs_of(plan)
-    before, weight = scan.weigh(plan, runs, levels)
-    own = (deadline - plan.duration_ns)[runs.order] - before[:-1]
-    s = np.empty(len(runs), np.int64)
-    s[levels.slot] = np.minimum.reduceat(own, runs.head)
-    for level in reversed(levels.levels):
-        for segment, last in level.segments:
-            part = s[segment][::-1]
-            np.minimum.accumulate(part, out=part)
-            s[last] = min(s[last], s[segment.start])
-        np.minimum.at(s, level.src, s[levels.dst[level.edges]] - weight[level.edges])
-    # Within a run a task need not wait for what the tasks before it let begin.
-    np.minimum.at(own, runs.begin[levels.wait], s[levels.dst] - weight)
-    lane = plan.lane[runs.order]
-    bounds = [0, *(np.flatnonzero(lane[1:] != lane[:-1]) + 1).tolist(), len(lane)]
-    for begin, end in pairwise(bounds):
-        part = own[begin:end][::-1]
-        np.minimum.accumulate(part, out=part)
-    own += before[:-1]
-    latest: np.ndarray = np.empty_like(own)
-    latest[runs.order] = own
-    return latest
+def per_step(total: Mapping[Name, int], steps: int) -> dict[Name, int]:
+    """Return the parts of a step in whole ns, which add up to the mean step; no parts of nothing."""
+    there = {name: ns for name, ns in total.items() if ns}
+    found = {name: round(ns / steps) for name, ns in there.items()}
+    if found:
+        largest = max(found, key=lambda name: found[name])
+        found[largest] += round(sum(there.values()) / steps) - sum(found.values())
+    return found
 
 
-def _pull(plan: Plan, deadline: np.ndarray) -> np.ndarray:
-    """Return the latest start of each task by one pass over the tasks, last to first."""
-    latest = (deadline - plan.duration_ns).tolist()
-    cost, following = (plan.duration_ns + plan.gap_ns).tolist(), plan.next_on_lane().tolist()
-    src, delay, ptr = plan.edge_src.tolist(), plan.edge_delay_ns.tolist(), plan.edge_ptr.tolist()
-    for task in range(len(plan) - 1, -1, -1):
-        after = following[task]
-        if after >= 0:
-            latest[task] = min(latest[task], latest[after] - cost[task])
-        for edge in range(ptr[task], ptr[task + 1]):
-            latest[src[edge]] = min(latest[src[edge]], latest[task] - delay[edge])
-    return np.array(latest, np.int64)
+def held_ns(state: SteadyState) -> int:
+    """Return how long a step waits for recorded starts, in ns on its chain of causes; mean over the steps.
+
+    Threads that were at work when the recording began, and device work whose launch was not recorded, start
+    when they did. A step that follows others does not depend on it; where a single step was recorded, the
+    wait for such a start may stand on the chain of causes that makes the step as long as it is.
+    """
+    causes = ns_by_cause(state.timeline, state.copy, list(state.step_times()))
+    return causes.get(PathCause.RECORDING, 0)
+
+
+def held_text(held: int, step_ns: int) -> str | None:
+    """Return the sentence about what cannot move; None if it is little."""
+    if held <= MUCH * step_ns:
+        return None
+    return (
+        f"{held / step_ns:.0%} of the step cannot move: it waits for work from before the recording, whose "
+        "causes were not recorded"
+    )

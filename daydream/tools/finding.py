@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from daydream.tools.tool import MARK, ToolError
-from daydream.transforms.own_code import own_code
+from daydream.transforms.user_file import own_code
 
 ENTRY_POINTS = "daydream.tools"
 

@@ -26,7 +26,7 @@ from daydream.tools.finding import find_tool
 from daydream.tools.ranges import Range, in_range
 from daydream.tools.tool import CALLBACKS, MARK, ToolError
 from daydream.trace.memory_events import MemoryEvents
-from daydream.transforms.own_code import own_code
+from daydream.transforms.user_file import own_code
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace

@@ -121,7 +121,8 @@ def take_over(trace: Trace, handles: DebugHandleMap, codes: np.ndarray) -> None:
 def matched(trace: Trace, handles: DebugHandleMap, by: str) -> Matched:
     """Return how much of the device work (on a CPU: of the outermost operators' time) has a handle."""
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
-    codes, duration = trace["handle"], trace["duration_ns"]
+    codes = trace["handle"]
+    duration = trace["duration_ns"]
     if len(rows):
         mine = rows[codes[rows] >= 0]
     else:

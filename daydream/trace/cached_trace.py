@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import HandleError, TraceError
-from daydream.files.cache_file import Contents
-from daydream.files.cache_folder import read_entry, write_entry
+from daydream.files.cache import Contents, read_entry, write_entry
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace

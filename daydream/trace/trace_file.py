@@ -21,9 +21,8 @@ from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
-from daydream.trace.step_range import Chosen, StepRange, chosen_steps
+from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 from daydream.trace.sync_rows import tell_syncs
-from daydream.trace.typical_run import TYPICAL, is_long
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -82,7 +82,8 @@ def clear_nonsense(columns: dict[str, np.ndarray], texts: dict[str, list[str]]) 
 
 
 def _check_codes(name: str, trace: Trace) -> None:
-    codes, texts = trace.columns[name], trace.texts[name]
+    codes = trace.columns[name]
+    texts = trace.texts[name]
     _refuse(name, codes, 0 if name in NEEDED else UNKNOWN, len(texts) - 1, "a text of the column")
     if None in texts or len(set(texts)) < len(texts):
         raise TraceError(f"column {name!r} holds a text twice, or one that is unknown")
@@ -201,7 +202,8 @@ def _parents_of(trace: Trace, host: np.ndarray, begin: int) -> tuple[np.ndarray,
                 wrong |= np.maximum(here, 0) != np.maximum(there, 0)
             else:
                 wrong |= (here != there) & inner
-    start, duration = trace["start_ns"], trace["duration_ns"]
+    start = trace["start_ns"]
+    duration = trace["duration_ns"]
     earlier = start[around] - start[rows]
     later = earlier + duration[around] - duration[rows]
     wrong |= inner & ((earlier > 0) | (later < 0))

@@ -7,37 +7,40 @@ the order of naming does not matter; those without a stage come last, in the ord
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
-from daydream.transforms.own_code import own_code
-from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
+from daydream.transforms.registry import Optimization, describe, find
 from daydream.transforms.stages import OWN
+from daydream.transforms.user_file import OWN_FILE, own_code
+
+MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
 
 
 class Edit(NamedTuple):
     """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
 
     The call returns the options that were used, if the change has any. `memory` gives what it does to
-    memory; an edit without it does not say. `begun` gives the changed copy of a graph that its first part
-    was made in before, if there is one, and `rest` makes what is left.
+    memory; an edit without it does not say. `copies` are the changed copies of graphs by the graph's version,
+    where they are kept. `begun` are the copies that the change goes on from, and `rest` what is left of it.
+    `optimizations` are what it applies, if that is what it does.
     """
 
     name: str
     make: Callable[[Graph], Mapping[str, Any] | None]
     memory: Callable[[], Sequence[MemoryChange]] | None = None
-    begun: Callable[[Graph], Graph | None] | None = None
+    copies: dict[int, Graph] | None = None
+    begun: Mapping[int, Graph] | None = None
     rest: Callable[[Graph], Mapping[str, Any] | None] | None = None
+    optimizations: Sequence[Optimization] = ()
 
     def __call__(self, graph: Graph) -> Mapping[str, Any]:
         """Change this graph; return the options used."""
@@ -45,26 +48,45 @@ class Edit(NamedTuple):
 
     def in_copy(self, graph: Graph) -> tuple[Graph, Mapping[str, Any]]:
         """Return a copy of this graph that was changed, and the options used."""
-        begun = None if self.begun is None else self.begun(graph)
-        if begun is None or self.rest is None:
+        begun = None if self.begun is None else self.begun.get(graph.version)
+        if begun is None or self.rest is None or graph.times is not None:  # of a table, a note counts all
             copy = graph.copy()
-            return copy, self(copy)
-        copy = begun.copy()
-        return copy, self.rest(copy) or {}
+            options = self.make(copy) or {}
+        else:
+            copy = begun.copy()
+            options = self.rest(copy) or {}
+        if self.copies is not None:
+            self.copies[graph.version] = copy.copy()
+        return copy, options
 
 
 def edit_of(
     optimizations: Sequence[Optimization],
     options: Mapping[str, Any] | None = None,
     table: KernelTable | None = None,
+    *,
+    keep: bool = False,
+    begun: Mapping[int, Graph] | None = None,
+    of: Sequence[Optimization] = (),
 ) -> Edit:
-    """Return the edit that applies optimizations with these options; `table` holds measured times."""
+    """Return the edit that applies optimizations with these options; `table` holds measured times.
+
+    With `keep` it keeps the changed copies. `begun` are such copies by version, changed by the optimizations
+    `of` with the same options: the edit goes on from them where these are the first that it applies.
+    """
 
     def make(graph: Graph) -> Mapping[str, Any]:
         give_table(graph, table)
         return apply(optimizations, graph, options or {})
 
-    return Edit(spelled(optimizations), make, partial(memory_changes, optimizations, options or {}))
+    def rest(graph: Graph) -> Mapping[str, Any]:
+        return apply(optimizations, graph, options or {}, begun=len(of))
+
+    first = [each.name for each in in_order(optimizations)[: len(of)]]
+    if table is not None or first != [each.name for each in in_order(of)]:
+        begun = None
+    memory = partial(memory_changes, optimizations, options or {})
+    return Edit(spelled(optimizations), make, memory, {} if keep else None, begun, rest, optimizations)
 
 
 def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
@@ -137,36 +159,32 @@ def qualified(optimization: Optimization, option: str) -> str:
     return f"{optimization.name.replace('-', '_')}.{option}"
 
 
-def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[str, Any]) -> dict[str, Any]:
+def apply(
+    optimizations: Sequence[Optimization], graph: Graph, options: Mapping[str, Any], *, begun: int = 0
+) -> dict[str, Any]:
     """Apply each optimization to the graph; return the options used, defaults included.
 
-    An option may always be given by its qualified name. Raises `GraphError` for an option
-    that none of them has, one that is missing, and one of the wrong type.
+    The first `begun` were applied before. An option may always be given by its qualified name. Raises
+    `GraphError` for an option that none of them has, one that is missing, and one of the wrong type.
     """
     check(optimizations)
     used, chosen = arguments(optimizations, options)
     answers = getattr(graph.times, "answers", 0)
-    for optimization in in_order(optimizations):
+    for optimization in in_order(optimizations)[begun:]:
         own = chosen[optimization.name]
-        watch = _Watch(graph)
-        with _running(optimization), _as_a_part(optimization, optimizations):
-            optimization.function(graph, **own)
-        if not watch.edited(graph):
+        before = graph.version
+        try:
+            with _running(optimization):
+                optimization.function(graph, **own)
+        except NoMatchError as error:
+            if len(optimizations) > 1:  # name the one that does not apply
+                error.args = (f"{optimization.name}: {error}",)
+            raise
+        if graph.version == before:
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     if graph.times is not None and graph.times.answers == answers:
         graph.note("The table of measured times holds none that this prediction asks for; it was not used.")
     return used
-
-
-@contextmanager
-def _as_a_part(optimization: Optimization, optimizations: Sequence[Optimization]) -> Iterator[None]:
-    """Name the one of several that does not apply."""
-    try:
-        yield
-    except NoMatchError as error:
-        if len(optimizations) > 1:
-            error.args = (f"{optimization.name}: {error}",)
-        raise
 
 
 def memory_changes(optimizations: Sequence[Optimization], options: Mapping[str, Any]) -> list[MemoryChange]:
@@ -224,15 +242,19 @@ def spelled(optimizations: Sequence[Optimization]) -> str:
     return "+".join(each.name for each in optimizations)
 
 
-class _Watch:
-    """Whether a graph was edited since; its arrays may have been written to without a word."""
+def need_room(tasks: int, option: str, value: int) -> None:
+    """Refuse a value of an option that would add more tasks than can be simulated.
 
-    def __init__(self, graph: Graph) -> None:
-        self.edits = graph.edits
-        self.costs = [graph.columns.as_is(name) for name in ("duration_ns", "gap_ns")]
+    Args:
+        tasks: how many it would add.
+        option: the option: `repeats`.
+        value: what was asked.
 
-    def edited(self, graph: Graph) -> bool:
-        if graph.edits > self.edits or graph.size != len(self.costs[0]):
-            return True
-        now = [graph.columns[name] for name in ("duration_ns", "gap_ns")]
-        return not all(np.array_equal(*pair) for pair in zip(self.costs, now, strict=True))
+    Raises:
+        GraphError: they are too many; the message names the option.
+    """
+    if tasks > MOST_TASKS:
+        raise GraphError(
+            f"{option} {value:,} would add {tasks:,} tasks to this trace; up to {MOST_TASKS:,} can be "
+            f"simulated: give a smaller {option}"
+        )

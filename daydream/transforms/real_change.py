@@ -1,14 +1,23 @@
-"""The real change behind a named optimization: its file's `apply` or `tool`, in the process that trains."""
+"""A change as a training script makes it: its line of code, whether this script can have it, and making it.
+
+An optimization's own file holds the line for torch (`CODE`) and makes the change in a process that trains
+(`apply` or `tool`). For JAX the lines are here; where JAX has none (its compiler fuses kernels and updates by
+itself), no line is better than one of torch.
+"""
 
 from __future__ import annotations
 
 import gc
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
+from daydream.graph.calls import device_work
+from daydream.graph.graph import Graph
+from daydream.model.optimizers import torch_optimizers
 from daydream.transforms.compose import arguments
 from daydream.transforms.registry import Optimization, find
 
@@ -16,6 +25,78 @@ if TYPE_CHECKING:
     from daydream.instrument import Tool
 
 TARGETS = ("model", "optimizer")  # what `apply` is called with; options of these names are the prediction's
+MISSING = object()
+OPTIMIZER = re.compile(r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$")  # in a line of code, whatever the class
+JAX = "jax"  # what `metadata["profiler"]` says of its traces
+IN_JAX = {
+    "amp": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
+    "autocast": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
+    "batch-size": "batch = next(batches)  # of another size",
+    "checkpointing": "block = jax.checkpoint(block)",
+    "compile": "step = jax.jit(step)",
+    "cuda-graphs": 'os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN"',
+    "dataloader": "grain.DataLoader(data_source=data, sampler=sampler, worker_count=workers)",
+    "ddp": 'batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))',
+    "flash-attention": 'jax.nn.dot_product_attention(q, k, v, implementation="cudnn")',
+    "foreach-optimizer": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
+    "freeze": "layer_params = jax.lax.stop_gradient(layer_params)",
+    "fsdp": 'params = jax.device_put(params, NamedSharding(mesh, PartitionSpec("data")))',
+    "fused-adam": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
+    "fused-optimizer": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
+    "gradient-accumulation": "optimizer = optax.MultiSteps(optimizer, every_k_schedule=4)",
+    "overlap": 'os.environ["XLA_FLAGS"] = "--xla_gpu_enable_latency_hiding_scheduler=true"',
+    "remove-sync": "losses.append(loss)  # float(loss) when the loop is over",
+    "roofline": "# a better kernel: Pallas, another library, or your own",
+    "tf32": 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")',
+}
+
+
+def code_of(name: str, graph: Graph | None = None) -> str | None:
+    """Return the lines of a training script that make a change, `amp` or `amp+compile`; None if none does.
+
+    They are in the framework of the recorded program, with its own optimizer; without a graph in torch.
+    """
+    try:
+        return lines_of([find(part) for part in name.split("+")], graph)
+    except DaydreamError:  # a function that was given as it is, and has no file
+        return None
+
+
+def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) -> str | None:
+    """Return the lines that make changes together in the script that was recorded; None if one has none."""
+    lines = [line_of(each, graph) for each in optimizations]
+    return "; ".join(dict.fromkeys(lines)) if lines and all(lines) else None
+
+
+def line_of(optimization: Optimization, graph: Graph | None = None) -> str:
+    """Return the line that makes a change in the script that was recorded; empty where none does."""
+    code = optimization.code
+    if graph is None:
+        return code
+    if graph.trace is not None and graph.trace.metadata.get("profiler") == JAX:
+        return IN_JAX.get(optimization.name, "")
+    if "train_step(" in code and not len(graph.select(phase=("backward", "optimizer"))):
+        return code.replace("train_step(", "model(")
+    optimizers = torch_optimizers(graph) if OPTIMIZER.search(code) else set()
+    if len(optimizers) == 1:
+        return OPTIMIZER.sub(rf"torch.optim.{optimizers.pop()}(\1)", code)
+    return code
+
+
+def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
+    """Return why a change is nothing that the recorded script can have, None if it can.
+
+    The file of an optimization says what its line of code needs (`NEEDS_GPU`, `OPTIMIZERS`), and that no
+    framework makes the change (`PAPER_ONLY`).
+    """
+    if optimization.paper_only:
+        return "no framework makes this change: it is a paper's; `whatif` and `rank --all` predict it"
+    if optimization.needs_gpu and not device_work(graph)[graph.alive].any():
+        return f"`{optimization.code}` is for a GPU, and this trace has no GPU work"
+    optimizers = torch_optimizers(graph) if optimization.optimizers else set()
+    if optimizers and not optimizers & optimization.optimizers:
+        return f"`{optimization.code}` is for another optimizer than {' and '.join(sorted(optimizers))}"
+    return None
 
 
 @contextmanager
@@ -107,3 +188,39 @@ def model_of(optimizer: Any) -> Any:
             if held:
                 holding.append((held, sum(1 for _ in one.modules()), one))
     return max(holding, key=lambda each: each[:2], default=(0, 0, None))[2]
+
+
+@contextmanager
+def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
+    """Give every parameter group of a torch optimizer these settings; put back what it had on leaving.
+
+    with optimizer_settings(optimizer, fused=True):
+        train()
+    """
+    before = [{name: group.get(name, MISSING) for name in settings} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group.update(settings)
+    _place_step_counts(optimizer)
+    try:
+        yield
+    finally:
+        for group, had in zip(optimizer.param_groups, before, strict=True):
+            for name, value in had.items():
+                if value is MISSING:
+                    group.pop(name, None)
+                else:
+                    group[name] = value
+        _place_step_counts(optimizer)
+
+
+def _place_step_counts(optimizer: Any) -> None:
+    """Move counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
+
+    The loop and the foreach kernels take them from the CPU; a fused one refuses them there.
+    """
+    for group in optimizer.param_groups:
+        beside = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if hasattr(state.get("step"), "to"):  # a number in some optimizers
+                state["step"] = state["step"].to(parameter.device if beside else "cpu")

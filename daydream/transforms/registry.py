@@ -5,8 +5,10 @@ It lives in a file of its name: `fused_adam.py` holds `fused_adam` and is the co
 `fused-adam`. Its signature is its command line, its docstring its help. The file may say
 when it is applied among others (`STAGE`, see `daydream.transforms.stages`), which it
 cannot be combined with (`EXCLUDES`, a set of names), the line of a training script that makes the
-change (`CODE`), that it asks about jobs of several processes only (`OF_JOBS`), and what the change does to
-memory (a function `memory(held, *, option=default, ...)`, see `daydream.memory`).
+change (`CODE`), what that line needs (`NEEDS_GPU = True`, `OPTIMIZERS`, a set of classes of
+`torch.optim`), that no framework makes the change (`PAPER_ONLY = True`), that it asks about jobs of several
+processes only (`OF_JOBS`), what the change does to memory (a function `memory(held, *, option=default, ...)`,
+see `daydream.memory`), and which options a ranking gives it (a function `suggested_options(graph)`).
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ import numpy as np
 from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
 from daydream.text import closest
 from daydream.transforms import stages
-from daydream.transforms.own_code import OwnFileError, own_code
+from daydream.transforms.user_file import OWN_FILE, OwnFileError, own_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from daydream.graph.graph import Graph
+
 ENTRY_POINTS = "daydream.optimizations"
-OWN_FILE = "daydream_user_"  # begins the module name of a user's own file
+OPTION_TYPES = (int, float, bool, str)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,11 @@ class Optimization:
             optimizer, **options); None where the file has none.
         code: a line of a training script that makes the change; empty where none does.
         of_jobs: asks about jobs of several processes, and is not ranked for a process by itself.
+        needs_gpu: the line of code is for a GPU.
+        optimizers: classes of `torch.optim` that the line of code is for; empty where it is for any, or none.
+        paper_only: no framework makes the change; it is ranked only if all are asked for.
+        suggested_options: the options that a trace suggests: called with the graph; None where the trace does
+            not tell them.
         memory: does to allocations what the function does to a graph: `memory(held, **options)`
             (`daydream.memory`); None where the file has none.
         tool: makes the change for real at operators: a `daydream.instrument.Tool`, or what returns one (or
@@ -115,6 +124,10 @@ class Optimization:
     apply: Callable[..., AbstractContextManager[Any]] | None = None
     code: str = ""
     of_jobs: bool = False
+    needs_gpu: bool = False
+    optimizers: frozenset[str] = frozenset()
+    paper_only: bool = False
+    suggested_options: Callable[[Graph], dict[str, Any] | None] | None = None
     memory: Callable[..., None] | None = None
     tool: Any = None
 
@@ -146,7 +159,7 @@ def find(name: str) -> Optimization:
     if name in shipped:
         with _loading(name):
             module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
-        return _of_module(module, shipped[name], name)
+        return _of_module(module, name)
     for point in _entry_points():
         if point.name == name:
             with _loading(f"{name}, which is {point.value},"):
@@ -192,6 +205,8 @@ def _loading(what: str) -> Iterator[None]:
     """Say of an optimization that cannot be imported which one it is."""
     try:
         yield
+    except OwnFileError:
+        raise
     except Exception as error:  # its file, or another package's, may raise anything
         raise GraphError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
@@ -199,100 +214,55 @@ def _loading(what: str) -> Iterator[None]:
 def describe(function: Callable[..., None], name: str | None = None) -> Optimization:
     """Return the optimization a function is, its options read from its signature."""
     name = name or str(getattr(function, "__name__", "custom")).replace("_", "-")
-    parameters = list(inspect.signature(function).parameters.values())
-    hints = _hints(function)
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise GraphError(f"{name} is not an optimization: its first parameter must be the graph")
+    alternatives = _alternatives(function)
     options = tuple(
-        Option(
-            parameter.name,
-            _plain_type(hints.get(parameter.name), parameter.default),
-            None if parameter.default is inspect.Parameter.empty else parameter.default,
-            parameter.default is inspect.Parameter.empty,
-            _choices(hints.get(parameter.name)),
-        )
+        _option(parameter, alternatives.get(parameter.name, []))
         for parameter in parameters[1:]
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     )
+    try:
+        signature.bind(None, **{option.name: None for option in options})
+    except TypeError as error:
+        raise GraphError(
+            f"{name} is not an optimization: it cannot be called with a graph: {error}"
+        ) from None
     return Optimization(name, function, options, inspect.getdoc(function) or "")
 
 
-def _hints(function: Callable[..., None]) -> dict[str, Any]:
-    """Return the annotations of a function, none if they name what is not there."""
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
-
-
-def _plain_type(hint: Any, default: Any) -> type:
-    """Return the one type a command-line value is converted to: `float | None` is `float`."""
-    choices = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
-    chosen = choices[0] if isinstance(choices[0], type) else type(default)
-    return chosen if chosen in (int, float, bool, str) else str
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal`, else nothing."""
-    for kind in (hint, *typing.get_args(hint)):
-        if typing.get_origin(kind) is typing.Literal:
-            return tuple(str(value) for value in typing.get_args(kind))
-    return ()
-
-
-def _of_module(module: ModuleType, stem: str, name: str) -> Optimization:
-    function = getattr(module, stem.replace("-", "_"), None)
-    return _placed(_described(module, stem, name, function if inspect.isfunction(function) else None), module)
-
-
-@lru_cache(maxsize=256)  # many questions are about one optimization
-def _described(module: ModuleType, stem: str, name: str, _function: object) -> Optimization:
-    return describe(_function_of(module, stem), name)
-
-
-def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
-    """Return the optimization with the `STAGE`, `EXCLUDES`, `apply` and `tool` of its file."""
-    stage = getattr(module, "STAGE", stages.OWN)
-    if stage not in stages.TITLES:
-        raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
-    excludes: Any = getattr(module, "EXCLUDES", frozenset())
-    if isinstance(excludes, str) or not all(isinstance(name, str) for name in excludes):
-        raise GraphError(f"EXCLUDES of {optimization.name} must be a set of names, not {excludes!r}")
-    real: Any = getattr(module, "apply", None)
-    memory: Any = getattr(module, "memory", None)
-    code: Any = getattr(module, "CODE", "")
-    if not isinstance(code, str):
-        raise GraphError(f"CODE of {optimization.name} must be a text, not {code!r}")
-    return replace(
-        optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None,
-        code=code, of_jobs=bool(getattr(module, "OF_JOBS", False)),
-        memory=memory if callable(memory) else None, tool=getattr(module, "tool", None),
+def _option(parameter: inspect.Parameter, kinds: list[Any]) -> Option:
+    """Return a parameter as an option: `float | None` is a float, a `Literal` a text out of several."""
+    required = parameter.default is inspect.Parameter.empty
+    default = None if required else parameter.default
+    known = [kind for kind in kinds if kind is not type(None)]
+    plain = known[0] if known and isinstance(known[0], type) else type(parameter.default)
+    choices = [typing.get_args(kind) for kind in known if typing.get_origin(kind) is typing.Literal]
+    return Option(
+        parameter.name, plain if plain in OPTION_TYPES else str, default, required,
+        tuple(map(str, choices[0])) if choices else (),
     )  # fmt: skip
 
 
-def _shipped() -> dict[str, str]:
-    """Return name -> module name of the files that ship."""
-    import daydream.optimizations
-
-    folders = [Path(folder) for folder in daydream.optimizations.__path__]
-    return _in_folders(*((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir()))
-
-
-@lru_cache(maxsize=1)  # a ranking looks up every name
-def _in_folders(*folders: tuple[Path, int]) -> dict[str, str]:
-    """Return name -> module name of the files in folders that were changed at these times."""
-    stems = [path.stem for folder, _ in folders for path in folder.glob("*.py")]
-    return {stem.replace("_", "-"): stem for stem in stems if not stem.startswith("_")}
+def _alternatives(function: Callable[..., None]) -> dict[str, list[Any]]:
+    """Return the types that each annotation of a function allows, none if they name what is not there."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+    unions = {typing.Union, types.UnionType}
+    return {
+        name: [*typing.get_args(hint)] if typing.get_origin(hint) in unions else [hint]
+        for name, hint in hints.items()
+    }
 
 
-def _entry_points() -> list[EntryPoint]:
-    import importlib.metadata
-
-    return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
-
-
-def _function_of(module: ModuleType, stem: str) -> Callable[..., None]:
-    wanted = stem.replace("-", "_")
+@lru_cache(maxsize=256)  # many questions are about one optimization
+def _of_module(module: ModuleType, name: str) -> Optimization:
+    """Return the optimization of a file; raise `GraphError` if it is none that a command line can ask for."""
+    wanted = name.replace("-", "_")
     function = getattr(module, wanted, None)
     if not callable(function):
         own = [
@@ -302,30 +272,62 @@ def _function_of(module: ModuleType, stem: str) -> Callable[..., None]:
         ]
         there = f"it has {', '.join(own)}" if own else "it has no function"
         raise GraphError(f"{module.__file__} should define a function {wanted!r}, the optimization; {there}")
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+    alternatives = _alternatives(function)
+    for parameter in [*inspect.signature(function).parameters.values()][1:]:
         if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise GraphError(
                 f"{module.__file__}: {parameter.name!r} is not an option, as it can be given by its place. "
                 f"Write a * before it: def {wanted}(graph, *, {parameter.name}=...)"
             )
-    hints = _hints(function)
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints.get(parameter.name, Any)
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not _can_be_typed(hint):
+        typed = all(
+            kind in {*OPTION_TYPES, type(None), Any} or typing.get_origin(kind) is typing.Literal
+            for kind in alternatives.get(parameter.name, [])
+        )
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed:
+            hint = typing.get_type_hints(function)[parameter.name]
             raise GraphError(
-                f"{module.__file__}: option {parameter.name!r} is a {hint}, which cannot be typed on a "
-                "command line. Make it a float, int, bool, str or a Literal of texts, or one of these or None"
+                f"{module.__file__}: option {parameter.name!r} is a {hint}, which cannot be "
+                "typed on a command line. Make it a float, int, bool, str or a Literal of texts, or one of "
+                "these or None"
             )
-    return typing.cast("Callable[..., None]", function)
+    return _placed(describe(function, name), module)
 
 
-def _can_be_typed(hint: Any) -> bool:
-    """Tell whether one word on the command line can give a value of this annotation."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, types.UnionType} else (hint,)
-    return all(
-        kind in {int, float, bool, str, type(None), Any} or typing.get_origin(kind) is typing.Literal
-        for kind in kinds
-    )
+def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
+    """Return the optimization with what else its file says of it: `STAGE`, `EXCLUDES`, `apply`, ..."""
+    stage = getattr(module, "STAGE", stages.OWN)
+    if stage not in stages.TITLES:
+        raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
+    parts: dict[str, Any] = {"stage": stage, "tool": getattr(module, "tool", None)}
+    for name in ("OF_JOBS", "NEEDS_GPU", "PAPER_ONLY"):
+        parts[name.lower()] = bool(getattr(module, name, False))
+    for name in ("EXCLUDES", "OPTIMIZERS"):
+        value: Any = getattr(module, name, frozenset())
+        if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+            raise GraphError(f"{name} of {optimization.name} must be a set of names, not {value!r}")
+        parts[name.lower()] = frozenset(value)
+    for name in ("apply", "memory", "suggested_options"):
+        function = getattr(module, name, None)
+        parts[name] = function if callable(function) else None
+    parts["code"] = getattr(module, "CODE", "")
+    if not isinstance(parts["code"], str):
+        raise GraphError(f"CODE of {optimization.name} must be a text, not {parts['code']!r}")
+    return replace(optimization, **parts)
+
+
+@lru_cache(maxsize=1)  # a ranking looks up every name
+def _shipped() -> dict[str, str]:
+    """Return name -> module name of the files that ship."""
+    import daydream.optimizations
+
+    stems = [path.stem for folder in daydream.optimizations.__path__ for path in Path(folder).glob("*.py")]
+    return {stem.replace("_", "-"): stem for stem in stems if not stem.startswith("_")}
+
+
+def _entry_points() -> list[EntryPoint]:
+    import importlib.metadata
+
+    return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
 def _from_file(path: Path) -> Optimization:
@@ -336,11 +338,6 @@ def _from_file(path: Path) -> Optimization:
         raise GraphError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
-        with own_code(str(path)):
-            spec.loader.exec_module(module)
-    except OwnFileError:
-        raise
-    except Exception as error:  # the user's own code may raise anything; show which file and what
-        raise GraphError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return _of_module(module, path.stem, path.stem.replace("_", "-"))
+    with _loading(str(path)), own_code(str(path)):
+        spec.loader.exec_module(module)
+    return _of_module(module, path.stem.replace("_", "-"))

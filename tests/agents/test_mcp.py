@@ -80,16 +80,16 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
     assert got["info"]["good_for"]["replay"].startswith(info["verdicts"]["replay"]["answer"])
     explained = from_command(root, "explain", "--trace", GPU)
     assert got["explain"]["verdict"] == explained["verdict"]
-    assert got["explain"]["profiled"] is explained["profiled"] is False
+    assert got["explain"]["basis"] == explained["basis"] == "estimated"
     assert "without a profiler lies outside its `range_ns`: `confirm`" in got["explain"]["falsified_by"]
     amp = got["explain"]["avoidable"][0]
     assert (amp["whatif"], amp["code"]) == ("amp", explained["avoidable"][0]["code"])
     assert amp["range_ns"][0] < amp["predicted_ns"] < amp["range_ns"][1]
     ranked = from_command(root, "rank", "--no-curves", "--trace", GPU)
     assert [each["name"] for each in got["rank"]["candidates"]] == [
-        each["optimization"] for each in ranked["optimizations"][:5]
+        each["optimization"] for each in ranked["changes"][:5]
     ]
-    assert got["rank"]["more"] == len(ranked["optimizations"]) - 5
+    assert got["rank"]["more"] == len(ranked["changes"]) - 5
     predicted = from_command(root, "whatif", "amp", "--math-speedup", "2.5", "--trace", GPU)
     for key in ("predicted_ns", "options", "code", "reason"):
         assert got["whatif"][key] == predicted[key]

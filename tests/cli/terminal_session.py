@@ -16,11 +16,11 @@ CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SETTINGS = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-def daydream_on_terminal(*args: str, folder: Path, columns: int, **environment: str) -> str:
+def daydream_on_terminal(*args: str, folder: Path, columns: int, lines: int = 50, **environment: str) -> str:
     """Return what a terminal gets from stdout and nothing else; stderr goes nowhere."""
     inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     with subprocess.Popen(
         [sys.executable, "-m", "daydream", *args], cwd=folder, stdin=theirs, stdout=theirs,
         stderr=subprocess.DEVNULL, env={**inherited, "TERM": "xterm-256color", **environment},

@@ -13,7 +13,7 @@ import pytest
 from command_line import Done, daydream
 from shared import TRACES
 
-from daydream.files.cache_folder import ENTRY, FOLDER, UNFINISHED
+from daydream.files.cache import ENTRY, FOLDER, UNFINISHED
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
@@ -175,7 +175,7 @@ def test_what_was_used_longest_ago_goes_first(ask: Run, cache: Path, monkeypatch
     os.utime(cache / f"old{UNFINISHED}", (1, 1))
     (cache / f"new{UNFINISHED}").write_bytes(b"of one that still writes")
     most = sum(entry.stat().st_size for entry in entries(cache)) + 1000
-    monkeypatch.setattr("daydream.files.cache_folder.MOST_BYTES", most)
+    monkeypatch.setattr("daydream.files.cache.MOST_BYTES", most)
     ask("replay", "--trace", "step.json.gz", "--steps", "auto")
     assert len(entries(cache)) == 2
     assert first in entries(cache)
@@ -188,7 +188,7 @@ def test_what_was_used_longest_ago_goes_first(ask: Run, cache: Path, monkeypatch
 def test_what_is_larger_than_the_cache_may_be_is_not_kept(
     ask: Run, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daydream.files.cache_folder.MOST_BYTES", 1000)
+    monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
     assert ask("replay", "--trace", "step.parquet").code == 0
     assert list(cache.iterdir()) == []
 
@@ -200,6 +200,6 @@ def test_info_tells_what_is_kept(ask: Run, cache: Path, monkeypatch: pytest.Monk
     assert "kept" not in ask("info", "-v", "step.parquet", "--no-cache").out
 
     entries(cache)[0].unlink()
-    monkeypatch.setattr("daydream.files.cache_folder.MOST_BYTES", 1000)
+    monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
     assert "kept nothing for the next question: " in " ".join(ask("info", "-v", "step.parquet").out.split())
     assert entries(cache) == []

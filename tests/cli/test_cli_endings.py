@@ -80,7 +80,7 @@ def test_a_signal_that_was_to_be_ignored_is(folder):
 
     code = (
         "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "from daydream.cli.endings import run_to_its_end\n"
+        "from daydream.cli.failures import run_to_its_end\n"
         "def command():\n"
         "    signal.raise_signal(signal.SIGHUP)\n"
         "    return 3\n"
@@ -92,15 +92,15 @@ def test_a_signal_that_was_to_be_ignored_is(folder):
 def test_one_that_comes_again_kills(folder):
     code = (
         "import signal, time\n"
-        "from daydream.cli import endings\n"
-        "endings.AGAIN_S = 0.0\n"
+        "from daydream.cli import failures\n"
+        "failures.AGAIN_S = 0.0\n"
         "def command():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "    except KeyboardInterrupt:\n"
         "        time.sleep(0.01)\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
-        "raise SystemExit(endings.run_to_its_end(command))\n"
+        "raise SystemExit(failures.run_to_its_end(command))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == -signal.SIGTERM

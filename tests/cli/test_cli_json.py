@@ -11,18 +11,16 @@ import pytest
 REPLAY = [
     "schema", "trace", "ranks", "steps", "measured_ns", "replayed_ns", "typical_measured_ns",
     "typical_replayed_ns", "error", "max_error",
-    "unprofiled_measured_ns", "unprofiled_replayed_ns", "unprofiled_error", "start_error_ns",
+    "basis", "basis_ns", "basis_measured_ns", "basis_error", "start_error_ns",
     "tasks", "edges", "kernels", "kernels_linked", "kernels_orphaned", "event_waits", "queue_depth",
     "collectives", "notes",
 ]  # fmt: skip
 WHATIF = [
-    "schema", "optimization", "options", "measured_ns", "replayed_ns", "replay_error", "predicted_ns",
-    "predicted_low_ns", "predicted_high_ns", "typical_measured_ns", "typical_replayed_ns",
-    "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "held_ns", "left_in_replays_ns",
-    "unprofiled_measured_ns", "unprofiled_replayed_ns",
-    "unprofiled_predicted_ns", "unprofiled_anchored_ns", "recording_cost", "as_run",
-    "steps", "before", "after", "changed", "inserted",
-    "removed", "contention", "memory", "rules", "notes", "code",
+    "schema", "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns",
+    "predicted_high_ns", "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory",
+    "notes", "basis", "measured_ns", "replay_error", "typical_measured_ns", "typical_replayed_ns",
+    "typical_predicted_ns", "uncertainty_ns", "held_ns", "left_in_replays_ns", "recorded", "steps", "before",
+    "after", "contention", "rules", "code",
 ]  # fmt: skip
 
 
@@ -68,13 +66,10 @@ def test_whatif_prints_the_keys_of_the_contract(ask):
     assert result["optimization"] == "amp"
     assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0, "model": "measured"}
     assert [list(step) for step in result["steps"]] == [["name", "rank", "replayed_ns", "predicted_ns"]] * 3
-    parts = ["ns_by_cause", "ns_by_bound", "by_phase", "by_layer", "beside"]
-    old = ["by_cause", "by_bound"]  # until 0.3
-    assert list(result["before"]) == list(result["after"]) == parts + old
+    parts = ["ns_by_cause", "ns_by_bound", "by_phase", "by_layer"]
+    assert list(result["before"]) == list(result["after"]) == parts
     for side in (result["before"], result["after"]):
-        whole = [part for part in parts + old if part != "beside"]
-        assert len({sum(side[part].values()) for part in whole}) == 1  # each adds up to the step
-        assert side["by_bound"] == side["ns_by_cause"]
+        assert len({sum(side[part].values()) for part in parts}) == 1  # each adds up to the step
     assert result["speedup"] == pytest.approx(result["replayed_ns"] / result["predicted_ns"])
     assert result["predicted_low_ns"] <= result["predicted_ns"] <= result["predicted_high_ns"]
 
@@ -126,5 +121,5 @@ def test_what_a_users_code_prints_goes_to_stderr(run, folder: Path):
     done = run("whatif", "./chatty.py", "--loud", "--trace", "step.parquet", "--json")
 
     assert parsed(done)["options"] == {"loud": True}
-    # Once for the recorded step, once for that without the profiler.
+    # Once for the estimated step, once for the recorded one.
     assert done.err == "loading\nediting True\nediting True\n"

@@ -103,8 +103,7 @@ def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask, 
     asked = ("whatif", "amp", "--math-speedup", "2.5", "--trace", "step.parquet")
     done = ask(*asked)
     words = shlex.split(done.err.splitlines()[-1].removeprefix(NEXT))
-    # Of the step without the profiler, as the answer is.
-    without = daydream.whatif(folder / "step.parquet", "amp", math_speedup=2.5).unprofiled
+    without = daydream.whatif(folder / "step.parquet", "amp", math_speedup=2.5)
     both = daydream.whatif(without.replay, words[1], math_speedup=2.5).simulated_ns
     alone = without.simulated_ns
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_cli_errors import FAILED, USAGE, assert_clear
 
-from daydream.graph.query.matching import nearest_layers
+from daydream.graph.select import nearest_layers
 from daydream.transforms import registry
 
 HEAD = "from daydream import GraphError\n\n\ndef mine(graph, *, keep: float = 0.0):\n    n = 0\n    "

@@ -18,13 +18,13 @@ from daydream.transforms.registry import names
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 KEYS = [
-    "schema", "trace", "measured_ns", "replayed_ns", "replay_error", "bound", "bound_share", "optimizations",
-    "pairs", "left_out", "curves", "notes",
+    "schema", "trace", "basis", "measured_ns", "replayed_ns", "replay_error", "bound", "bound_share",
+    "changes", "pairs", "left_out", "curves", "notes", "by",
 ]  # fmt: skip
 OPTIMIZATION = [
-    "optimization", "summary", "needs", "code", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "as_run", "reason", "bound", "bound_share", "changed", "inserted", "removed",
-    "memory", "notes",
+    "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
+    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory", "notes", "summary",
+    "needs", "code", "bound", "bound_share",
 ]  # fmt: skip
 CURVE = ["sort", "name", "own_ns", "factors", "step_ns", "knee", "saving_ns"]
 
@@ -61,8 +61,8 @@ def test_the_whole_command_fits_a_screen_and_says_what_to_type_next(run):
     done = run("rank", "--trace", "step.parquet", "--top", "8")
 
     assert done.code == 0, done.err
-    assert done.out.startswith("amp: 3.064 -> 1.552 ms per step without the profiler, 1.97x (90 % interval ")
-    ranked = json.loads(run("rank", "--trace", "step.parquet", "--json").out)["optimizations"]
+    assert done.out.startswith("amp: 3.064 -> 1.853 ms per step, 1.65x (90 % interval ")
+    ranked = json.loads(run("rank", "--trace", "step.parquet", "--json").out)["changes"]
     best = ranked[0]["optimization"]
     assert done.err == f"next: daydream whatif {best} --trace step.parquet\n"
     fits(done.out)
@@ -73,19 +73,19 @@ def test_json_has_the_keys_of_the_contract(ask):
 
     assert list(result) == KEYS
     assert (result["schema"], result["trace"]) == (1, "step.parquet")
-    assert {tuple(each) for each in result["optimizations"] + result["pairs"]} == {tuple(OPTIMIZATION)}
+    assert {tuple(each) for each in result["changes"] + result["pairs"]} == {tuple(OPTIMIZATION)}
     assert {tuple(each) for each in result["curves"]} == {tuple(CURVE)}
     assert {tuple(each) for each in result["left_out"]} <= {("optimization", "reason")}
-    ranked = [each["optimization"] for each in result["optimizations"]]
+    ranked = [each["optimization"] for each in result["changes"]]
     left_out = [each["optimization"] for each in result["left_out"] if "+" not in each["optimization"]]
     assert sorted(ranked + left_out) == names()
-    gains = [each["as_run"]["speedup"] for each in result["optimizations"] if each["as_run"]]
+    gains = [each["speedup"] for each in result["changes"] if each["speedup"]]
     assert gains == sorted(gains, reverse=True)
     assert len(result["pairs"]) <= 3
 
 
 def test_the_first_is_what_whatif_says(ask):
-    best = parsed(ask("rank", "--trace", "step.parquet", "--json", "--no-curves"))["optimizations"][0]
+    best = parsed(ask("rank", "--trace", "step.parquet", "--json", "--no-curves"))["changes"][0]
     alone = parsed(ask("whatif", best["optimization"], "--trace", "step.parquet", "--json"))
 
     for key in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup", "changed", "removed"):

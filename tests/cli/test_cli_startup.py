@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ except SystemExit as done:
 print("\\n".join(sorted(sys.modules)), file=sys.stderr)
 sys.exit(code)
 """
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "pandas", "networkx", "numba", "rich"}
 
 
@@ -94,7 +96,7 @@ def test_a_kept_answer_loads_nothing_that_it_does_not_use(folder, tmp_path, args
 
     unused = {
         "csv", "difflib", "numpy.ma", "pyarrow",
-        "daydream.costs.resize.growth", "daydream.explanation.avoidable", "daydream.graph.build",
+        "daydream.costs.resize.growth", "daydream.predict.avoidable", "daydream.graph.build",
         "daydream.memory.lifetimes", "daydream.memory.narrow", "daydream.report.text.ranking",
     }  # fmt: skip
     assert (loaded & unused) - modules_of_bare_imports() == set()
@@ -135,3 +137,11 @@ def test_numpy_is_loaded_without_threads_and_leaves_the_environment_as_it_was(fo
     threads, left = done.stdout.split()
     assert left == str(theirs)
     assert theirs or threads == "1"
+
+
+def test_a_first_question_loads_few_modules_of_our_own(folder):
+    trace = str(ROOT / "examples" / "synthetic_gpt_gpu.json.gz")
+    loaded = modules_after("whatif", "amp", "--trace", trace, folder=folder)
+
+    ours = {name for name in loaded if name.split(".")[0] in {"daydream", "optimizations"}}
+    assert len(ours) <= 190, sorted(ours)

@@ -16,8 +16,8 @@ import pytest
 from test_cli_json import parsed
 from test_cli_startup import HEAVY, modules_after
 
+from daydream.cli.options import numbers_of
 from daydream.cli.sweep import values_of
-from daydream.cli.value_lists import numbers_of
 from daydream.transforms.registry import Option
 
 SCALE = (
@@ -31,10 +31,10 @@ SCALE = (
     "on=cpu,gpu",
 )
 KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "refused", "notes"]
-TRACE = ["trace", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
+TRACE = ["trace", "basis", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
 SCENARIO = [
-    "trace", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup",
-    "reason", "changed", "inserted", "removed", "as_run", "memory", "notes",
+    "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
+    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory", "notes", "trace",
 ]  # fmt: skip
 
 
@@ -43,9 +43,9 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    step = "3.064 -> 1.380 ms per step without the profiler, 2.22x (90 % interval "
+    step = "3.064 -> 1.380 ms per step, 2.22x (90 % interval "
     assert lines[0].startswith(f"scale factor=0.125 on=gpu: {step}")
-    assert lines[1].startswith("  step time   measured ")
+    assert lines[1].startswith("  step time   estimated ")
     assert " ".join(lines[3].split()) == "factor on predicted, ms 90 % interval, ms speedup notes"
     assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
     assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
@@ -104,7 +104,7 @@ def test_several_traces_are_told_apart(ask):
 
     assert [each["trace"] for each in result["traces"]] == ["step.parquet", "ranks"]
     assert sorted(each["trace"] for each in result["scenarios"]) == ["ranks"] * 2 + ["step.parquet"] * 2
-    speedups = [each["as_run"]["speedup"] for each in result["scenarios"]]
+    speedups = [each["speedup"] for each in result["scenarios"]]
     assert speedups == sorted(speedups, reverse=True)
     screen = ask(*asked, "--sort", "order").out
     assert [line.split()[0] for line in screen.splitlines()[5:9]] == ["step.parquet"] * 2 + ["ranks"] * 2

@@ -32,6 +32,7 @@ def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
     assert found["2,1.1"]["contention"] == {
         "mode": "given", "matrix_factor": 2.0, "other_factor": 2.0, "transfer_factor": 1.1,
         "evidence": {"kernel": None, "matrix": None, "other": None, "transfer": None},
+        "kernels": True, "reason": None,
     }  # fmt: skip
     assert list(found["measured"]["contention"]["evidence"]["kernel"]) == [
         "factor", "low", "high", "places", "beside", "alone", "overlapped_ns",

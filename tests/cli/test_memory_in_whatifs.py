@@ -19,7 +19,7 @@ from daydream.report.html.ranking import whatifs
 NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
-    "capacity_bytes", "fits",
+    "capacity_bytes", "fits", "device", "notes", "recording_notes",
 ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_rank_has_a_column_and_sorts_by_it(folder):
     first, *_ = done.out.splitlines()
     assert first.startswith("fused-adam: peak memory 2.6 -> 2.1 KiB")
     found = json.loads(asked(folder, "rank", "--by", "memory", "--json", "--no-curves").out)
-    known = [each["memory"]["after_bytes"] for each in found["optimizations"] if each["memory"]]
+    known = [each["memory"]["after_bytes"] for each in found["changes"] if each["memory"]]
     assert known == sorted(known)
 
 

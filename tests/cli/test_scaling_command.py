@@ -17,12 +17,12 @@ from daydream.cli.scaling import numbers_in
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.trace_collectives import fitted_to_trace
 from daydream.report.text.scaling import scaling_text
-from daydream.simulate.ranks.many_ranks import factors_of, job
+from daydream.simulate.ranks import factors_of, job
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 KEYS = [
-    "schema", "trace", "measured_ns", "replayed_ns", "replay_error", "recorded_workers", "alone_ns",
-    "network", "options", "contention", "workers", "notes",
+    "schema", "trace", "basis", "measured_ns", "replayed_ns", "replay_error", "recorded_workers",
+    "alone_ns", "network", "options", "contention", "workers", "notes",
 ]  # fmt: skip
 ROW = [
     "workers", "nodes", "step_ns", "throughput", "efficiency", "communication_ns", "overhead_ns",
@@ -150,10 +150,10 @@ def test_a_rank_keeps_its_factors_whatever_the_number_of_others():
     assert many[:, 2:].std() == pytest.approx(0.1, rel=0.1)
 
 
-def test_ranks_that_are_all_alike_are_one_lane(replay):
+def test_ranks_that_are_all_alike_wait_for_nobody(replay):
     found = job(replay.graph, 16_384)
 
-    assert (found.ranks, found.classes, found.slowdown) == (16_384, 1, 1.0)
+    assert (found.ranks, found.slowdown) == (16_384, 1.0)
 
 
 def test_a_group_of_a_node_waits_for_its_own_straggler_only(replay):
@@ -164,16 +164,15 @@ def test_a_group_of_a_node_waits_for_its_own_straggler_only(replay):
     world = job(graph, 16, stragglers={3: 1.5})
     nodes = job(graph, 16, stragglers={3: 1.5}, groups={"node": node})
 
-    assert (world.classes, nodes.classes) == (2, 3)
     assert nodes.slowdown == world.slowdown > 1  # the job is as slow as its slowest node
 
 
 def test_recorded_collectives_are_resized():
-    before = daydream.replay(one_of_four(world_size=4))
+    before = daydream.replay(one_of_four(world_size=4)).as_recorded()
     found = daydream.scaling(before, [1, 2, 4, 8, 64], cluster="dgx-a100")
     rows = {row.workers: row for row in found.rows}
 
-    assert found.recorded == 4
+    assert found.recorded_workers == 4
     # All of the 30 us is exposed: with one worker there is no transfer, with four it is as recorded.
     assert rows[1].step_ns == found.alone_ns == before.replayed_ns - 30_000
     assert (rows[4].step_ns, rows[4].exposed_ns) == (before.replayed_ns, 30_000)
@@ -358,7 +357,7 @@ def test_nothing_heavy_is_imported(folder):
 
 
 def test_the_verb_and_its_module_have_one_name():
-    module_first = "import daydream.predict.scale_out; import daydream; daydream.scaling"
+    module_first = "import daydream.predict.scaling; import daydream; daydream.scaling"
     for program in (
         module_first,
         "from daydream import Scaling; import daydream; daydream.scaling",

@@ -9,19 +9,19 @@ import pytest
 
 from daydream.cli import suggestions as module
 from daydream.cli.suggestions import Suggestions, suggestions
-from daydream.predict.as_run import StepAsRun
 
 
 def entry(name, saving, code, *, needs=None):
     return {
         "optimization": name, "code": code, "needs": needs,
-        "as_run": StepAsRun(10_000_000, 10_000_000 - saving, None, None, profiled=True).to_json(),
+        "replayed_ns": 10_000_000, "predicted_ns": 10_000_000 - saving, "saving_ns": saving,
+        "predicted_low_ns": None, "predicted_high_ns": None,
     }  # fmt: skip
 
 
 def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     found = suggestions(folder / "step.parquet", patience_s=100)
-    ranked = json.loads(ask("rank", "--trace", "step.parquet", "--json").out)["optimizations"]
+    ranked = json.loads(ask("rank", "--trace", "step.parquet", "--json").out)["changes"]
 
     assert found.missing is None
     assert found.entries[0] == ranked[0]

@@ -14,7 +14,7 @@ from daydream.collect.live.alternating import WARM_UP, Alternating
 from daydream.collect.live.hook_times import HookTimes
 from daydream.collect.live.unprofiled import UnprofiledSteps
 from daydream.errors import DaydreamError
-from daydream.predict.confirmation import Blocks, blocks_of
+from daydream.predict.confirm import Blocks, blocks_of
 
 
 class Script:

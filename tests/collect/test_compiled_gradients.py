@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daydream.collect.derive.compiled_gradients import owners_behind_compiled, queue_order
+from daydream.collect.derive.by_parameter import owners_behind_compiled, queue_order
 
 WIDE, BIAS, HEAD, TEN = "[64,64]", "[64]", "[10,64]", "[10]"
 SHAPES = [*[WIDE, BIAS] * 5, HEAD, TEN]

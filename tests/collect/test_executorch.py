@@ -19,8 +19,8 @@ import daydream
 from daydream.collect.derive.build import derive
 from daydream.collect.importers.executorch.etdump import read_events
 from daydream.collect.importers.executorch.etrecord import innermost, read_etrecord
-from daydream.collect.importers.executorch.marks import is_inspector_parquet
 from daydream.collect.importers.executorch.rows import Row, recording_of
+from daydream.collect.importers.formats import is_inspector_parquet
 from daydream.errors import DaydreamError, NotApplicableError, TraceError
 from daydream.handles import Handle
 

@@ -12,7 +12,7 @@ from kineto_text import document, op, row, write
 from shared import shared_trace
 
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.kineto.kernel_details import details_of
+from daydream.collect.importers.kineto.reader import details_of
 from daydream.trace.trace import Trace
 
 DEVICE, STREAM = 17, 3536

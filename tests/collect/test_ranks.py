@@ -13,9 +13,9 @@ from shared import shared_trace
 
 import daydream
 from daydream import Trace
-from daydream.collect.derive.collective_matching import match_collectives
+from daydream.collect.derive.collectives import match_collectives
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.rank_clocks import align_ranks
+from daydream.collect.importers.ranks import align_ranks
 from daydream.errors import TraceError
 
 ENDS = [10, 1_030, 3_050]  # no two pauses alike

@@ -17,7 +17,7 @@ from kineto_text import document, op, training, write
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.kineto import parts, readers
+from daydream.collect.importers.kineto import blocks, readers
 from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.collect.importers.kineto.readers import Readers
 from daydream.errors import TraceError
@@ -163,7 +163,7 @@ def test_parts_hold_every_byte_between_the_first_event_and_the_end(tmp_path: Pat
     path = write(tmp_path / "t.json", document(events_of_all_kinds()))
     text = path.read_bytes()
     with path.open("rb") as file:
-        found = list(parts.parts_of_plain(path, file, len(text), BLOCK))
+        found = list(blocks.parts_of_plain(path, file, len(text), BLOCK))
     assert len(found) > 3
     assert found[-1].prefix + b"".join(part.read()[: -part.left or None] for part in found) == text
 

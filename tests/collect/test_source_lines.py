@@ -91,5 +91,5 @@ def test_explain_names_the_line_of_a_synchronization(tmp_path: Path):
     explanation = daydream.explain(imported(tmp_path, synchronizing(6)))
     (cost,) = [each for each in explanation.avoidable if each.sort == "synchronization"]
 
-    assert cost.place.source == "net/train.py(12): log_loss"
+    assert cost.source == "net/train.py(12): log_loss"
     assert "net/train.py(12): log_loss" in " ".join(explain_text(explanation, verbose=True).split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daydream.collect.derive.update_order import cut_by_parameter
+from daydream.collect.derive.by_parameter import cut_by_parameter
 
 ADD, MUL, SQRT, STEP = range(4)
 

@@ -199,7 +199,7 @@ def test_where_and_why_the_graph_breaks_is_recorded_and_told(folder, alone, comp
     trace = collected(folder, "broken", alone, compilers).trace()
     sources = {one["source"] for one in trace.metadata["graph_breaks"]}
     assert f"train.py({line_of('# breaks here')}): forward" in sources
-    assert any(f"train.py({line_of('# breaks here')})" in note for note in daydream.explain(trace).notes())
+    assert any(f"train.py({line_of('# breaks here')})" in note for note in daydream.explain(trace).notes)
     assert "uncompiled_frames" not in trace.metadata
 
 
@@ -212,7 +212,7 @@ def test_a_function_that_a_break_in_a_loop_leaves_uncompiled_is_told(folder, alo
     assert told["source"] == f"train.py({begins}): forward"
     assert told["at"] == f"train.py({line_of('# breaks in a loop')}): forward"
     assert told["reason"].startswith("graph break in loop")
-    (note,) = [note for note in daydream.explain(trace).notes() if "left uncompiled" in note]
+    (note,) = [note for note in daydream.explain(trace).notes if "left uncompiled" in note]
     assert note.startswith(f"train.py({begins}): forward was left uncompiled: graph break in loop (")
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.collect.derive.collective_matching import match_collectives
-from daydream.collect.derive.host_collectives import host_collectives
+from daydream.collect.derive.collectives import host_collectives, match_collectives
 from daydream.graph.lint import problems
 from daydream.report.text.collected import collectives_of_steps
 from daydream.report.text.overview import overview

@@ -53,6 +53,9 @@ def test_an_example_is_confirmed(folder, script: str, name: str):
     assert found["baseline_ns"] / found["predicted_ns"] == pytest.approx(found["predicted_speedup"], rel=1e-3)
     # the range is of the same step, and of the recorded one beside its own prediction
     assert found["predicted_low_ns"] <= found["predicted_ns"] <= found["predicted_high_ns"]
+    assert found["inside"] == (
+        found["predicted_low_ns"] <= found["confirmed_ns"] <= found["predicted_high_ns"]
+    )
     recorded = [found[f"recorded_predicted_{each}ns"] for each in ("low_", "", "high_")]
     assert recorded == sorted(recorded)
     ratio = found["confirmed_speedup"] / found["predicted_speedup"]

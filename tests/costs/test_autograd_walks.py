@@ -6,7 +6,7 @@ from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.remove_layers import remove_layers
 
 from daydream import Graph, simulate
-from daydream.model.autograd_walks import autograd_node_count, graph_walks, scale_autograd_walks
+from daydream.model.parameters import autograd_node_count, graph_walks, scale_autograd_walks
 
 NODE = "autograd::engine::evaluate_function: "
 

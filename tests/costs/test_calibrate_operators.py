@@ -194,7 +194,9 @@ def test_a_trace_is_no_table(tmp_path):
 
 def test_a_calibration_reads_back_as_it_was_written(tmp_path):
     call = OperatorCall("aten::mm", "[[64,32],[32,16]]", "float16")
-    calibration = Calibration("NVIDIA H100", "2.13", [(call, 1234.4, 7)], [(call, "no")])
+    calibration = Calibration("NVIDIA H100", "2.13")
+    calibration.measure(call, 1234.4, 7)
+    calibration.leave_out(call, "no")
     calibration.save(tmp_path / "t.parquet")
     for table in (KernelTable.load(tmp_path / "t.parquet"), calibration.table()):
         assert (len(table), table.device) == (1, "NVIDIA H100")
@@ -327,12 +329,12 @@ def test_a_calibration_measures_what_it_can_and_lists_the_rest():
     view = Call("aten::view", [[4, 8], []], tail_ns=1_000)
     graph = graph_of(LINEAR, RELU, lookup, custom, view, device=None)
     found = calibrate(graph, call_limit_s=0.01)
-    assert [(call.op, call.dtype) for call, _, _ in found.measured] == [
+    assert [(call.op, call.dtype) for call in found.measured] == [
         ("aten::addmm", "float32"),
         ("aten::relu", "float32"),
     ]
-    assert all(nanoseconds > 0 and repeats > 0 for _, nanoseconds, repeats in found.measured)
-    assert [(call.op, reason.split(",")[0]) for call, reason in found.left_out] == [
+    assert all(call.duration_ns > 0 and call.repeats > 0 for call in found.measured)
+    assert [(call.op, call.reason.split(",")[0]) for call in found.left_out] == [
         ("aten::embedding", "works on indices"),
         ("my::op", "its work is not known"),
     ]
@@ -343,10 +345,12 @@ def test_kernels_of_custom_operators_are_listed():
     pytest.importorskip("torch")
     own = Call("my::op", [[4, 8]], [Kernel("mine", 40_000), Kernel("mine too", 40_000)])
     found = calibrate(graph_of(SUM, own), device="cpu", call_limit_s=0.01)
-    assert [call for call, _, _ in found.measured] == [
-        OperatorCall("aten::add", "[[64,16],[64,16],[]]", "float32")
+    assert [(call.op, call.shapes, call.dtype) for call in found.measured] == [
+        ("aten::add", "[[64,16],[64,16],[]]", "float32")
     ]
-    assert [call for call, _ in found.left_out] == [OperatorCall("my::op", "[[4,8]]", "float32")]
+    assert [(call.op, call.shapes, call.dtype) for call in found.left_out] == [
+        ("my::op", "[[4,8]]", "float32")
+    ]
 
 
 def test_what_is_not_reached_in_time_is_listed():
@@ -369,8 +373,8 @@ def test_a_call_that_crashes_torch_does_not_end_the_calibration(monkeypatch):
 
     monkeypatch.setattr(process.Worker, "_exchange", killing)
     found = calibrate(graph_of(LINEAR, RELU, device=None), call_limit_s=0.01)
-    assert [call.op for call, _, _ in found.measured] == ["aten::relu"]
-    assert [reason.partition(" (")[0] for _, reason in found.left_out] == ["torch crashed on it"]
+    assert [call.op for call in found.measured] == ["aten::relu"]
+    assert [call.reason.partition(" (")[0] for call in found.left_out] == ["torch crashed on it"]
 
 
 def test_a_call_that_hangs_is_given_up(monkeypatch):

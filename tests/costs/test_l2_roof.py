@@ -11,9 +11,9 @@ from test_counters_on_traces import launches
 import daydream
 from daydream import attach_counters, build
 from daydream.costs import bound
-from daydream.costs.device.evidence import at_peak_ns, evidence
+from daydream.costs.device.retime import at_peak_ns, evidence
 from daydream.costs.kernels import counted_tasks
-from daydream.costs.workload.cache import LEAST_NS, bound_by_l2, reached_l2
+from daydream.costs.workload.counters import LEAST_NS, bound_by_l2, reached_l2
 
 BANDWIDTH = 3_352.0  # GB/s of an H100's memory
 H100 = "kineto/h100_vit_inference.json.gz"

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import retime
-from daydream.costs.device.occupancy import BYTES_A_THREAD, Grids
-from daydream.costs.device.peaks import LEAST_REACHABLE
-from daydream.costs.device.roofline import device_or_none
+from daydream.costs.device.roofline import BYTES_A_THREAD, LEAST_REACHABLE, Grids, device_or_none
 from daydream.costs.kernels import work
-from daydream.costs.workload.tiles import tile_elements
+from daydream.costs.resize.new_shapes import tile_elements
 from daydream.graph.graph import Graph
 
 FLOOR = 2_000

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import KernelTable, bound, find_device, retime
-from daydream.costs.device.peaks import LEAST_REACHABLE
-from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
+from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
 from daydream.costs.kernels import filled, floor_ns
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.graph import Graph

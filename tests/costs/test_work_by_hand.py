@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.operator import FORMULAS, operator_work
+from daydream.costs.workload.shapes import Amount
 
 N = 2 * 3 * 4 * 4  # elements of the small images below
 K = 5 * 3 * 3 * 3  # of the small weight

@@ -6,15 +6,11 @@ import pytest
 from shared import shared_replay
 
 import daydream
-from daydream.explanation.asking import WhatIfResult
-from daydream.explanation.bound import Without, bound
-from daydream.explanation.causes import Share
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
+from daydream.predict.breakdown import Share
+from daydream.predict.explain import Without, bound
+from daydream.predict.suggest import WhatIfResult
 from daydream.report.text.explain import verdict
-from daydream.simulate.causes import Bound, PathCause
-
-NO_TASKS = Selection(Graph(), [], "")
+from daydream.simulate.critical_path import Bound, PathCause
 
 
 def answer(left: int) -> WhatIfResult:
@@ -22,7 +18,8 @@ def answer(left: int) -> WhatIfResult:
 
 
 def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int | None) -> str:
-    causes = [Share(PathCause(key), round(100 * share), share, NO_TASKS, ()) for key, share in shares.items()]
+    kinds = [(PathCause(key), share) for key, share in shares.items()]
+    causes = [Share(cause, cause.bound, round(100 * share), share) for cause, share in kinds]
     device = None if without_device is None else answer(without_device)
     return bound(causes, Without(answer(without_cpu), device, None))
 
@@ -57,7 +54,7 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
 def test_sentence_table_and_ranking_say_the_same(name: str) -> None:
     replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
     explanation = daydream.explain(replay)
-    ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False, with_ranges=False)
+    ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)
 
     assert ranking.bound == explanation.bound
     opposite = {"GPU": "CPU", "CPU": "GPU"}.get(explanation.bound, "")

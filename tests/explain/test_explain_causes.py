@@ -8,8 +8,9 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import GraphError
+from daydream.predict.breakdown import Behind
 from daydream.report.text.explain import beside, explain_text, sentence, verdict
-from daydream.simulate.causes import PathCause
+from daydream.simulate.critical_path import PathCause
 
 KERNELS = PathCause.KERNELS
 STEPS = 4
@@ -59,9 +60,9 @@ def test_a_figure_names_the_tasks_it_was_read_from():
     explanation = daydream.explain(repeated(two_streams, 100))
     shares = {each.cause: each for each in explanation.causes}
 
-    assert shares[KERNELS].tasks.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
-    assert shares["data loading"].tasks.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares[KERNELS].tasks.words == f"{KERNELS.label} on the critical path"
+    assert shares[KERNELS].selected.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
+    assert shares["data loading"].selected.name.tolist() == ["load"] * (STEPS - 1)
+    assert shares[KERNELS].selected.words == f"{KERNELS.label} on the critical path"
 
 
 def test_cpu_and_device_that_wait_for_each_other_take_turns():
@@ -72,9 +73,9 @@ def test_cpu_and_device_that_wait_for_each_other_take_turns():
     assert explanation.without_cpu.predicted_ns == 66_000
     assert verdict(explanation).startswith("CPU and device take turns: with no CPU cost at all")
     wait = found(explanation, "synchronization")
-    assert wait.count == 1
-    assert wait.place.label == "cudaDeviceSynchronize"
-    assert explanation.sync_wait_ns == wait.cost_ns
+    assert wait.count_per_step == 1
+    assert wait.label == "cudaDeviceSynchronize"
+    assert explanation.synchronization_wait_ns == wait.cost_ns
     assert wait.best.options == {"which": "^cudaDeviceSynchronize$"}
 
 
@@ -83,7 +84,7 @@ def test_hidden_communication_is_said_to_be_hidden_and_by_what():
     communication = explanation.communication
 
     assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (40_000, 0, 40_000)
-    assert communication.behind == ((KERNELS, 40_000),)
+    assert communication.behind == (Behind(KERNELS, 40_000),)
     assert explanation.without_communication.saving_ns == 0
     assert "all of it hidden: 40.00 us run during kernels" in " ".join(beside(explanation))
     assert not [each for each in explanation.avoidable if each.sort == "exposed communication"]
@@ -102,7 +103,8 @@ def test_exposed_communication_saves_what_nothing_else_hides():
     assert (cost.cost_ns, cost.saving_ns) == (80_000, 25_000)
     assert cost.best is None  # nothing else in the step could hide it, and its size is not known
     assert cost.limit.predicted_ns == 100_000
-    assert "without it the step would save 25.00 us" in " ".join(explain_text(explanation).split())
+    words = explain_text(explanation, verbose=True).split()
+    assert "without it the step would save 25.00 us" in " ".join(words)
 
 
 #  thread 1  |launch 5|.5.|2 copy_ |5 copy call (waits 33) 4|1|python 45|    6 + 40 + 1 + 3 + 4 + 1 + 45 = 100
@@ -126,8 +128,8 @@ def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
         "synchronization": 4_000, "copies": 3_000, "between device tasks": 1_000,
     }  # fmt: skip
     cost = found(explanation, "blocking copies from the device")
-    assert (cost.count, cost.cost_ns) == (1, 33_000)
-    assert (cost.place.label, cost.place.layer) == ("aten::copy_", "head")
+    assert (cost.count_per_step, cost.cost_ns) == (1, 33_000)
+    assert (cost.label, cost.layer) == ("aten::copy_", "head")
     # All waits go but that of the last step: behind it the window has no more work to run ahead to.
     assert cost.saving_ns == 33_000 * (STEPS - 2) // (STEPS - 1)
     assert sentence(cost) == (
@@ -148,7 +150,7 @@ def test_loading_that_is_waited_for_saves_what_workers_would_hide():
 
     assert causes(explanation)["data loading"] == 5_000_000
     cost = found(explanation, "data loading")
-    assert cost.place.label == "next"
+    assert cost.label == "next"
     assert cost.saving_ns == 5_000_000 - 1_500_000  # a batch is still fetched, in 1.5 ms
     assert daydream.explain(repeated(step, 10_000), "dataloader").share("data loading") == 1.5 / 6.5
 
@@ -166,20 +168,19 @@ def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
     graph = daydream.build(repeated(step, 40))
     graph.select(kind="cpu").set(gap_ns=0)
     graph.queue_depth = {number: 8 for number, lane in enumerate(graph.lanes) if lane.on_device}
-    graph.touch()
     explanation = daydream.explain(graph)
 
     assert explanation.bound == "GPU"
     assert causes(explanation) == {KERNELS: 40_000}
-    launching = explanation.launching
-    assert (launching.calls, launching.total_ns, launching.queue_wait_ns) == (4, 40_000, 36_000)
+    launching = explanation.launch_calls
+    assert (launching.calls_per_step, launching.total_ns, launching.queue_wait_ns) == (4, 40_000, 36_000)
     assert explanation.without_cpu.saving_ns == 0
     assert verdict(explanation) == (
         "GPU-bound; most of the time in launch calls (36.00 us of 40.00 us per step) is queue wait, and "
         "without any CPU cost the step would still take 40.00 us of 40.00 us."
     )
     faster = daydream.explain(graph, "scale", on="gpu", factor=0.0)
-    assert faster.launching.queue_wait_ns == 0
+    assert faster.launch_calls.queue_wait_ns == 0
 
 
 def test_a_cpu_that_launches_slowly_is_launch_bound():
@@ -194,10 +195,10 @@ def test_a_cpu_that_launches_slowly_is_launch_bound():
     explanation = daydream.explain(repeated(step, 100))
 
     assert explanation.bound == "CPU"
-    assert explanation.busy_share == pytest.approx(0.1)
+    assert explanation.device_busy_share == pytest.approx(0.1)
     assert explanation.share("launch-bound CPU") + explanation.share("untraced CPU time") == pytest.approx(1)
     cost = found(explanation, "launch-bound CPU")
-    alone = daydream.whatif(explanation.replay, cost.best.name)
+    alone = daydream.whatif(explanation.replay, cost.best.optimization)
     assert cost.saving_ns == alone.replayed_ns - alone.predicted_ns > 0.5 * explanation.replayed_ns
 
 
@@ -241,7 +242,7 @@ def test_work_between_batches_is_told_where_the_program_is_known():
     explanation = daydream.explain(repeated(step, 102))
 
     cost = found(explanation, "work between batches")
-    assert (cost.cost_ns, cost.place.source) == (60_000, line)
+    assert (cost.cost_ns, cost.source) == (60_000, line)
     assert "DataLoader(dataset, num_workers=4" in " ".join(explain_text(explanation).split())
 
 
@@ -258,7 +259,7 @@ def test_without_a_device_the_operators_are_the_causes():
     assert [(part.name, part.ns) for part in explanation.causes[0].largest] == [
         ("aten::mm", 90_000), ("aten::add", 10_000)
     ]  # fmt: skip
-    assert (explanation.bound, explanation.busy_share, explanation.launching) == ("CPU", None, None)
+    assert (explanation.bound, explanation.device_busy_share, explanation.launch_calls) == ("CPU", None, None)
     assert verdict(explanation).startswith("CPU only")
 
 
@@ -274,7 +275,7 @@ def test_a_change_is_explained_on_top_of_itself():
     both = daydream.whatif(
         recorded, "scale+remove-sync", on="gpu", factor=0.5, which="^cudaDeviceSynchronize$"
     )
-    assert wait.best.name == "scale+remove-sync"
+    assert wait.best.optimization == "scale+remove-sync"
     assert wait.saving_ns == 70_000 - both.predicted_ns
 
 
@@ -291,12 +292,12 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
 
     assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
     for cost in explanation.avoidable:
-        for answer in cost.answers:
+        for answer in cost.whatifs:
             if answer.predicted_ns is not None:
-                asked = daydream.whatif(explanation.as_run, answer.name, **answer.options)
+                asked = daydream.whatif(explanation.replay, answer.optimization, **answer.options)
                 assert answer.predicted_ns == asked.predicted_ns
             else:
-                assert answer.refused
+                assert answer.reason
     text = explain_text(explanation)
     assert text.isascii()
     assert "None" not in text

@@ -31,11 +31,12 @@ def recorded(shapes: str | None, name: str = "volta_sgemm_128x64_nn", **metadata
 def test_a_product_far_below_the_peak_is_told():
     explanation = daydream.explain(recorded("[[1024,1024],[1024,1024]]", **V100))
 
-    (found,) = explanation.reached
+    (found,) = explanation.kernels
     peak = find_device("v100").peak("float32")  # FLOP a ns
-    assert (found.name, found.ns, found.of) == ("volta_sgemm", 547_000, "arithmetic")
-    assert found.share == pytest.approx(2 * 1024**3 / peak / 547_000)
-    assert f"{100 * found.share:.1f} % of the device's peak arithmetic" in " ".join(beside(explanation))
+    assert (found.name, found.ns, found.peak) == ("volta_sgemm", 547_000, "arithmetic")
+    assert found.share_of_peak == pytest.approx(2 * 1024**3 / peak / 547_000)
+    said = f"{100 * found.share_of_peak:.1f} % of the device's peak arithmetic"
+    assert said in " ".join(beside(explanation))
     assert explanation.to_json()["kernels"] == [found.to_json()]
 
 
@@ -44,14 +45,14 @@ def test_a_product_far_below_the_peak_is_told():
     [(None, V100), ("[[1024,1024],[1024,1024]]", {}), ("[[1024,512],[1024,1024]]", V100)],
 )
 def test_without_shapes_or_a_known_device_nothing_is_said(shapes, metadata):
-    assert daydream.explain(recorded(shapes, **metadata)).reached == ()
+    assert daydream.explain(recorded(shapes, **metadata)).kernels == ()
 
 
 def test_kernels_of_a_public_trace_reach_a_part_of_the_peak():
     explanation = daydream.explain(shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz"))
 
-    assert {each.name for each in explanation.reached} >= {"volta_scudnn"}
-    assert all(0.3 < each.share <= 1 for each in explanation.reached)
+    assert {each.name for each in explanation.kernels} >= {"volta_scudnn"}
+    assert all(0.3 < each.share_of_peak <= 1 for each in explanation.kernels)
 
 
 @pytest.mark.parametrize(

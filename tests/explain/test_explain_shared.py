@@ -47,7 +47,7 @@ def forward_passes(tmp_path_factory):
 
 
 def test_launch_calls_of_a_gpu_bound_model_are_queue_wait(forward_passes):
-    launching = forward_passes.launching
+    launching = forward_passes.launch_calls
 
     assert forward_passes.bound == "GPU"
     assert launching.queue_wait_ns > 0.9 * launching.total_ns
@@ -56,7 +56,7 @@ def test_launch_calls_of_a_gpu_bound_model_are_queue_wait(forward_passes):
     # takes no time the waiting is gone.
     assert forward_passes.without_cpu.saving_ns < 0.001 * forward_passes.replayed_ns
     alone = daydream.explain(forward_passes.replay, "scale", on="gpu", factor=0.0)
-    assert alone.launching.queue_wait_ns < 0.01 * launching.queue_wait_ns
+    assert alone.launch_calls.queue_wait_ns < 0.01 * launching.queue_wait_ns
     assert alone.bound == "CPU"
 
 
@@ -64,13 +64,13 @@ def test_the_recommender_blocks_in_copies_from_the_device():
     explanation = explained("kineto/v100_recsys_rank1of2_copy_waits.json.gz")
     copies = [each for each in explanation.avoidable if each.sort == "blocking copies from the device"]
 
-    assert {each.place.label for each in copies} == {"aten::copy_", "aten::_local_scalar_dense"}
+    assert {each.label for each in copies} == {"aten::copy_", "aten::_local_scalar_dense"}
     blocked = sum(each.cost_ns for each in copies)
     assert blocked > 0.2 * explanation.replayed_ns
     # Without these waits the calls stand no more; the device was busy meanwhile, so the step gains little.
     which = "aten::copy_|_local_scalar_dense"
     free = daydream.explain(explanation.replay, "remove-sync", which=which)
-    assert free.sync_wait_ns < 0.05 * blocked
+    assert free.synchronization_wait_ns < 0.05 * blocked
     assert sum(each.saving_ns for each in copies) < 0.05 * explanation.replayed_ns
     assert explanation.bound == "GPU"
 
@@ -79,13 +79,13 @@ def test_loading_without_workers_is_on_the_critical_path():
     explanation = explained("kineto/v100_resnet50_loader_workers_0.json.gz")
     loading = found(explanation, "data loading")
 
-    assert "DataLoader" in loading.place.label
+    assert "DataLoader" in loading.label
     assert loading.cost_ns > 0.15 * explanation.replayed_ns
     assert "data loading is 29" in verdict(explanation)
-    hidden = daydream.whatif(explanation.as_run, "dataloader")
+    hidden = daydream.whatif(explanation.replay, "dataloader")
     # Three quarters of it as recorded; without the profiler the device is busy sooner.
     assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.5 * loading.cost_ns
-    recorded = daydream.whatif(explanation.replay, "dataloader")
+    recorded = hidden.recorded
     assert recorded.replayed_ns - recorded.predicted_ns > 0.75 * loading.cost_ns
     after = daydream.explain(explanation.replay, "dataloader")
     assert after.share("data loading") < 0.1 * explanation.share("data loading")
@@ -97,7 +97,7 @@ def test_the_all_reduce_of_a_cpu_bound_step_is_hidden_behind_the_cpu():
 
     assert communication.total_ns > 10_000_000
     assert communication.exposed_ns == 0
-    assert communication.behind[0][0] == "launch-bound CPU"
+    assert communication.behind[0].cause == "launch-bound CPU"
     assert "all of it hidden" in " ".join(beside(explanation))
     assert daydream.whatif(explanation.replay, "scale", kind="collective", factor=0.0).speedup == 1
     # Once the CPU no longer launches each kernel, the collectives are on the critical path.
@@ -110,10 +110,10 @@ def test_small_batches_on_a_fast_gpu_are_launch_bound():
     launch = found(explanation, "launch-bound CPU")
 
     assert explanation.bound == "CPU"
-    assert explanation.busy_share < 0.1
+    assert explanation.device_busy_share < 0.1
     assert launch.cost_ns > 0.9 * explanation.replayed_ns
-    assert launch.best.name == "cuda-graphs"
-    after = daydream.whatif(explanation.as_run, "cuda-graphs")
+    assert launch.best.optimization == "cuda-graphs"
+    after = daydream.whatif(explanation.replay, "cuda-graphs")
     assert launch.saving_ns == after.replayed_ns - after.predicted_ns > 0.5 * explanation.replayed_ns
     assert explanation.without_device.saving_ns < 0.05 * explanation.replayed_ns
 
@@ -131,16 +131,16 @@ def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_wer
     explanation = explained("kineto/mi300x_bert_small_inference.json.gz")
     wait = found(explanation, "synchronization")
 
-    assert wait.place.source.endswith("_attn_mask_utils.py(429): _prepare_4d_attention_mask_for_sdpa")
-    assert wait.place.source in " ".join(explain_text(explanation, verbose=True).split())
-    alone = daydream.whatif(explanation.as_run, "remove-sync", which="^aten::_local_scalar_dense$")
+    assert wait.source.endswith("_attn_mask_utils.py(429): _prepare_4d_attention_mask_for_sdpa")
+    assert wait.source in " ".join(explain_text(explanation, verbose=True).split())
+    alone = daydream.whatif(explanation.replay, "remove-sync", which="^aten::_local_scalar_dense$")
     assert wait.saving_ns == alone.replayed_ns - alone.predicted_ns > 0
     # Without frames operator and phase are named.
     without = found(
         explained("kineto/v100_resnet50_loader_workers_0.json.gz"), "blocking copies to the device"
     )
-    assert without.place.source is None
-    assert (without.place.label, without.place.phase) == ("aten::copy_", "forward")
+    assert without.source is None
+    assert (without.label, without.phase) == ("aten::copy_", "forward")
 
 
 def test_a_rank_that_the_others_wait_for_is_named():
@@ -148,9 +148,9 @@ def test_a_rank_that_the_others_wait_for_is_named():
     waited = found(explanation, "stragglers")
 
     # As recorded it is rank 2; without the profiler rank 3 has most of the path that lies elsewhere.
-    assert waited.place.label == "rank 3"
-    assert set(waited.tasks.rank.tolist()) <= {0, 1, 2, 3}
-    alone = daydream.whatif(explanation.as_run, "no-stragglers")
+    assert waited.label == "rank 3"
+    assert set(waited.selected.rank.tolist()) <= {0, 1, 2, 3}
+    alone = daydream.whatif(explanation.replay, "no-stragglers")
     assert waited.saving_ns == alone.replayed_ns - alone.predicted_ns
     after = daydream.explain(explanation.replay, "no-stragglers")
     assert not [each for each in after.avoidable if each.sort == "stragglers"]
@@ -174,7 +174,7 @@ def test_shares_add_up_and_the_text_fits_a_terminal(name):
     text = explain_text(explanation, verbose=True)
 
     assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
-    assert all(len(each.tasks) for each in explanation.causes)
+    assert all(len(each.selected) for each in explanation.causes)
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 100
     assert "None" not in text

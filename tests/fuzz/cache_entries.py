@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from daydream.files.cache_file import HEAD, MARK, ROW, _digest
+from daydream.files.cache import HEAD, MARK, ROW
 
 Damage = Callable[[random.Random, bytes, bytes], bytes]
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "float64", "object", "<U8", "", None, 7)
@@ -56,15 +56,6 @@ def replaced(choice: random.Random, data: bytes, other: bytes) -> bytes:
 
 def header(choice: random.Random, data: bytes, _: bytes) -> bytes:
     """Return the file with another dtype, length, place or value of some arrays, with the old digest."""
-    return _with_header(choice, data, fits=False)
-
-
-def made_up(choice: random.Random, data: bytes, _: bytes) -> bytes:
-    """Return the same with a digest that fits."""
-    return _with_header(choice, data, fits=True)
-
-
-def _with_header(choice: random.Random, data: bytes, *, fits: bool) -> bytes:
     _, digest, size, _ = HEAD.unpack_from(data)
     fields: dict[str, Any] = json.loads(data[HEAD.size : HEAD.size + size])
     for _ in range(choice.randint(1, 3)):
@@ -75,8 +66,6 @@ def _with_header(choice: random.Random, data: bytes, *, fits: bool) -> bytes:
     text += b" " * (-(HEAD.size + len(text)) % ROW)
     arrays = data[HEAD.size + size :]
     whole = HEAD.size + len(text) + len(arrays)
-    if fits:
-        digest = _digest(text, whole, [arrays])
     return HEAD.pack(MARK, digest, len(text), whole) + text + arrays
 
 

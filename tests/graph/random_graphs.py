@@ -9,8 +9,8 @@ import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 
 from daydream import Graph
-from daydream.graph.graph import ALL_LANES, ORDER_STEP, Lane
 from daydream.graph.plan import Cause
+from daydream.graph.tables import ALL_LANES, ORDER_STEP, Lane
 
 THREADS, STREAMS = 3, 3
 WORK = 4  # program-order distance from a call to the device work it launched
@@ -72,7 +72,6 @@ def graphs(draw: st.DrawFn, *, max_actions: int = 14, scheduled: bool = False) -
         graph.scheduled[lane] = partial(_given, np.array(priority))
     released = draw(st.lists(st.sampled_from([0, 0, 0, 0, 25]), min_size=graph.size, max_size=graph.size))
     graph.columns["release_ns"][:] = released
-    graph.touch()
     return graph
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, simulate
-from daydream.graph.graph import ALL_LANES
+from daydream.graph.tables import ALL_LANES
 
 
 def starts(graph: Graph, **options) -> dict[str, int]:
@@ -43,5 +43,4 @@ def with_sync(graph: Graph, lane: str | int = ALL_LANES, cost: int = 3) -> int:
     number = lane if isinstance(lane, int) else graph.lane_id(lane)
     sync = int(graph.insert("sync", kind="cpu", lane="thread 1", duration_ns=cost).ids[0])
     graph.syncs.add(task=sync, lane=number, point=sync, latency_ns=0)
-    graph.touch()
     return sync

@@ -83,7 +83,6 @@ def test_a_scheduled_lane_takes_the_ready_task_of_least_key():
     graph.schedule("link", key=lambda sends: [0, 2, 1])
     urgent_first = starts(graph)
     assert [urgent_first[f"send {x}"] for x in "abc"] == [1, 21, 11]
-    assert starts(graph, engine="policy") == starts(graph, engine="reference") == urgent_first
 
 
 def test_a_scheduled_lane_can_go_by_a_column():

@@ -285,3 +285,14 @@ def test_an_empty_graph_takes_no_time():
     assert simulate(Graph()).makespan_ns == 0
     assert Graph().lint() == []
     assert np.array_equal(Graph().ids, [])
+
+
+def test_a_graph_notes_what_was_edited_and_not_what_was_looked_up():
+    copy = Graph().copy()
+    lane = copy.lane_id("thread")
+    copy.add(1, lane=lane, layer=copy.code("layer", "a"))
+    assert len(copy.select(layer="a", kind="cpu")) == 1
+    assert not copy.edited_by
+    copy.select(layer="a", kind="cpu").scale(0.5)
+    assert list(copy.edited_by) == [(("kind", ("cpu",)), ("layer", ("a",)))]
+    assert not Graph().copy().edited_by

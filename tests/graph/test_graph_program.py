@@ -59,7 +59,6 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
     #  stream 7     +4 |a 20   |   +4 |b 20
     graph = launched(("a", 20), ("b", 20), ("c", 20), spacing=0)
     graph.queue_depth[graph.lane_id("stream 7")] = 1
-    graph.touch()
     times = starts(graph)
     assert [times[f"launch {x}"] for x in "abc"] == [0, 24, 24 + 24]
 
@@ -78,7 +77,6 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
 def test_a_queue_of_two_lets_one_launch_more_ahead():
     graph = launched(("a", 20), ("b", 20), ("c", 20), ("d", 20), spacing=0)
     graph.queue_depth[graph.lane_id("stream 7")] = 2
-    graph.touch()
     times = starts(graph)
 
     #  launch c waits for the end of a (24), launch d for the end of b (44)
@@ -91,7 +89,6 @@ def test_a_graph_launch_takes_one_place_in_the_queue():
     graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
     graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
     graph.queue_depth[graph.lane_id("stream 7")] = 1
-    graph.touch()
 
     times = starts(graph)
     assert (times["launch a"], times["a2"], times["launch b"]) == (0, 24, 29)
@@ -122,7 +119,6 @@ def waiting_streams() -> Graph:
         record=record.ids[0], source=graph.lane_id("stream 7"), wait=wait.ids[0],
         target=graph.lane_id("stream 8"), latency_ns=3,
     )  # fmt: skip
-    graph.touch()
     return graph
 
 

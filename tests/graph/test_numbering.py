@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.graph.query.numbering import distinct, distinct_rows, first_of
+from daydream.arrays import distinct, distinct_rows, first_of
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])

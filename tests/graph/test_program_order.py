@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.graph.graph import Graph, Lane
-from daydream.graph.query.program_order import among, in_program_order
-from daydream.graph.rules.threads import _in_order
+from daydream.graph.graph import Graph
+from daydream.graph.select import among, in_program_order
+from daydream.graph.tables import Lane
 
 
 def made(order: list[int]) -> Graph:
@@ -45,14 +45,3 @@ def test_as_a_sort_says(seed):
 
 def test_among():
     assert among(made([1, 2, 3]), np.array([2, 0, 2])).tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("latest", [30, 2**62])  # the second does not go into one number
-def test_events_of_threads_as_a_sort_says(latest):
-    random = np.random.default_rng(1)
-    for size in range(40):
-        lane, what = random.integers(0, 4, size), random.integers(0, 3, size).astype(np.int8)
-        time, tie = random.integers(-5, 20, size), random.integers(-4, 5, size)
-        time[: size // 10] = latest
-        expected = np.lexsort((tie, what, time, lane))
-        assert _in_order(lane, time, what, tie).tolist() == expected.tolist()

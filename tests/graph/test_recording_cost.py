@@ -9,9 +9,10 @@ from small_traces import call, kernel, op, row, trace
 
 import daydream
 from daydream import Graph, Trace
-from daydream.collect.live.typical_cost import TYPICAL
-from daydream.graph.recording_cost import cost_of_recording, told_cost
-from daydream.predict.uncertainty import ANOTHER_RUN, HIDDEN_CPU, RECORDING_ERROR
+from daydream.collect.live.recording_cost import TYPICAL
+from daydream.graph.profiler_overhead import cost_of_recording
+from daydream.predict.basis import recording_share
+from daydream.predict.interval import ANOTHER_RUN, HIDDEN_CPU, RECORDING_ERROR
 
 OWN = {
     "event_ns": {"forward": 1000}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
@@ -31,7 +32,7 @@ def busy(**metadata: object) -> Trace:
         rows += [call("cudaLaunchKernel", at + 1, at + 3, n + 1), kernel("k", at + 7, at + 97, n + 1)]
         rows += [call("cudaDeviceSynchronize", at + 60, at + 100, 100 + n)]
         borders.append(at + PERIOD)
-    return trace(*rows, steps=tuple(borders), **metadata)
+    return trace(*rows, steps=tuple(borders), **{"profiler_cost": None, **metadata})
 
 
 def faster(factor: float):
@@ -43,18 +44,17 @@ def faster(factor: float):
 
 def test_only_traces_of_torch_profiler_with_a_device_have_a_typical_cost():
     seen = busy()
-    assert told_cost(seen) is None
     assert cost_of_recording(seen) is TYPICAL
-    assert cost_of_recording(busy(profiler_cost=OWN)) == OWN == told_cost(busy(profiler_cost=OWN))
+    assert cost_of_recording(busy(profiler_cost=OWN)) == OWN
     for others in ({"profiler": "rocprofv3"}, {"versions": {"nsys": "2026.2"}}, {"vendor": "npu"}):
         assert cost_of_recording(busy(**others)) is None
-    assert cost_of_recording(trace(op("a", 0, 5), steps=(0, 5))) is None  # no device
+    assert cost_of_recording(trace(op("a", 0, 5), steps=(0, 5), profiler_cost=None)) is None  # no device
     ranges = [
         row("annotation", "a", 0, 9, pid=1, tid=1),
         call("cudaLaunchKernel", 1, 3, 1),
         kernel("k", 4, 8, 1),
     ]
-    assert cost_of_recording(trace(*ranges, steps=(0, 9))) is None  # no operator was recorded
+    assert cost_of_recording(trace(*ranges, steps=(0, 9), profiler_cost=None)) is None  # no operators
 
 
 def test_a_cpu_that_shows_after_a_change_is_predicted_without_what_recording_typically_costs():
@@ -62,25 +62,27 @@ def test_a_cpu_that_shows_after_a_change_is_predicted_without_what_recording_typ
     found = daydream.whatif(replay, faster(0.01))
 
     # each of ten events costs 1,390 ns, of 6,000: those of one step are all in its 60 us
-    assert replay.recorded_share == pytest.approx(13_900 / 60_000, rel=0.1)
-    assert found.recording_cost == found.to_json()["recording_cost"] == "typical"
-    assert found.unprofiled.replayed_ns == pytest.approx(found.replayed_ns, abs=2_000)  # the device decides
-    assert found.simulated_ns - found.unprofiled.simulated_ns == pytest.approx(13_900, rel=0.1)
-    assert found.unprofiled_predicted_ns == found.unprofiled.simulated_ns
-    assert any("What recording cost is not in this trace" in note for note in found.notes)
-    assert replay.unprofiled is None  # a replay is of what was recorded
+    share = recording_share(replay.recording.graph, replay.graph)
+    assert share == pytest.approx(13_900 / 60_000, rel=0.1)
+    assert found.basis == found.to_json()["basis"] == replay.basis == "estimated"
+    assert found.measured_ns is None
+    assert found.replay_error is None
+    assert found.recorded.replayed_ns == pytest.approx(found.replayed_ns, abs=2_000)  # the device decides
+    assert found.recorded.predicted_ns - found.predicted_ns == pytest.approx(13_900, rel=0.1)
+    assert found.recorded.measured_ns == replay.measured_ns
+    assert any("does not say what recording cost" in note for note in found.notes)
 
 
-def test_what_was_measured_comes_first():
-    found = daydream.whatif(busy(profiler_cost=OWN), faster(0.01))
+def test_the_timed_steps_come_first():
+    found = daydream.whatif(busy(profiler_cost=OWN, unprofiled_step_ns=[55_000] * 3), faster(0.01))
 
-    assert found.recording_cost == "measured"
-    assert found.unprofiled.beside is None
-    assert found.unprofiled.uncertainty.recording == 0
-    assert not any("What recording cost is not in this trace" in note for note in found.notes)
+    assert found.basis == "unprofiled"
+    assert found.measured_ns == 55_000
+    assert found.uncertainty.recording == 0
+    assert not any("does not say what recording cost" in note for note in found.notes)
 
 
-def test_a_step_that_never_waits_for_the_cpu_is_answered_as_it_was_recorded():
+def test_a_step_that_never_waits_for_the_cpu_is_estimated_too_and_as_long():
     rows, borders = [], [0.0]
     for n in range(4):
         at = 1000 * n
@@ -90,28 +92,31 @@ def test_a_step_that_never_waits_for_the_cpu_is_answered_as_it_was_recorded():
             call("cudaDeviceSynchronize", at + 6, at + 1000, 100 + n),
         ]
         borders.append(at + 1000.0)
-    found = daydream.whatif(trace(*rows, steps=tuple(borders)), faster(0.9))
+    found = daydream.whatif(trace(*rows, steps=tuple(borders), profiler_cost=None), faster(0.9))
 
+    share = recording_share(found.replay.recording.graph, found.replay.graph)
     assert 0 < max(found.cpu_share) < 0.02
-    assert found.uncertainty.recording == 0.0
-    assert found.unprofiled is None
-    assert found.recording_cost is None
+    assert share > 0.01  # of the few microseconds in which the thread is not blocked
+    assert found.basis == "estimated"
+    assert found.predicted_ns == pytest.approx(found.recorded.predicted_ns, rel=1e-3)
+    assert found.uncertainty.recording == pytest.approx(recording_ns(found))
+    assert found.uncertainty.recording < 1e-3 * found.predicted_ns
+
+
+def recording_ns(found):
+    """Return half of what taking the cost out moves the answer by."""
+    recorded = found.recorded
+    moved = found.predicted_ns - found.replayed_ns * recorded.predicted_ns / recorded.replayed_ns
+    return RECORDING_ERROR * abs(moved)
 
 
 def test_the_range_holds_what_the_cost_may_be_off_and_how_another_run_is():
     found = daydream.whatif(busy(), faster(0.01))
     before, after = found.cpu_share
-    without, share = found.unprofiled, found.replay.recorded_share
-    moved = without.simulated_ns - without.replayed_ns * found.simulated_ns / found.replayed_ns
 
     assert before < 0.2
     assert after > 0.9
-    # By hand: of what waits for the CPU, recording takes as large a share as of the CPU's time.
-    assert found.uncertainty.recording == pytest.approx(
-        found.simulated_ns * (1 - (1 - share * after) / (1 - share * before)), rel=0.1
-    )
-    assert found.uncertainty.recording == pytest.approx(abs(moved) / without.replayed_ns * found.replayed_ns)
-    assert without.uncertainty.recording == pytest.approx(RECORDING_ERROR * abs(moved))
+    assert found.uncertainty.recording == pytest.approx(recording_ns(found))
     waits = dict(found.waited_for_ns)
     hidden = waits["CPU"] - before * found.replayed_ns
     on_device = ANOTHER_RUN["device"] * (sum(waits.values()) - waits["CPU"])
@@ -119,11 +124,12 @@ def test_the_range_holds_what_the_cost_may_be_off_and_how_another_run_is():
     assert found.uncertainty.rerun == pytest.approx(hypot(HIDDEN_CPU * hidden, both, on_device), rel=1e-3)
 
 
-def test_an_answer_that_recording_does_not_move_is_of_the_step_as_recorded():
+def test_an_answer_that_recording_does_not_move_is_as_certain():
     found = daydream.whatif(busy(), faster(0.99))
 
-    assert found.uncertainty.recording == 0.0
-    assert found.unprofiled is None
+    assert found.basis == "estimated"
+    assert found.uncertainty.recording == pytest.approx(recording_ns(found))
+    assert 0 < found.uncertainty.recording < 0.01 * found.predicted_ns
 
 
 def test_the_same_cpu_on_both_sides_is_not_more_uncertain():
@@ -134,7 +140,7 @@ def test_the_same_cpu_on_both_sides_is_not_more_uncertain():
         rows += [op("op", at + 10 * k, at + 10 * k + 10, op=f"op{k}", phase="forward") for k in range(10)]
         rows += [call("cudaLaunchKernel", at + 1, at + 3, n + 1), kernel("k", at + 7, at + 12, n + 1)]
         borders.append(at + PERIOD)
-    found = daydream.whatif(trace(*rows, steps=tuple(borders)), faster(0.5))
+    found = daydream.whatif(trace(*rows, steps=tuple(borders), profiler_cost=None), faster(0.5))
 
     assert found.uncertainty.rerun <= 1.1 * ANOTHER_RUN["CPU"] * found.simulated_ns
     assert found.uncertainty.recording < 0.02 * found.simulated_ns

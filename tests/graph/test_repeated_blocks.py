@@ -10,7 +10,7 @@ from daydream.optimizations.remove_layers import remove_layers
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate
-from daydream.graph.query.blocks import matching_blocks, repeated_blocks
+from daydream.model.blocks import matching_blocks, repeated_blocks
 
 RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
 

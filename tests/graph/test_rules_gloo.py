@@ -10,10 +10,9 @@ from small_traces import kernel, note, op, trace
 
 import daydream
 from daydream import Trace, build, simulate
-from daydream.collect.derive.collective_matching import match_collectives
-from daydream.collect.derive.host_collectives import calls_of, host_collectives
+from daydream.collect.derive.collectives import calls_of, host_collectives, match_collectives
 from daydream.graph.lint import problems
-from daydream.simulate.steady import settle
+from daydream.simulate.steady_state import settle
 
 CALL, QUEUED, TRANSFER, WAKE = 5, 3, 30, 2
 RESULT = {"all_reduce": "allreduce_", "reduce_scatter": "_reduce_scatter_base_", "broadcast": "broadcast_"}

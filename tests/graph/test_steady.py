@@ -8,8 +8,8 @@ from small_traces import launched, op, trace
 
 import daydream
 from daydream import Graph, GraphError, Trace, build
-from daydream.simulate import steady
-from daydream.simulate.steady import repeatable, settle
+from daydream.simulate import steady_state
+from daydream.simulate.steady_state import repeatable, settle
 
 
 def steps_of(*durations: float, ops: int = 1) -> Trace:
@@ -119,7 +119,7 @@ def test_a_window_that_begins_with_an_empty_queue_settles_to_the_full_one(tmp_pa
 
 
 def test_what_does_not_settle_in_reasonable_work_is_said(monkeypatch):
-    monkeypatch.setattr(steady, "MOST_TASKS", 50)
+    monkeypatch.setattr(steady_state, "MOST_TASKS", 50)
     graph = build(catching_up())
 
     assert not settle(graph).settled
@@ -134,7 +134,7 @@ def test_all_covered_steps_are_repeated_as_they_differ():
 
 
 def test_of_a_very_long_recording_the_last_steps_are_repeated(monkeypatch):
-    monkeypatch.setattr(steady, "MOST_REPEATED", 10)  # tasks, of which each step has one
+    monkeypatch.setattr(steady_state, "MOST_REPEATED", 10)  # tasks, of which each step has one
     settled = settle(build(steps_of(*[100] * 20)))
 
     assert {step for copy, step in settled.times if copy == 1} == set(range(10, 20))

@@ -12,8 +12,7 @@ import daydream
 from daydream import Graph, Trace, build, simulate
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ORDER_STEP, Lane
-from daydream.simulate.rank_windows import coupled
-from daydream.simulate.steady import repeatable, settle
+from daydream.simulate.steady_state import coupled, repeatable, settle
 
 
 def last_step(recorded: Trace) -> int:
@@ -126,23 +125,6 @@ def test_a_collective_that_lies_in_different_steps_of_its_members_is_not_repeate
     last["covered"] = False
 
     assert repeatable(build(recorded)) is None
-
-
-def test_every_variant_of_several_ranks_is_what_settling_it_says():
-    from daydream.simulate.steady_variants import Speedup, settle_all
-
-    graph = build(job(4))
-    ids = graph.select(name="^k$").where(of_rank(1)).ids
-    found = settle_all(graph, [Speedup(ids, (0.5, 4.0, 10.0))])
-
-    for row, factor in enumerate((0.5, 4.0, 10.0)):
-        changed = graph.copy()
-        changed.select(name="^k$").where(of_rank(1)).scale(factor)
-        settled = settle(changed)
-        assert found.settled[row]
-        assert {ns for ns in found.step_ns[row].tolist() if ns >= 0} == {
-            ns for (copy, _), ns in settled.times.items() if copy == settled.copy
-        }
 
 
 @pytest.mark.parametrize("program", [multi_stream, lambda: queue_full(depth=64)])

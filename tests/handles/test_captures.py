@@ -18,7 +18,7 @@ from shared import shared_trace
 import daydream
 from daydream.collect.captures_beside import attach_capture
 from daydream.collect.handle_files import read_handles
-from daydream.collect.importers.kineto.launched import launched_kernels
+from daydream.collect.importers.kineto.blocks import launched_kernels
 from daydream.errors import HandleError
 
 

@@ -13,7 +13,7 @@ import daydream
 from daydream.integrations.step_time import StepTime
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-GPU = EXAMPLES / "synthetic_gpt_gpu.json.gz"  # 16.64 ms a step; with amp 8.84, 7.36 to 10.31
+GPU = EXAMPLES / "synthetic_gpt_gpu.json.gz"  # 16.57 ms a step; with amp 10.22, 8.47 to 11.96
 SUITE = """
 import pytest
 
@@ -21,10 +21,10 @@ def test_measured(assert_step_time):
     assert_step_time(GPU).below(17).not_slower_than(GPU)
 
 def test_predicted(assert_step_time):
-    assert_step_time(GPU, whatif="amp").below(9)
+    assert_step_time(GPU, whatif="amp").below(11)
 
 def test_too_long(assert_step_time):
-    assert_step_time(GPU, whatif="amp", math_speedup=1.5).below(9)
+    assert_step_time(GPU, whatif="amp", math_speedup=1.5).below(11)
 """
 
 
@@ -41,7 +41,7 @@ def test_a_pytest_elsewhere_finds_the_fixture(tmp_path):
 
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "AssertionError: amp on " in done.stdout
-    assert "at most 9 ms are allowed" in done.stdout
+    assert "at most 11 ms are allowed" in done.stdout
     assert "step_time.py" not in done.stdout  # the failure is shown where the test is
 
 
@@ -56,9 +56,9 @@ print(*[name for name in ("numpy", "pyarrow", "click", "daydream.predict") if na
 
 
 def test_a_limit_is_held_to_the_nanosecond(replay):
-    step_ns = replay.measured_ns
+    step_ns = replay.basis_ns  # what a prediction is compared with
     StepTime(GPU).below(step_ns / 1e6)
-    with pytest.raises(AssertionError, match=r"a step takes 16\.64 ms, at most 16\.6416 ms are allowed"):
+    with pytest.raises(AssertionError, match=r"a step takes 16\.57 ms, at most 16\.573 ms are allowed"):
         StepTime(GPU).below((step_ns - 1) / 1e6)
     with pytest.raises(AssertionError):
         StepTime(GPU).below(float("nan"))
@@ -66,7 +66,7 @@ def test_a_limit_is_held_to_the_nanosecond(replay):
 
 def test_a_prediction_says_its_range():
     with pytest.raises(
-        AssertionError, match=r"8\.84 ms \(90 % interval 7\.36 ms to 10\.31 ms\), at most 8 ms"
+        AssertionError, match=r"10\.22 ms \(90 % interval 8\.47 ms to 11\.96 ms\), at most 8 ms"
     ):
         StepTime(GPU, whatif="amp").below(8)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.trace.lost_frees import with_lost_frees
-from daydream.trace.memory_events import COLUMNS, MemoryEvents
+from daydream.trace.memory_events import COLUMNS, MemoryEvents, with_lost_frees
 
 
 def events(*rows: tuple[int, int, int]) -> MemoryEvents:

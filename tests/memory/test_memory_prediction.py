@@ -13,9 +13,9 @@ from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
-from daydream.predict.largest import largest
 from daydream.predict.memory import answer_of, predict_memory
-from daydream.predict.ranking import rank
+from daydream.predict.memory_fit import largest
+from daydream.predict.rank import rank
 from daydream.report.text.peak_memory import memory_words
 
 MIB = 2**20
@@ -73,7 +73,7 @@ def test_it_fits_does_not_or_is_too_close_to_tell(figures, fits):
 
 def test_json_has_the_promised_keys():
     found = prediction(capacity_bytes=12).to_json()
-    assert list(found) == KEYS
+    assert list(found) == [*KEYS, "device", "notes", "recording_notes"]
     assert found["fits"] is True
 
 
@@ -226,7 +226,7 @@ def test_rank_sorts_by_memory():
     peaks = [each.memory.after_bytes for each in ranking.optimizations if each.memory is not None]
     assert len(peaks) > 2
     assert peaks == sorted(peaks)
-    assert ranking.optimizations[0].name == "fused-adam"
+    assert ranking.optimizations[0].optimization == "fused-adam"
     assert all(each.to_json()["memory"]["fits"] for each in ranking.optimizations if each.memory is not None)
 
 

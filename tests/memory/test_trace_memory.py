@@ -149,7 +149,7 @@ def test_sums_add_up_to_the_peak_of_any_history(asked):
 
 
 def test_the_first_screen_fits_a_terminal(training):
-    lines = str(trace_memory_text(memory_of(training), trace=["--trace", "t.parquet"])).splitlines()
+    lines = str(trace_memory_text(memory_of(training))).splitlines()
     assert len(lines) <= 24
     assert lines[0].startswith("cpu: peak 15.74 KiB allocated")
     verbose = str(trace_memory_text(memory_of(training), verbose=True))

@@ -125,5 +125,4 @@ def wait_before(graph: Graph, call: Any, name: str = "sync", cost: int = 3, **co
     """Insert a call before a CPU task that waits for all device work launched before it; return its id."""
     sync = graph.insert_before(call, name, duration_ns=cost, **columns)
     graph.syncs.add(task=sync.ids[0], lane=-1, point=sync.ids[0], latency_ns=0)
-    graph.touch()
     return int(sync.ids[0])

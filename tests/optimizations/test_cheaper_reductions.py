@@ -11,7 +11,7 @@ from daydream.optimizations.dgc import dgc
 from training_programs import A100, buckets_of, exchanged, times, training
 
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.kernels import floor_ns
 from daydream.costs.network.cluster_names import find_cluster
 

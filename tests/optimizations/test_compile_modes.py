@@ -93,7 +93,7 @@ def test_a_layer_that_is_not_there_is_refused():
 def test_a_call_that_launches_work_of_two_layers_is_no_part_of_a_graph_each():
     graph = on_device()
     first, second = (graph.select(kind="kernel", layer=layer, phase="forward") for layer in LAYERS[:2])
-    graph.columns["launch"][second.ids[:1]] = first.launch[:1]
+    graph.write("launch", second.ids[:1], first.launch[:1])
     with pytest.raises(NotApplicableError, match=r"several of the layers 'blocks\.\*' at once"):
         cuda_graphs(graph, layer="blocks.*")
 
@@ -236,9 +236,9 @@ def test_each_break_is_told_by_the_frame_that_broke():
 
 def test_explain_names_the_breaks_and_what_their_absence_would_save():
     explanation = daydream.explain(broken(graph_breaks=BREAKS))
-    assert any("train.py(12): forward: Call to print; 1 per step" in note for note in explanation.notes())
+    assert any("train.py(12): forward: Call to print; 1 per step" in note for note in explanation.notes)
     (cost,) = [one for one in explanation.avoidable if one.sort == "graph breaks"]
-    assert (cost.place.source, cost.best.name) == ("train.py(12): forward", "compile")
+    assert (cost.source, cost.best.optimization) == ("train.py(12): forward", "compile")
     assert cost.saving_ns == 7_000 + 6_000
 
 

@@ -7,8 +7,7 @@ from daydream.optimizations.compile import compile as compile_
 from recorded import Program
 from test_compiled_on_a_cpu import ACTIVATION, PRODUCT, ROWS, WIDE, call
 
-from daydream.model.compiled_layouts import LEAST, WHOLE, channels_last_factors
-from daydream.model.compiled_masks import READ_NS, STORE_NS, masks_ns
+from daydream.model.compiled_kernels import LEAST, READ_NS, STORE_NS, WHOLE, channels_last_factors, masks_ns
 
 
 def test_attention_that_torch_writes_out_is_taken_apart():

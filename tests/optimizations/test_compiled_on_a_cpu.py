@@ -12,7 +12,7 @@ from recorded import Program
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate
-from daydream.collect.live.typical_cost import TYPICAL
+from daydream.collect.live.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
 from daydream.graph.tables import Lane
@@ -26,7 +26,7 @@ from daydream.model.compiled_calls import (
     fused_bodies_ns,
     slowness,
 )
-from daydream.model.compiled_masks import STORE_NS, masks_ns
+from daydream.model.compiled_kernels import STORE_NS, masks_ns
 
 ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
 ACTIVATION = [[ROWS, WIDE]]

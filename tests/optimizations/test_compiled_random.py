@@ -7,7 +7,7 @@ from graph.small_traces import op, trace
 
 from daydream import build
 from daydream.model.compiled_calls import FUSED_LOOP_NS, compile_cpu_calls
-from daydream.model.compiled_random import DRAW_NS, READ_NS, SEEDS_NS, random_numbers_ns
+from daydream.model.compiled_kernels import DRAW_NS, READ_DRAWN_NS, SEEDS_NS, random_numbers_ns
 
 ONE, TWO = "[[10,100],[],[]]", "[[10,100],[10,100]]"
 
@@ -51,8 +51,8 @@ def drawn_ns(graph):
 def test_each_element_is_drawn_by_itself_and_its_mask_read_in_each_pass(around, passes):
     forward, backward = drawn_ns(dropped(**around))
 
-    assert forward == pytest.approx(SEEDS_NS + 1_000 * (DRAW_NS + passes[0] * READ_NS))
-    assert backward == pytest.approx(1_000 * passes[1] * READ_NS)
+    assert forward == pytest.approx(SEEDS_NS + 1_000 * (DRAW_NS + passes[0] * READ_DRAWN_NS))
+    assert backward == pytest.approx(1_000 * passes[1] * READ_DRAWN_NS)
 
 
 def test_without_random_numbers_nothing_is_added():
@@ -65,6 +65,6 @@ def test_the_loop_takes_the_drawing_and_not_the_time_that_torch_took():
         graph = dropped(draw)
         compile_cpu_calls(graph)
         times[draw] = graph.select(name="fused loop", phase="forward").total("duration_ns")
-    least = 1_000 * (DRAW_NS + READ_NS) + SEEDS_NS + FUSED_LOOP_NS
+    least = 1_000 * (DRAW_NS + READ_DRAWN_NS) + SEEDS_NS + FUSED_LOOP_NS
     assert least <= times["aten::bernoulli_"] <= least + 4_000  # the multiplication
     assert times["aten::add_"] < 15_000

@@ -15,7 +15,7 @@ from daydream.optimizations.tf32 import tf32
 
 from daydream import GraphError, NotApplicableError, Trace, build
 from daydream.costs import bound, counted_kind
-from daydream.costs.device.evidence import evidence, rule_of
+from daydream.costs.device.retime import evidence, rule_of
 
 # An A100 SXM 80GB: 19,500 FLOP a ns in float32, 2,039 B a ns; the ridge is at 9.56 FLOP a byte.
 FLOP_RATE, BANDWIDTH = 19_500, 2_039

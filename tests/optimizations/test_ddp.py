@@ -18,8 +18,7 @@ from shared import shared_replay
 from training_programs import A100, GRADIENT, ONE, buckets_of, layer, reduce_bucket, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.device.bandwidth import memory_bandwidth
-from daydream.costs.device.call_scaling import tiny_call_ns
+from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import floor_ns
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.build import build

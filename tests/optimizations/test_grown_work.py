@@ -16,7 +16,7 @@ from test_model_parallel import transformer
 
 from daydream import Graph
 from daydream.costs import work
-from daydream.costs.device.bandwidth import copies_ns, link_bandwidth, memory_bandwidth
+from daydream.costs.device.call_scaling import copies_ns, link_bandwidth, memory_bandwidth
 from daydream.costs.kernels import floor_ns
 
 MIB = 2**20

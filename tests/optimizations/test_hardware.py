@@ -11,7 +11,7 @@ from recorded import Program, thread_and_stream, wait_before
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import find_device, retime, under_load
-from daydream.predict import uncertainty
+from daydream.predict import graph_diff
 
 MIB = 2**20
 V100 = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "multiprocessors": 80}]
@@ -310,4 +310,4 @@ def test_links_that_are_no_question_are_refused():
 
 
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():
-    assert uncertainty.MODEL_ERROR["kernels"] == MODEL_ERROR
+    assert graph_diff.MODEL_ERROR["kernels"] == MODEL_ERROR

@@ -79,7 +79,6 @@ def test_waits_between_streams_hold_inside_a_graph():
         numbers = {name: graph.columns["lane"][tasks.ids[0]] for name, tasks in lanes.items()}
         call = mark.launches().ids[0]
         graph.waits.add(record=call, wait=call, latency_ns=0, **numbers)
-    graph.touch()
     b.set(duration_ns=50)
     assert simulate(graph).makespan_ns == 6 + 4 + 50 + 2
     cuda_graphs(graph, launch_us=0.001)
@@ -300,8 +299,7 @@ def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
     graph.select(kind="kernel").launches().set(name="cudaLaunchKernel")
     alone = graph.copy()
     kernels = alone.select(kind="kernel")
-    alone.alive[kernels.ids] = False
-    alone.touch()
+    alone.write("alive", kernels.ids, False)
     with pytest.raises(NotApplicableError, match="not recorded"):
         compile_(alone)
 

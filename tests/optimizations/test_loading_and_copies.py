@@ -13,6 +13,7 @@ from shared import shared_replay, shared_trace
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
+from daydream.transforms.registry import find
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 FETCH = 5e-6  # ms, so 5 ns
@@ -248,10 +249,18 @@ def test_workers_that_were_not_waited_for_while_the_program_warmed_up_are_no_slo
     assert eight.predicted_ns == pytest.approx(replay.measured_ns / 2, rel=0.1)
 
 
-def test_how_many_workers_there_should_be_has_to_be_said_where_some_load_already():
+def test_without_a_number_of_workers_loading_is_hidden_whole_where_some_load_already_too():
     replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
-    with pytest.raises(NotApplicableError, match=r"4 of them as batches come in bursts.*--workers"):
-        daydream.whatif(replay, "dataloader")
+    hidden, many = daydream.whatif(replay, "dataloader"), daydream.whatif(replay, "dataloader", workers=64)
+    assert hidden.predicted_ns <= many.predicted_ns < replay.measured_ns / 2
+    assert any("4 of them as batches come in bursts" in note for note in hidden.to_json()["notes"])
+
+
+def test_a_trace_suggests_twice_the_workers_that_load_already():
+    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
+    assert find("dataloader").suggested_options(replay.graph) == {"workers": 8}
+    alone = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
+    assert find("dataloader").suggested_options(alone.graph) == {}
 
 
 def test_a_burst_of_batches_tells_how_many_workers_load():
@@ -263,7 +272,7 @@ def test_explain_tells_the_wait_for_a_batch_that_no_range_shows():
     # Milliseconds here: what Python does between two steps is shorter.
     explanation = daydream.explain(daydream.replay(bursts_of_two(unit=1000)))
     first = explanation.avoidable[0]
-    assert (first.sort, first.best.name) == ("data loading", "dataloader")
+    assert (first.sort, first.best.optimization) == ("data loading", "dataloader")
     assert "idle gap" not in {cost.sort for cost in explanation.avoidable}
 
 

@@ -12,7 +12,7 @@ from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import scaled_time, work
-from daydream.costs.workload.tiles import output_tiles
+from daydream.costs.resize.new_shapes import output_tiles
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it
@@ -498,7 +498,6 @@ def test_a_call_that_waits_for_the_device_waits_for_its_own():
     call = graph.select(kind="cpu", layer="blocks.1*", phase="forward").last()
     wait = graph.insert_after(call, "sync", duration_ns=1)
     graph.syncs.add(task=wait.ids[0], lane=-1, point=wait.ids[0], latency_ns=0)
-    graph.touch()
     pipeline(graph, stages=2, micro_batches=4, micro_batch="recorded", bandwidth=1.0)
     assert not graph.lint()
     waits = graph.select(name="^sync$")

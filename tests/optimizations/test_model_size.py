@@ -12,7 +12,7 @@ from daydream.optimizations.remove_layers import remove_layers
 from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.graph.query.blocks import matching_blocks, repeated_blocks
+from daydream.model.blocks import matching_blocks, repeated_blocks
 from daydream.model.parameters import joint_update, trained_parameters
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch

@@ -156,5 +156,5 @@ def test_a_lane_waits_from_a_call_on_and_a_call_until_the_lane_is_done():
         call.wait_for("linx")
     with pytest.raises(GraphError, match="one for each"):
         call.wait_for(["link", "link"])
-    with pytest.raises(GraphError, match="waits by links"):
+    with pytest.raises(GraphError, match="only CPU tasks wait"):
         graph.select(on="gpu").wait_for("link")

@@ -14,8 +14,7 @@ from daydream.optimizations.zero_grad_none import zero_grad_none
 from recorded import Program, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.device.bandwidth import link_bandwidth, memory_bandwidth
-from daydream.costs.device.call_scaling import tiny_call_ns
+from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth, tiny_call_ns
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms import optimizer_settings
 from daydream.transforms.compose import parse

@@ -13,7 +13,7 @@ from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, times, training
 
 from daydream import Graph, NotApplicableError, simulate
-from daydream.simulate.steady import settle
+from daydream.simulate.steady_state import settle
 
 
 @pytest.mark.parametrize(("bandwidth", "end"), [(100.0, 226 + 30), (10.0, 2 + 800)])

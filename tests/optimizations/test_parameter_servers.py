@@ -10,7 +10,7 @@ from recorded import Program
 from training_programs import GRADIENT, ONE, layer, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.simulate.steady import settle
+from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import parse
 
 # p3

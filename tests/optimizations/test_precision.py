@@ -77,7 +77,7 @@ def test_amp_by_the_factors_of_the_paper():
     #  stream 7  4|gemm 300|relu 200|update 90|  ->  4|gemm 100|relu 100|update 90|
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"), ("update", 90, "optimizer"))
     assert simulate(graph).makespan_ns == 4 + 300 + 200 + 90
-    amp(graph)
+    amp(graph, model="paper")
     assert simulate(graph).makespan_ns == 4 + 300 / 3 + 200 / 2 + 90
 
 
@@ -90,13 +90,13 @@ def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming
         ("at::native::cuComputeGradGammaBeta<float>", 40, "backward"),  # "Gamma" holds "mma"
     )
     graph = in_float32(*work)
-    amp(graph)
+    amp(graph, model="paper")
     assert simulate(graph).makespan_ns == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
 
 
 def test_what_amp_changed_is_float16_from_then_on():
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"), ("update", 90, "optimizer"))
-    amp(graph)
+    amp(graph, model="paper")
     assert graph.select(kind="kernel").dtype.tolist() == ["float16", "float16", "float32"]
 
 
@@ -750,7 +750,7 @@ def mixed_widths(*kernels: tuple[str, str, float]) -> Graph:
 
 def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
     graph = mixed_widths(("volta_sgemm_128x64", "float32", 60), ("gemm_fp8", "float8_e4m3fn", 40))
-    amp(graph)
+    amp(graph, model="paper")
 
     kernels = graph.select(kind="kernel")
     assert kernels.duration_ns.tolist() == [20_000, 40_000]

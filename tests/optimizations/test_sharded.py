@@ -13,10 +13,9 @@ from recorded import Program
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.device.bandwidth import copies_ns
-from daydream.costs.device.call_scaling import scaled_time
+from daydream.costs.device.call_scaling import copies_ns, scaled_time
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.simulate.steady import settle
+from daydream.simulate.steady_state import settle
 
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
 BLOCKS = ("blocks.0", "blocks.1", "head")

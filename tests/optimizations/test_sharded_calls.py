@@ -13,8 +13,7 @@ from recorded import Program
 from training_programs import GRADIENT, ONE_UNIT, layer, times, training
 
 from daydream import Graph
-from daydream.costs.device.bandwidth import copies_into_new_ns, copies_ns
-from daydream.costs.device.call_scaling import tiny_call_ns
+from daydream.costs.device.call_scaling import copies_into_new_ns, copies_ns, tiny_call_ns
 
 MIB = 2**20
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns

@@ -6,11 +6,10 @@ import pytest
 from graph.small_traces import call, launched, op, trace
 
 import daydream
-from daydream.explanation.parts import parts_of_change
+from daydream.predict.breakdown import parts_of_change
 from daydream.report.notebook import html
 from daydream.report.text.breakdown import moved_bound
 from daydream.report.text.results import whatif_text
-from daydream.simulate.causes import Bound
 
 US = 1_000
 
@@ -37,16 +36,6 @@ def test_a_wait_that_moved_is_told_with_its_time(before, after, said):
     assert text.startswith(said)
     assert bool(text) == bool(said)
     assert ("waited for the device" in text) == ("copies" in before["by_cause"] and bool(said))
-
-
-@pytest.mark.parametrize(
-    ("as_run", "told"), [(None, True), (Bound.CPU, True), (Bound.GPU, False), (Bound.OTHER, True)]
-)
-def test_a_wait_that_moved_with_the_profiler_only_is_not_told(as_run, told):
-    before, after = parts(copies=80, data_loading=20), parts(data_loading=60)
-    assert bool(moved_bound(before, after, as_run)) == told
-    back = {None: True, Bound.CPU: False, Bound.GPU: True, Bound.OTHER: True}[as_run]
-    assert bool(moved_bound(parts(data_loading=60), parts(copies=80), as_run)) == back
 
 
 def hidden_behind_the_device(*steps):

@@ -10,9 +10,9 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.explanation.parts import parts_of_change
+from daydream.predict.breakdown import parts_of_change
 from daydream.report import step_figure
-from daydream.simulate.causes import PathCause
+from daydream.simulate.critical_path import PathCause
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
 
@@ -59,7 +59,7 @@ def test_a_difference_is_drawn_like_a_prediction(replay):
     figure = found.plot()
 
     assert bars(figure.axes[1], "predicted")
-    assert bars(figure.axes[1], "measured")
+    assert bars(figure.axes[1], "estimated")
 
 
 def heights(axes, row):
@@ -88,7 +88,7 @@ def test_a_row_is_as_high_as_its_lane_is_busy(replay):
         busy = np.clip(timeline.end_ns[here], begin, end) - np.clip(timeline.start_ns[here], begin, end)
         assert heights(axes, row).mean() == pytest.approx(busy.sum() / step_ns, abs=1e-6)
         assert heights(axes, row).max() <= 1 + 1e-9
-    _, work, _ = timeline.path_to(copy, step)
+    _, _, work, _ = timeline.path_to(copy, step)
     assert names[-1] == "critical path"
     assert heights(axes, len(names) - 1).mean() == pytest.approx(work.sum() / step_ns, abs=1e-6)
 
@@ -126,8 +126,8 @@ def test_a_ranking_shows_the_predicted_steps_the_best_on_top(replay):
     left, right = ranking.plot().axes
     best = ranking.optimizations[0]
 
-    assert texts(left.get_yticklabels())[-1] == best.name
-    assert left.patches[-1].get_width() == best.as_run.after_ns / 1e6
+    assert texts(left.get_yticklabels())[-1] == best.optimization
+    assert left.patches[-1].get_width() == best.predicted_ns / 1e6
     assert len(right.lines) > 1
 
 
@@ -144,7 +144,7 @@ def test_a_notebook_gets_a_picture(replay):
 
 
 def test_nothing_to_draw_is_said_not_raised():
-    from daydream.predict.sensitivity import Curves
+    from daydream.predict.curves import Curves
 
     (axes,) = Curves([]).plot().axes
     assert "no part" in axes.texts[0].get_text()

@@ -6,7 +6,7 @@ import pytest
 from test_html_report import Document, a_replay
 
 import daydream
-from daydream.predict.ranking import rank
+from daydream.predict.rank import rank
 from daydream.report.html.page import page
 
 
@@ -22,12 +22,10 @@ def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
     best = ranking.optimizations[0]
 
     assert table[0][1:5] == ["predicted", "90 % interval", "saves", "speed-up"]
-    assert table[1][0] == best.name + best.summary.replace("`", "")
-    assert table[1][1] == f"{best.as_run.after_ns / 1e6:,.3f}"
-    assert table[1][4] == f"{best.as_run.speedup:.2f}x"
-    assert (
-        f"All are of the step without the profiler, {best.as_run.before_ns / 1e6:.3f} ms now." in said.words
-    )
+    assert table[1][0] == best.optimization + best.summary.replace("`", "")
+    assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
+    assert table[1][4] == f"{best.speedup:.2f}x"
+    assert f"All are of the estimated step, {best.replayed_ns / 1e6:.3f} ms now." in said.words
     assert table[1][5].startswith(best.bound)
     assert ranking.left_out
     for name, reason in ranking.left_out.items():

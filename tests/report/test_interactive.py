@@ -52,7 +52,7 @@ def test_its_size_is_bounded_and_less_can_be_asked_for(prediction):
 
 
 def test_without_a_prediction_there_is_no_timeline_after(prediction, monkeypatch):
-    monkeypatch.setitem(vars(prediction), "reason", "its causes were not recorded")
+    monkeypatch.setattr(prediction, "reason", "its causes were not recorded")
     with pytest.raises(GraphError, match=r"amp cannot be predicted from this trace, because its causes"):
         prediction.interactive()
 

@@ -9,8 +9,8 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
+from daydream.predict.curves import Curves
 from daydream.predict.prediction import Prediction
-from daydream.predict.sensitivity import Curves
 from daydream.report.notebook import MOST_ROWS, html
 from daydream.report.text.ranking import ranking_text
 from daydream.report.text.results import replay_text, whatif_text
@@ -177,7 +177,8 @@ def test_names_cannot_break_out_of_the_page(replay):
     tasks = graph.select(kind="kernel")
     again = daydream.replay(graph)
     comparison = daydream.whatif(again, "scale", factor=0.5, kind="kernel")
-    renamed = Prediction(NASTY, {}, again, comparison.graph, comparison.after, 1, 0, 0)
+    renamed = Prediction.of(again, NASTY, {}, comparison.graph, comparison.after)
+    renamed.conclude()
 
     for thing in (graph, tasks, tasks.group_by("name"), again.timeline, again, renamed, daydream.rank(again)):
         text = thing._repr_html_()

@@ -15,7 +15,7 @@ import pytest
 from shared import shared_replay
 
 import daydream
-from daydream.predict import sensitivity
+from daydream.predict import curves as predicted
 from daydream.report.text.difference import difference_text
 from daydream.report.text.layout import Screen, Table
 from daydream.report.text.overview import Overview
@@ -45,7 +45,7 @@ def whatif(replay, **how):
 
 
 def rank(replay):
-    return Screen([Table(curve_rows(list(sensitivity.curves(replay))[:10]))])
+    return Screen([Table(curve_rows(list(predicted.curves(replay))[:10]))])
 
 
 def compare(replay):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from itertools import product
 
-from daydream.predict.as_run import StepAsRun
-from daydream.predict.sweep import Sweep
-from daydream.predict.sweep_worker import Answered, Refused, SweepTrace
+from daydream.predict.sweep import Answered, Refused, Sweep, SweepTrace
 from daydream.report.text.sweep import left_out_rows, scenario_rows, sweep_text
 
 
 def recorded(name="a.parquet"):
-    return SweepTrace(name, 10_000_000, 10_000_000, 0.0, ("recorded by hand",))
+    return SweepTrace(name, "recorded", 10_000_000, 10_000_000, 0.0, ("recorded by hand",))
 
 
 def answered(options, trace="a.parquet", ns=5_000_000, notes=()):
-    run = StepAsRun(10_000_000, ns, ns - 100_000, ns + 100_000, profiled=True)
-    return Answered(trace, options, 10_000_000, ns, ns - 100_000, ns + 100_000, 1, 0, 0, notes, as_run=run)
+    return Answered(
+        "ddp", options, 10_000_000, ns, ns - 100_000, ns + 100_000, changed=1, notes=notes, trace=trace
+    )
 
 
 def of(answers, refused, varied, traces=("a.parquet",)):
@@ -81,7 +80,7 @@ def test_traces_have_a_column_and_a_line_each():
 
 def test_a_trace_that_was_not_replayed_is_told():
     sweep = of([], [Refused("b", {"workers": 2}, "no step")], {"workers": [2]}, ("a", "b"))
-    sweep.traces[1] = SweepTrace("b", None, None, None, reason="no step")
+    sweep.traces[1] = SweepTrace("b", None, None, None, None, reason="no step")
 
     assert "  b   not replayed" in sweep_text(sweep, top=5)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream import Graph, simulate
-from daydream.graph.graph import Lane
-from daydream.graph.query.coverage import Coverage, sharing
-from daydream.simulate import scan
+from daydream.graph.calls import Coverage, sharing
+from daydream.graph.tables import Lane
+from daydream.simulate import contention
 from daydream.simulate.contention import Contention
 
 KERNEL, COLLECTIVE = 1, 4
@@ -171,8 +171,7 @@ def with_transfers(draw: st.DrawFn) -> Graph:
     chosen = draw(st.lists(st.booleans(), min_size=len(kernels), max_size=len(kernels)))
     graph.columns["kind"][kernels[np.array(chosen, bool)]] = COLLECTIVE
     for name in ("duration_ns", "gap_ns", "release_ns"):
-        graph.columns[name] *= 100
-    graph.touch()
+        graph.columns.put(name, graph.columns[name] * 100)
     return graph
 
 
@@ -208,7 +207,6 @@ def test_contention_is_never_faster_than_none_and_no_slower_than_its_factor(grap
 @given(with_transfers(), FACTORS, FACTORS)
 def test_the_same_graph_gives_the_same_times(graph, kernel, transfer):
     again = graph.copy()
-    again.touch()
     first = ends(graph, contention=Contention(Graph(), kernel, transfer))
     assert (first == ends(again, contention=Contention(Graph(), kernel, transfer))).all()
 
@@ -258,18 +256,18 @@ def test_what_goes_to_and_fro_settles_between(monkeypatch):
     assert abs(int(timeline.end_ns[0]) - 2_000) <= 1
 
 
-def test_a_timeline_that_is_known_is_not_simulated_again(monkeypatch):
+def test_what_the_baseline_overlaps_is_simulated_once(monkeypatch):
     before = beside(100, 50)
-    known, graph = simulate(before), before.copy()
+    graph = before.copy()
     graph.select(name="transfer").scale(2)
     ran = []
-    monkeypatch.setattr(scan, "run", lambda plan, run=scan.run: ran.append(plan) or run(plan))
-    made = [simulate(graph, contention=Contention(before.copy(), 2.0)), len(ran)]
+    monkeypatch.setattr(contention, "run", lambda plan, run=contention.run: ran.append(plan) or run(plan))
+    made = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
     del ran[:]
-    again = [simulate(graph, contention=Contention(before, 2.0, timeline=known)), len(ran)]
+    again = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
     assert again[0].end_ns.tolist() == made[0].end_ns.tolist()
     assert again[1] == made[1] - 1
-    before.select(name="kernel").scale(2)  # other times: it is no more that of the graph
+    before.select(name="kernel").scale(2)  # other times: what it overlaps is simulated again
     del ran[:]
-    simulate(graph, contention=Contention(before, 2.0, timeline=known))
+    simulate(graph, contention=Contention(before, 2.0))
     assert len(ran) == made[1]

@@ -1,23 +1,22 @@
-"""The critical path adds up to the end it explains, and slack is exactly what each task can take."""
+"""The critical path adds up to the end it explains."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Edge, Task, drawn, plans
 
 from daydream.graph.plan import Cause
-from daydream.simulate import policy, scan
-from daydream.simulate.critical_path import UNBOUNDED, critical_path, slack
+from daydream.simulate import engine
+from daydream.simulate.critical_path import critical_path
 
 LAUNCH, SYNC, LANE, RELEASE, QUEUE = Cause.LAUNCH, Cause.SYNC, Cause.LANE, Cause.RELEASE, Cause.QUEUE
 
 
 def explain(plan, sink=None):
     """Return the path as rows (task, cause, delay, task time)."""
-    path = critical_path(plan, *scan.run(plan), sink)
+    path = critical_path(plan, *engine.run(plan), sink)
     columns = (path.task, path.cause, path.delay_ns, path.task_ns)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -43,22 +42,14 @@ def test_the_path_leads_from_launch_over_kernel_to_the_thread_that_waited():
     ]  # 3 + 30 + 2 + 2 + 7 = 44
 
 
-def test_slack_is_what_each_task_can_take():
-    plan = launch_and_synchronize()
-    # The launch may end, with its gap of 1, when the sync proceeds at 35: at 34 and not at 5.
-    assert slack(plan, *scan.run(plan)).tolist() == [34 - 5, 0, 0, 0]
-
-
 def test_the_path_counts_gaps_and_the_release_of_its_first_task():
     plan = drawn([Task(0, 5, gap=2, release=4), Task(0, 6, gap=9), Task(1, 1)], [])
     assert explain(plan) == [(0, RELEASE, 4, 5), (1, LANE, 2, 6)]  # 4 + 5 + 2 + 6 = 17
-    assert slack(plan, *scan.run(plan)).tolist() == [0, 0, 17 - 1]
 
 
 def test_a_path_to_another_sink_can_be_asked_for():
     plan = launch_and_synchronize()
     assert explain(plan, sink=1) == [(0, RELEASE, 0, 0), (1, LAUNCH, 3, 30)]
-    assert slack(plan, *scan.run(plan), sinks=[1]).tolist() == [UNBOUNDED, 0, UNBOUNDED, UNBOUNDED]
 
 
 def test_of_equal_causes_an_edge_goes_first_then_the_least_cause_then_the_least_source():
@@ -78,12 +69,10 @@ def test_on_a_scheduled_lane_the_path_goes_back_in_the_order_that_came_out():
     #  link  |1: 3|0: 4|      1 is more urgent
     plan = drawn([Task(0, 4), Task(0, 3)], [], priority={0: [1, 0]})
     assert explain(plan) == [(1, RELEASE, 0, 3), (0, LANE, 0, 4)]
-    assert slack(plan, *scan.run(plan)).tolist() == [0, 0]
 
 
 def test_a_plan_without_tasks_has_no_path():
     assert explain(drawn([], [])) == []
-    assert slack(drawn([], []), *scan.run(drawn([], []))).tolist() == []
 
 
 # -- laws over random plans ------------------------------------------------------------------------
@@ -91,7 +80,7 @@ def test_a_plan_without_tasks_has_no_path():
 
 @given(plans() | plans(scheduled=True), st.data())
 def test_the_path_adds_up_to_the_end_of_its_sink(plan, data):
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     sink = data.draw(st.integers(0, len(plan) - 1))
     path = critical_path(plan, start, end, sink)
     assert path.task[-1] == sink
@@ -102,7 +91,7 @@ def test_the_path_adds_up_to_the_end_of_its_sink(plan, data):
 
 @given(plans() | plans(scheduled=True))
 def test_every_hop_is_a_cause_that_the_plan_holds(plan):
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     path = critical_path(plan, start, end)
     gap = plan.gap_ns.tolist()
     columns = (plan.edge_src, plan.edge_dst, plan.edge_cause, plan.edge_latency_ns, plan.edge_from_start)
@@ -120,63 +109,9 @@ def test_every_hop_is_a_cause_that_the_plan_holds(plan):
             assert by_start or by_end
 
 
-@given(plans() | plans(scheduled=True))
-def test_tasks_that_the_path_passes_through_have_no_slack(plan):
-    start, end = scan.run(plan)
-    path = critical_path(plan, start, end)
-    left_by_end = path.task_ns == plan.duration_ns[path.task]
-    left_by_end &= plan.duration_ns[path.task] > 0  # with 0 it cannot be told from being left by its start
-    spare = slack(plan, start, end, sinks=[path.task[-1]])[path.task]
-    assert (spare[left_by_end] == 0).all()
-    assert (spare >= 0).all()
-
-
-@pytest.mark.parametrize("way", ["levels", "lists"])
-@given(plan=plans(max_tasks=10), data=st.data())
-def test_a_task_can_take_its_slack_and_not_one_more(way, plan, data):
-    if way == "lists":
-        plan.cache["levels"] = None
-    start, end = scan.run(plan)
-    tasks = st.integers(0, len(plan) - 1)
-    sinks = data.draw(st.lists(tasks, min_size=1, max_size=3))
-    spare = slack(plan, start, end, sinks).tolist()
-
-    def delays(task, extra):
-        duration = plan.duration_ns.copy()
-        duration[task] += extra
-        return (scan.run(plan.with_costs(duration))[1][sinks] > end[sinks]).any()
-
-    for task, most in enumerate(spare):
-        if most == UNBOUNDED:
-            assert not delays(task, 10**6)
-        else:
-            assert not delays(task, most)
-            assert delays(task, most + 1)
-
-
-@given(plans())
-def test_without_sinks_slack_keeps_the_makespan(plan):
-    start, end = scan.run(plan)
-    spare = slack(plan, start, end)
-    assert (spare >= 0).all()
-    for task in range(len(plan)):
-        duration = plan.duration_ns.copy()
-        duration[task] += spare[task]
-        assert scan.run(plan.with_costs(duration))[1].max() == end.max()
-        duration[task] += 1
-        assert scan.run(plan.with_costs(duration))[1].max() > end.max()
-
-
-@given(plans(scheduled=True))
-def test_slack_under_a_policy_is_that_of_the_order_that_came_out(plan):
-    start, end = scan.run(plan)
-    fixed, ran = policy.fix_order(plan)
-    assert slack(plan, start, end)[ran].tolist() == slack(fixed, start[ran], end[ran]).tolist()
-
-
 def test_a_path_as_long_as_the_plan_is_walked_whole():
     count = 5000
     plan = drawn([Task(0, 2, gap=1)] * count, [])
-    path = critical_path(plan, *scan.run(plan))
+    path = critical_path(plan, *engine.run(plan))
     assert path.task.tolist() == list(range(count))
     assert np.unique(path.delay_ns[1:]).tolist() == [1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import networkx as nx
 import numpy as np
 import pytest
@@ -13,28 +11,26 @@ from strategies import Edge, Task, drawn, plans
 
 from daydream.errors import GraphError
 from daydream.graph.plan import Cause, Plan
-from daydream.simulate import policy, reference, scan
+from daydream.simulate import engine
+from daydream.simulate.ranks import Ranks, ends
 
 
-def run_lists(plan):
-    start = scan.pull(plan)
-    return start, start + plan.duration_ns
+def started(starts_of):
+    """Return an engine that gives starts and ends, from one that gives starts."""
+
+    def run(plan):
+        start = starts_of(plan)
+        return start, start + plan.duration_ns
+
+    return run
 
 
-def run_levels(plan):
-    """The scan in NumPy, where no level is of so few runs that they are taken one by one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "FEW", 0)
-        return scan.in_numpy(replace(plan, cache={}))
-
-
+reference = started(lambda plan: engine.algorithm_1(plan)[0])
 ENGINES = {
-    "reference": reference.run,
-    "scan": scan.run,
-    "numpy": scan.in_numpy,
-    "levels": run_levels,
-    "lists": run_lists,
-    "policy": policy.run,
+    "algorithm 1": reference,
+    "default": engine.run,
+    "heads of runs": started(engine.in_python),
+    "one pass": started(engine.one_pass),
 }
 
 
@@ -138,17 +134,6 @@ def test_an_edge_of_one_ns_counts_over_a_task_that_takes_none(run):
     assert starts(run, plan) == [0, 2, 2 + 1]
 
 
-def test_a_lane_that_waits_twice_is_cut_twice():
-    #  lane 0  |0: 5|2: 1 ....|3: 5|5: 1 ....|6: 5|
-    #  lane 1       |1: 20    |    |4: 20    |
-    plan = drawn(
-        [Task(0, 5), Task(1, 20), Task(0, 1), Task(0, 5), Task(1, 20), Task(0, 1), Task(0, 5)],
-        [Edge(0, 1), Edge(1, 2), Edge(3, 4), Edge(4, 5)],
-    )
-    assert starts(scan.run, plan) == [0, 5, 25, 26, 31, 51, 52]
-    assert [len(level.segments) for level in scan.cut(plan).levels] == [1, 1, 1, 1, 1]
-
-
 def test_times_beyond_the_precision_of_floats_stay_exact(run):
     long = 2**55 + 1
     plan = drawn([Task(0, long, gap=1), Task(1, long), Task(0, long)], [Edge(0, 1, 1), Edge(1, 2, 1)])
@@ -160,14 +145,20 @@ def test_times_beyond_the_precision_of_floats_stay_exact(run):
 
 @given(plans())
 def test_all_engines_are_equal(plan):
-    expected = [column.tolist() for column in reference.run(plan)]
+    expected = [column.tolist() for column in reference(plan)]
     for name, run in ENGINES.items():
         assert [column.tolist() for column in run(plan)] == expected, name
 
 
 @given(plans())
+def test_a_rank_that_nobody_waits_for_ends_as_if_alone(plan):
+    ranks = Ranks.of(plan, [1.0, 2.0])
+    assert ends(plan, ranks, np.arange(len(plan)))[:, 0].tolist() == engine.run(plan)[1].tolist()
+
+
+@given(plans())
 def test_a_task_starts_when_the_last_of_its_causes_lets_it(plan):
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     allowed = plan.release_ns.copy()
     previous = {}
     for task, lane in enumerate(plan.lane.tolist()):
@@ -181,7 +172,7 @@ def test_a_task_starts_when_the_last_of_its_causes_lets_it(plan):
 
 @given(plans(scheduled=True))
 def test_no_task_starts_before_its_causes_whatever_the_policy(plan):
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     counted_from = np.where(plan.edge_from_start, start[plan.edge_src], end[plan.edge_src])
     assert (start[plan.edge_dst] >= counted_from + plan.edge_latency_ns).all()
     assert (start >= plan.release_ns).all()
@@ -189,7 +180,7 @@ def test_no_task_starts_before_its_causes_whatever_the_policy(plan):
 
 @given(plans() | plans(scheduled=True))
 def test_tasks_of_a_lane_never_overlap(plan):
-    start, end = scan.run(plan)
+    start, end = engine.run(plan)
     held = end + plan.gap_ns
     for lane in range(plan.lanes):
         tasks = np.flatnonzero(plan.lane == lane)
@@ -221,13 +212,13 @@ def chain_graph(plan):
 
 @given(plans())
 def test_with_fixed_order_the_makespan_is_the_longest_chain(plan):
-    _, end = scan.run(plan)
+    _, end = engine.run(plan)
     assert end.max() == nx.dag_longest_path_length(chain_graph(plan))
 
 
 @given(plans(scheduled=True))
 def test_under_a_policy_the_makespan_is_at_least_the_longest_chain(plan):
-    _, end = scan.run(plan)
+    _, end = engine.run(plan)
     assert end.max() >= nx.dag_longest_path_length(chain_graph(plan))
 
 
@@ -238,28 +229,30 @@ def test_doubling_every_time_doubles_the_timeline(plan):
         plan.edge_src, plan.edge_dst, plan.edge_latency_ns * 2, plan.edge_from_start, plan.edge_cause,
         scheduled=plan.scheduled, priority=plan.priority,
     )  # fmt: skip
-    assert starts(scan.run, doubled) == [2 * at for at in starts(scan.run, plan)]
+    assert starts(engine.run, doubled) == [2 * at for at in starts(engine.run, plan)]
 
 
 @given(plans() | plans(scheduled=True))
 def test_the_same_costs_again_change_nothing(plan):
-    assert starts(scan.run, plan.with_costs(plan.duration_ns, plan.gap_ns)) == starts(scan.run, plan)
+    assert starts(engine.run, plan.with_costs(plan.duration_ns, plan.gap_ns)) == starts(engine.run, plan)
 
 
 @given(plans(), st.data())
-def test_other_costs_on_a_plan_already_cut_give_what_a_new_plan_gives(plan, data):
-    scan.run(plan)
+def test_other_costs_on_a_plan_that_has_run_give_what_a_new_plan_gives(plan, data):
+    engine.run(plan)
     other = st.lists(st.integers(0, 9), min_size=len(plan), max_size=len(plan))
     changed = plan.with_costs(data.draw(other), data.draw(other))
     assert changed.cache is plan.cache
-    assert starts(scan.run, changed) == starts(scan.in_numpy, changed) == starts(reference.run, changed)
+    assert (
+        starts(engine.run, changed) == starts(ENGINES["heads of runs"], changed) == starts(reference, changed)
+    )
 
 
 @given(plans(), st.data())
 def test_with_fixed_order_less_work_is_never_slower(plan, data):
     fractions = data.draw(st.lists(st.integers(0, 4), min_size=len(plan), max_size=len(plan)))
     less = plan.with_costs(plan.duration_ns * np.array(fractions) // 4, plan.gap_ns // 2)
-    assert (scan.run(less)[1] <= scan.run(plan)[1]).all()
+    assert (engine.run(less)[1] <= engine.run(plan)[1]).all()
 
 
 def random_plan(n, lanes, edges, reach, seed):
@@ -277,20 +270,8 @@ def random_plan(n, lanes, edges, reach, seed):
 @pytest.mark.parametrize("edges", [0, 40, 400, 6000])
 def test_engines_are_equal_on_larger_plans(edges):
     plan = random_plan(3000, lanes=6, edges=edges, reach=2000, seed=edges)
-    expected = starts(reference.run, plan)
+    expected = starts(reference, plan)
     assert {name for name, run in ENGINES.items() if starts(run, plan) != expected} == set()
-
-
-def test_a_plan_whose_lanes_wait_at_every_task_is_not_cut_and_comes_out_the_same():
-    plan = random_plan(3000, lanes=3, edges=9000, reach=3, seed=1)
-    assert scan.cut(plan) is None
-    assert starts(scan.run, plan) == starts(scan.in_numpy, plan) == starts(reference.run, plan)
-
-
-def test_a_plan_of_many_tiny_lanes_is_not_cut_and_comes_out_the_same():
-    plan = random_plan(1000, lanes=900, edges=200, reach=900, seed=2)
-    assert scan.cut(plan) is None
-    assert starts(scan.run, plan) == starts(scan.in_numpy, plan) == starts(reference.run, plan)
 
 
 # -- what a plan refuses ---------------------------------------------------------------------------

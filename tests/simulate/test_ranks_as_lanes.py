@@ -7,15 +7,14 @@ import pytest
 from graph.random_graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulate.written_out import explicit
 from strategies import Edge, Task, drawn, plans
 
 from daydream import Graph, simulate
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
-from daydream.simulate import reference, scan
-from daydream.simulate.ranks.explicit_ranks import explicit
-from daydream.simulate.ranks.many_ranks import factors_of
-from daydream.simulate.ranks.speeds import Ranks, ends, rank_lanes
+from daydream.simulate.engine import run
+from daydream.simulate.ranks import Ranks, ends, factors_of
 
 FACTORS = st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.0, 1.0, 1.3, 2.0])
 
@@ -38,7 +37,7 @@ def ranks_of(draw, plan, *, most=6):
     )
 
 
-def written_out(plan, ranks, run=reference.run):
+def written_out(plan, ranks):
     whole, place = explicit(plan, ranks)
     return run(whole)[1][place].tolist()
 
@@ -49,10 +48,7 @@ def test_every_task_ends_on_every_rank_as_if_all_ranks_were_written_out(data):
     ranks = data.draw(ranks_of(plan))
 
     tasks = np.arange(len(plan))
-    found = rank_lanes.ends(plan, ranks, tasks).tolist()
-
-    assert found == written_out(plan, ranks) == written_out(plan, ranks, scan.run)
-    assert found == ends(plan, ranks, tasks).tolist()
+    assert ends(plan, ranks, tasks).tolist() == written_out(plan, ranks)
 
 
 @settings(max_examples=40)
@@ -62,7 +58,7 @@ def test_what_is_asked_of_a_few_tasks_is_what_they_say_among_all(data):
     ranks = data.draw(ranks_of(plan))
     tasks = np.array(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=4)), np.int64)
 
-    found = rank_lanes.ends(plan, ranks, tasks)
+    found = ends(plan, ranks, tasks)
 
     assert found.tolist() == np.array(written_out(plan, ranks))[tasks].tolist()
 
@@ -77,18 +73,6 @@ def test_programs_with_launches_waits_and_queues(data):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_ranks_of_one_class_end_at_the_same_times(data):
-    plan = data.draw(plans())
-    ranks = data.draw(ranks_of(plan, most=12))
-    times = np.array(written_out(plan, ranks))
-
-    for number in np.unique(ranks.classes()).tolist():
-        mates = times[:, ranks.classes() == number]
-        assert (mates == mates[:, :1]).all()
-
-
-@settings(max_examples=40)
-@given(st.data())
 def test_equal_ranks_are_one_rank_alone(data):
     plan = data.draw(plans())
     one = data.draw(ranks_of(plan, most=1))
@@ -97,7 +81,6 @@ def test_equal_ranks_are_one_rank_alone(data):
 
     found = ends(plan, many, np.arange(len(plan)))
 
-    assert many.classes().tolist() == [0] * 64
     assert (found == ends(plan, one, np.arange(len(plan)))).all()
 
 
@@ -141,7 +124,6 @@ def test_a_collective_begins_with_the_last_of_its_members():
 
     # Rank 1 takes 12 for its backward pass and 6 for its optimizer; all of them reduce from 12 + 1 on.
     assert found.tolist() == [[8, 12, 8, 8], [18] * 4, [18 + 4, 18 + 6, 18 + 4, 18 + 4]]
-    assert sorted(np.bincount(world.classes()).tolist()) == [1, 3]
 
 
 def test_a_group_waits_for_its_own_members_only():
@@ -149,7 +131,6 @@ def test_a_group_waits_for_its_own_members_only():
     nodes = Ranks.of(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1], groups=[[0, 0, 7, 7]])
 
     assert ends(plan, nodes, [1]).tolist() == [[18, 18, 14, 14]]
-    assert sorted(np.bincount(nodes.classes()).tolist()) == [1, 1, 2]
 
 
 def test_a_straggler_is_felt_one_group_further_with_each_meeting():
@@ -166,8 +147,6 @@ def test_a_straggler_is_felt_one_group_further_with_each_meeting():
     assert inside.tolist() == [21 if r // 4 == 1 else 11 for r in range(16)]
     assert across.tolist() == [22] * 16  # each rank of node 1 has a mate in every other node
     assert back.tolist() == [23] * 16
-    # The straggler, its node, those across from it, the rest: four classes instead of sixteen ranks.
-    assert len(set(ranks.classes().tolist())) <= 4
 
 
 def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
@@ -184,7 +163,6 @@ def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
 
     slowest = np.floor(100_000 * factors.max(axis=1) + 0.5).astype(int) + 30
     assert found.tolist() == [[slowest.sum()] * ranks]
-    assert len(set(job.classes().tolist())) == ranks
 
 
 def test_the_same_job_as_a_graph_of_several_ranks():

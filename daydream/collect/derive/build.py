@@ -1,25 +1,109 @@
-"""From a `Recording` to a `Trace`: who encloses and launches whom, operators, steps, phases, layers."""
+"""The memory events of a recording, as they go into its trace: of one rank, and judged by its rows.
+
+Steps in which the program's compiler compiled: a new shape came, say.
+
+Compiled code is kept and used from then on, so a run pays for it once. torch wraps what its compiler does in
+ranges of their own.
+
+From a `Recording` to a `Trace`: who encloses and launches whom, operators, steps, phases, layers.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.compilations import compilations
 from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
-from daydream.collect.derive.memory import memory_of
 from daydream.collect.derive.nesting import link_launches, nearest, nest
-from daydream.collect.derive.phase_evidence import orphans
-from daydream.collect.derive.phases import find_phases
+from daydream.collect.derive.phases import find_phases, orphans
 from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.derive.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
+from daydream.collect.derive.steps import (
+    Ranges,
+    assign_steps,
+    find_steps,
+    finish_ranges,
+    measure_steps,
+)
 from daydream.text import counted
+from daydream.trace.memory_events import MemoryEvents, blocks_in_use, with_lost_frees
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 from daydream.trace.valid import clear_nonsense
+
+
+def memory_of(recording: Recording) -> MemoryEvents | None:
+    """Return the recording's memory events with their rank and lost frees, None if there are none.
+
+    A note of the recording counts those that lie outside the time of its rows: nothing tells their cause.
+    """
+    memory = recording.memory
+    if memory is None:
+        return None
+    if "rank" not in recording.columns:
+        memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
+    told = recording.metadata.get("held_before", {})
+    held = {int(device): blocks_in_use(pool.get("segments", ())) for device, pool in told.items()}
+    memory = with_lost_frees(memory, held)
+    start = np.asarray(recording["start_ns"], np.int64)
+    first, last = int(start.min(initial=0)), int((start + recording["duration_ns"]).max(initial=0))
+    outside = int(((memory["time_ns"] < first) | (memory["time_ns"] > last)).sum())
+    if outside:
+        lie = "lies" if outside == 1 else "lie"
+        recording.note(
+            f"{counted(outside, 'memory event', 'memory events')} {lie} outside the time of all other rows."
+        )
+    return memory
+
+
+COMPILES = re.compile(r"^\S.* \(dynamo_timed\)$", re.DOTALL)
+FUNCTION = re.compile(r"^_compile\.compile_inner \(dynamo_timed\)$")
+WORTH = 0.25
+"""Of a step's time; less is not worth a step."""
+
+
+def compilations(
+    recording: Recording, step: np.ndarray, parent: np.ndarray, steps: list[dict[str, Any]]
+) -> dict[int, str]:
+    """Return why steps that were spent compiling are not like the others, by their number.
+
+    Where half of the covered steps or more are so, compiling is what the program does, and they count.
+
+    Args:
+        recording: the rows.
+        step: of each row its step, -1 for none; int, shape (rows,).
+        parent: of each host row the row around it, -1 for none; int, shape (rows,).
+        steps: the steps with their measured times.
+    """
+    rows = np.flatnonzero(recording.named(COMPILES) & (step >= 0))
+    if not len(rows):
+        return {}
+    compiles = np.zeros(len(recording) + 1, bool)
+    compiles[rows] = True
+    outermost = rows[~_within(parent, compiles, rows)]
+    spent = np.bincount(step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps))
+    functions = np.bincount(step[rows[recording.named(FUNCTION)[rows]]], minlength=len(steps))
+    covered = [number for number, each in enumerate(steps) if each["covered"] and each["measured_ns"]]
+    found = [number for number in covered if spent[number] > WORTH * steps[number]["measured_ns"]]
+    if 2 * len(found) >= len(covered):
+        return {}
+    return {
+        number: f"the program compiled {counted(int(functions[number]), 'function')} anew in it, "
+        f"{spent[number] / 1e6:,.0f} ms of {steps[number]['measured_ns'] / 1e6:,.0f} ms"
+        for number in found
+    }
+
+
+def _within(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return a mask of the rows that have a wanted row around them."""
+    found, up = np.zeros(len(rows), bool), np.asarray(parent, np.int64)[rows]
+    while (up >= 0).any():
+        found |= wanted[up] & (up >= 0)
+        up = np.where(up >= 0, parent[up], -1)
+    return found
 
 
 def derive(

@@ -1,4 +1,12 @@
-"""Layers of work that is done parameter by parameter: gradients accumulated, updates, bucket copies.
+"""Whose gradients are accumulated behind a compiled backward pass, which hands over many at once.
+
+Autograd's queue has the nodes that accumulate gradients before all others, and those among each other without
+an order: they come out of a binary heap of equal entries, as `std::priority_queue` of GNU's library makes and
+empties it (torch/csrc/autograd/engine.cpp, `ReadyQueue`; bits/stl_heap.h). That is always the same order.
+
+Where an optimizer that updates parameter by parameter turns from one to the next.
+
+Layers of work that is done parameter by parameter: gradients accumulated, updates, bucket copies.
 
 The profiler names no parameter there. What it does record, the order and the shapes, is
 held against the parameters that the run's metadata describes; work that does not fit has no layer.
@@ -8,18 +16,158 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.compiled_gradients import owners_behind_compiled
 from daydream.collect.derive.nesting import nearest
 from daydream.collect.derive.phases import BACKWARD, OPTIMIZER, OPTIMIZER_RANGE
 from daydream.collect.derive.recording import Recording
-from daydream.collect.derive.update_order import cut_by_parameter
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
+
+
+def queue_order(count: int) -> list[int]:
+    """Return in which order equal entries leave the queue that were put into it as 0, 1, 2, ...
+
+    An entry that is put in stays at its end. The first one leaves; the last one's place is then found from
+    the top down: each time the right child moves up (the left one where there is no right one).
+    """
+    heap = list(range(count))
+    order = []
+    while heap:
+        order.append(heap[0])
+        last = heap.pop()
+        hole, left = 0, len(heap)
+        while 2 * hole + 1 < left:
+            child = 2 * hole + 2 if 2 * hole + 2 < left else 2 * hole + 1
+            heap[hole] = heap[child]
+            hole = child
+        if heap:
+            heap[hole] = last
+    return order
+
+
+def owners_behind_compiled(
+    passes: Sequence[Sequence[str | None]], shapes: Sequence[str], owners: Sequence[str]
+) -> list[list[str]] | None:
+    """Return the owner of each gradient that is accumulated, or None where order and shapes do not fit.
+
+    Args:
+        passes: of each compiled backward call, the shapes of the gradients accumulated behind it, in order.
+        shapes: of each parameter, in order of registration, taken to be that of use.
+        owners: of each parameter, its layer.
+
+    The graphs of one pass run backwards: each holds the parameters right before those of the last one. The
+    queue then holds the next graph, too, so that within a graph the shapes alone tell, or nothing does.
+    """
+    found, end = [], len(shapes)
+    for accumulated in passes:
+        begin = end - len(accumulated)
+        if begin < 0:
+            return None
+        mine = _in_queue if len(accumulated) == len(shapes) else _by_shape
+        named = mine(accumulated, shapes[begin:end], owners[begin:end])
+        if named is None:
+            return None
+        found.append(named)
+        end = begin or len(shapes)
+    return found if end == len(shapes) else None
+
+
+def _in_queue(
+    accumulated: Sequence[str | None], shapes: Sequence[str], owners: Sequence[str]
+) -> list[str] | None:
+    order = queue_order(len(shapes))
+    return (
+        [owners[place] for place in order] if [shapes[place] for place in order] == [*accumulated] else None
+    )
+
+
+def _by_shape(
+    accumulated: Sequence[str | None], shapes: Sequence[str], owners: Sequence[str]
+) -> list[str] | None:
+    of_shape: dict[str | None, str] = {}
+    if Counter(accumulated) != Counter(shapes):
+        return None
+    if any(of_shape.setdefault(shape, owner) != owner for shape, owner in zip(shapes, owners, strict=True)):
+        return None
+    return [of_shape[shape] for shape in accumulated]
+
+
+LONGEST_HEAD = 3  # operators that a parameter's share is known by
+
+
+def cut_by_parameter(
+    names: Sequence[int], shapes: Sequence[str], groups: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return for each operator of an update which parameter it works on; empty if it cannot be told.
+
+    `names` and `shapes` (of the first input) are those of the operators in order, `groups` the
+    shapes of the parameters, group by group. A group's parameters all take the same operators,
+    on tensors of the parameter's shape or on scalars (step counts). Where the operators depend on
+    the parameter (matrices are factored, vectors are not), each begins with the same operator.
+    """
+    flat = [shape for group in groups for shape in group]
+    if not flat or len(names) < len(flat):
+        return []
+    if len(names) % len(flat) == 0 and _same_body(names, shapes, flat, 0, len(names) // len(flat)):
+        lengths = [len(names) // len(flat)] * len(flat)
+    else:
+        lengths = _bodies_of_groups(names, shapes, groups, 0) or _by_head(names, shapes, flat)
+    return [index for index, length in enumerate(lengths) for _ in range(length)]
+
+
+def _same_body(
+    names: Sequence[int], shapes: Sequence[str], wanted: Sequence[str], begin: int, length: int
+) -> bool:
+    """Return whether parameters of the wanted shapes take `length` operators each, the same ones."""
+    body = names[begin : begin + length]
+    for index, shape in enumerate(wanted):
+        at = begin + index * length
+        if names[at : at + length] != body:
+            return False
+        seen = set(shapes[at : at + length])
+        if shape not in seen or not seen <= {shape, SCALAR}:
+            return False
+    return True
+
+
+def _bodies_of_groups(
+    names: Sequence[int], shapes: Sequence[str], groups: Sequence[Sequence[str]], begin: int
+) -> list[int]:
+    """Return how many operators each parameter takes where each group has its own; empty if none fit."""
+    group, rest = groups[0], groups[1:]
+    left = sum(len(other) for other in rest)
+    most = (len(names) - begin - left) // len(group)
+    lengths = range(1, most + 1) if rest else [most] if begin + most * len(group) == len(names) else []
+    for length in lengths:
+        if not _same_body(names, shapes, group, begin, length):
+            continue
+        if not rest:
+            return [length] * len(group)
+        following = _bodies_of_groups(names, shapes, rest, begin + length * len(group))
+        if following:
+            return [length] * len(group) + following
+    return []
+
+
+def _by_head(names: Sequence[int], shapes: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Return how many operators each parameter takes if each begins with the first ones of all."""
+    kinds = [(name, shape == SCALAR) for name, shape in zip(names, shapes, strict=True)]
+    for length in range(1, LONGEST_HEAD + 1):
+        head = kinds[:length]
+        begins = [at for at in range(len(kinds)) if kinds[at : at + length] == head]
+        ends = [*begins[1:], len(names)]
+        if len(begins) == len(wanted) and all(
+            shape in shapes[begin:end] for shape, begin, end in zip(wanted, begins, ends, strict=True)
+        ):
+            return [end - begin for begin, end in zip(begins, ends, strict=True)]
+    return []
+
 
 ACCUMULATE = regex(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")
 COMPILED_NODE = regex(r"CompiledFunctionBackward")
@@ -41,7 +189,9 @@ def described(recording: Recording) -> dict[str, Parameter]:
     """Return the parameters that gradients can be accumulated for, by name, in order of registration."""
     return {
         each["name"]: Parameter(
-            each["layer"], json.dumps(each["shape"], separators=(",", ":")), math.prod(each["shape"])
+            each["layer"],
+            json.dumps(each["shape"], separators=(",", ":")),
+            math.prod(each["shape"]),
         )
         for each in recording.metadata.get("parameters", [])
         if each.get("requires_grad", True)
@@ -161,7 +311,11 @@ def _below(layer: str, above: str | None) -> bool:
 
 
 def own_updates(
-    recording: Recording, parent: np.ndarray, phase: np.ndarray, accumulated: np.ndarray, layers: Layers
+    recording: Recording,
+    parent: np.ndarray,
+    phase: np.ndarray,
+    accumulated: np.ndarray,
+    layers: Layers,
 ) -> None:
     """Give an optimizer's operators the layer of the parameter they update, where it goes one by one.
 
@@ -198,7 +352,10 @@ def own_updates(
 
 
 def _groups_of(
-    recording: Recording, holder: int, parameters: dict[str, Parameter], used: set[tuple[str | None, str]]
+    recording: Recording,
+    holder: int,
+    parameters: dict[str, Parameter],
+    used: set[tuple[str | None, str]],
 ) -> list[list[list[Parameter]]]:
     """Return what an optimizer's range may go through: the groups of each optimizer of its name.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.phase_evidence import launched
+from daydream.collect.derive.phases import launched
 from daydream.collect.derive.recording import PORTION, Recording
 from daydream.lazy import regex
 from daydream.text import counted
@@ -101,7 +101,10 @@ def _by_name(
     np.maximum(own, 0, out=own)
     host = recording.is_kind("operator", "runtime") & ~recording.named(WAITS, "operator", "runtime")
     host_ns, device_ns = (np.zeros((count, len(recording.text("name")))) for _ in range(2))
-    for table, rows in ((host_ns, host), (device_ns, recording.is_kind("kernel", "memcpy", "memset"))):
+    for table, rows in (
+        (host_ns, host),
+        (device_ns, recording.is_kind("kernel", "memcpy", "memset")),
+    ):
         for begin in portions:
             part = slice(begin, begin + PORTION)
             used = begin + np.flatnonzero(rows[part] & (step[part] >= 0))

@@ -66,7 +66,11 @@ def _join(lane: np.ndarray, sequence: np.ndarray) -> np.ndarray:
 
 
 def _forward_lanes(
-    recording: Recording, nodes: np.ndarray, forward: np.ndarray, threads: np.ndarray, lanes: np.ndarray
+    recording: Recording,
+    nodes: np.ndarray,
+    forward: np.ndarray,
+    threads: np.ndarray,
+    lanes: np.ndarray,
 ) -> np.ndarray:
     """Return for each node which of the forward threads its autograd thread id means.
 
@@ -123,7 +127,11 @@ def find_layers(
         take = host & (own < 0) & (holder >= 0)
         own[take] = own[holder[take]]
     own_updates(
-        recording, nesting.parent, phase, accumulated[recording.named(ACCUMULATE)[accumulated]], layers
+        recording,
+        nesting.parent,
+        phase,
+        accumulated[recording.named(ACCUMULATE)[accumulated]],
+        layers,
     )
     own_bucket_rows(recording, nesting.parent, phase, layers)
     return own, texts

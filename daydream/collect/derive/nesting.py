@@ -95,7 +95,10 @@ def _nest_threads(
     engine = compiled.engine()
     if engine is None:
         return _nest_in_python(recording, order, end, depth, parent)
-    start, threads = np.require(recording["start_ns"], np.int64, "C"), recording.threads.astype(np.int32)
+    start, threads = (
+        np.require(recording["start_ns"], np.int64, "C"),
+        recording.threads.astype(np.int32),
+    )
     rows, enclosing = order.astype(np.int32), np.empty(len(order), np.int32)
     crossings: int = engine.nest(rows, start, end, depth, threads, parent, enclosing, ROUNDING_NS)
     return crossings
@@ -207,12 +210,7 @@ def link_launches(recording: Recording) -> np.ndarray:
 
 def nearest(flags: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Return for each row itself or its nearest ancestor that is flagged, else unknown."""
-    found = np.empty(len(flags), np.int32)
-    engine = compiled.engine()
-    if engine is not None:
-        engine.nearest(np.require(flags, bool, "C"), np.require(parent, np.int32, "C"), found)
-        return found
-    found[:] = parent
+    found = np.array(parent, np.int32)
     found[flags] = np.flatnonzero(flags)
     for begin in range(0, len(found), PORTION):
         rows = begin + np.flatnonzero(found[begin : begin + PORTION] >= 0)

@@ -1,4 +1,12 @@
-"""Iterations found from the launch sequence alone, for recordings that mark no steps.
+"""Where the iterations of a found period begin and end in the sequence of launches.
+
+One pass through equal layers: what repeats in it is a layer, and the pass is the step.
+
+A loop comes back to where it began: the recording holds its iterations and what was
+before the loop. A single pass holds an embedding before its layers, and the CPU goes from layer
+to layer as it goes on inside one.
+
+Iterations found from the launch sequence alone, for recordings that mark no steps.
 
 A loop launches the same work again and again. Equal runs of launches at one distance
 give the period; where they repeat, and where the CPU pauses longest, gives the
@@ -16,10 +24,192 @@ from bisect import bisect_left
 
 import numpy as np
 
-from daydream.collect.derive.iterations import MIN_REPEATS, bounded, ends_of_iterations
-from daydream.collect.derive.launches import Launches, read_launches
-from daydream.collect.derive.one_pass import is_one_pass, range_of_pass
+from daydream.collect.derive.device_work import Launches, linked_calls, read_launches
+from daydream.collect.derive.phases import BACKWARD_KERNEL, OPTIMIZER_KERNEL
 from daydream.collect.derive.recording import Recording
+from daydream.trace.schema import DEVICE_KINDS
+
+MIN_REPEATS = 3
+STRETCH = 0.1
+"""Fraction by which the number of launches may differ from the typical iteration's."""
+SIMILAR = 0.8
+"""Fraction of the typical iteration's launches that an iteration must have."""
+ANCHOR = 16
+LONGEST_ANCHOR = 512
+"""Launches, at least and at most, that tell the begin of an iteration from other places in it."""
+CLEARLY_LONGER = 2
+"""Times as long a pause must be elsewhere for iterations to begin outside the region's first turn."""
+
+
+def bounded(
+    symbols: np.ndarray, pause_ns: np.ndarray, period: int, begin: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the iterations of a period that repeats in [begin, end) begin and end.
+
+    They begin where the CPU pauses longest in each turn, unless that costs an iteration: then the
+    recording itself begins with one, and the longest pause lies inside.
+    """
+    length_ns = _pauses(pause_ns, period, begin, end)
+    slack = min((end - begin) % period, period - 1)
+    near, free = int(length_ns[: slack + 1].argmax()), int(length_ns.argmax())
+    found = _iterations(symbols, period, begin + near)
+    if length_ns[free] <= CLEARLY_LONGER * length_ns[near]:
+        return found
+    for first in (begin + free - period, begin + free):  # an odd first iteration may still be alike
+        if first >= 0:
+            other = _iterations(symbols, period, first)
+            if len(other[0]) >= len(found[0]):
+                return other
+    return found
+
+
+def _pauses(pause_ns: np.ndarray, period: int, begin: int, end: int) -> np.ndarray:
+    """Return how long the CPU pauses before each launch of a turn: the median of the turns but the first."""
+    turns = (end - begin) // period
+    places = begin + np.arange(period) + period * np.arange(1, turns + 1)[:, None]
+    inside = places < end
+    pauses = np.where(inside, pause_ns[np.minimum(places, end - 1)], 0).astype(float)
+    pauses[~inside] = np.nan
+    return np.asarray(np.nanmedian(pauses, axis=0))
+
+
+def _iterations(symbols: np.ndarray, period: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where iterations begin and end in the whole sequence, given one that begins at `first`.
+
+    They are found by how they begin, so that a launch more or less in one does not
+    displace those after it.
+    """
+    anchors, begin = np.array([first]), first
+    for candidate in (first, first + period, first + 2 * period):  # the first may be an odd one
+        found = _anchors(symbols, period, candidate)
+        if len(found) > 1.5 * len(anchors):
+            anchors, begin = found, candidate
+    typical = np.bincount(symbols[begin : begin + period], minlength=int(symbols.max()) + 1)
+    anchors = _fill(symbols, typical, period, anchors)
+    next_anchors = np.append(anchors[1:], len(symbols))
+    near = np.abs(next_anchors - anchors - period) <= STRETCH * period
+    near[-1] = False  # what follows the last anchor may be anything
+    typical_length = int(np.median((next_anchors - anchors)[near])) if near.any() else period
+    ends = np.where(near, next_anchors, np.minimum(anchors + typical_length, len(symbols)))
+    whole = ends <= next_anchors
+    anchors, ends = anchors[whole], ends[whole]
+    alike = _likeness(symbols, typical, anchors, ends) >= SIMILAR * period
+    return anchors[alike], ends[alike]
+
+
+def _anchors(symbols: np.ndarray, period: int, begin: int) -> np.ndarray:
+    """Return where the launches at `begin` come again, as many as are unique in a period."""
+    typical = symbols[begin : begin + period]
+    anchors = np.arange(len(symbols) - period + 1)
+    inside = np.arange(len(typical))
+    for offset in range(min(len(typical), LONGEST_ANCHOR)):
+        anchors = anchors[symbols[anchors + offset] == typical[offset]]
+        inside = inside[typical[(inside + offset) % len(typical)] == typical[offset]]
+        if len(inside) == 1 and offset >= ANCHOR - 1:
+            break
+    return anchors if len(inside) == 1 else anchors[:0]
+
+
+def _fill(symbols: np.ndarray, typical: np.ndarray, period: int, anchors: np.ndarray) -> np.ndarray:
+    """Add the anchors that a differing launch hid: a period after one, where the next is farther off.
+
+    And those a period before the first: a loop's first iteration often has launches of its own.
+    """
+    found = anchors.tolist()
+    begin = int(anchors[0]) - period
+    while begin >= 0 and _like(symbols, typical, begin, period):
+        found.append(begin)
+        begin -= period
+    for anchor, following in zip(anchors.tolist(), [*anchors[1:].tolist(), len(symbols)], strict=True):
+        nearest = following - (2 if following == len(symbols) else 2 - STRETCH) * period
+        begin = anchor
+        while begin <= nearest:
+            begin += period
+            if not _like(symbols, typical, begin, period):
+                break
+            found.append(begin)
+    return np.unique(np.array(found))
+
+
+def _like(symbols: np.ndarray, typical: np.ndarray, begin: int, period: int) -> bool:
+    like = _likeness(symbols, typical, np.array([begin]), np.array([begin + period]))[0]
+    return bool(like >= SIMILAR * period)
+
+
+def _likeness(symbols: np.ndarray, typical: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return how many launches of the typical iteration each [begin, end) has, in whatever order."""
+    lengths = ends - begins
+    which = np.repeat(np.arange(len(begins)), lengths)
+    at = np.arange(len(which)) + np.repeat(begins - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
+    keys = which * len(typical) + symbols[np.minimum(at, len(symbols) - 1)]
+    pairs, counts = np.unique(keys, return_counts=True)
+    shared = np.minimum(counts, typical[pairs % len(typical)])
+    return np.bincount(pairs // len(typical), shared, minlength=len(begins))
+
+
+def ends_of_iterations(
+    recording: Recording, launches: Launches, firsts: np.ndarray, lasts: np.ndarray
+) -> np.ndarray:
+    """Return when the last runtime call of each iteration ends, on the threads of these launches.
+
+    It is the last one before the launch that follows. Behind an iteration that no other follows,
+    other work or the profiler's own end may come: as many calls are its own as are others'.
+    """
+    start_ns = launches.start_ns
+    host = np.flatnonzero(recording.is_kind("runtime") & np.isin(recording.threads, launches.thread))
+    host = host[np.argsort(recording["start_ns"][host], kind="stable")]
+    begins = recording["start_ns"][host]
+    latest = np.maximum.accumulate(begins + recording["duration_ns"][host])
+    if not len(host):  # of a recording without calls the launches are the device work itself
+        begins, latest = start_ns, np.maximum.accumulate(launches.end_ns)
+    own = np.searchsorted(begins, start_ns[lasts - 1], side="right")  # behind the last launch itself
+    stop = np.searchsorted(begins, np.append(start_ns, begins[-1] + 1)[lasts])
+    followed = np.append(firsts[1:] == lasts[:-1], False)
+    if followed.any():
+        calls = int(np.median((stop - own)[followed]))
+        stop[~followed] = np.minimum(stop, own + calls)[~followed]
+    return np.asarray(latest[stop - 1], np.int64)
+
+
+"""Times as long as inside iterations the CPU pauses between those of a loop."""
+
+
+def is_one_pass(
+    recording: Recording,
+    launches: Launches,
+    pause_ns: np.ndarray,
+    firsts: np.ndarray,
+    lasts: np.ndarray,
+) -> bool:
+    """Return whether iterations that were found are the layers of one pass.
+
+    They are if other kernels come before them, the CPU pauses no longer between them than inside, one
+    thread launches all, and all device work was launched in the recording. Operators must have been
+    recorded, too: without them nobody can tell that nothing is trained.
+    """
+    if not recording.is_kind("operator").any():
+        return False
+    begin, end = int(firsts[0]), int(lasts[-1])
+    repeating = np.unique(launches.symbols[begin:end])
+    if np.isin(launches.symbols[:begin], repeating).all():
+        return False
+    inside = [pause_ns[first + 1 : last].max(initial=0) for first, last in zip(firsts, lasts, strict=True)]
+    if np.median(pause_ns[firsts[1:]]) > CLEARLY_LONGER * np.median(inside):
+        return False
+    device = recording.is_kind(*DEVICE_KINDS)
+    linked, _ = linked_calls(recording, *DEVICE_KINDS)
+    if len(linked) < device.sum() or len(np.unique(launches.thread)) > 1:
+        return False
+    trained = recording.named(BACKWARD_KERNEL) | recording.named(OPTIMIZER_KERNEL)
+    return not bool((trained & (device | recording.is_kind("operator", "annotation"))).any())
+
+
+def range_of_pass(recording: Recording, launches: Launches) -> tuple[int, int]:
+    """Return when the pass begins, with its first launch, and when its thread's last call ends."""
+    calls = recording.is_kind("runtime") & (recording.threads == launches.thread[0])
+    end_ns = recording["start_ns"][calls] + recording["duration_ns"][calls]
+    return int(launches.start_ns[0]), int(end_ns.max())
+
 
 MIN_COVERAGE = 0.5
 """Fraction of all launches and of their device time that iterations must hold; a part of one holds less."""

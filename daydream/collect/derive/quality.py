@@ -92,7 +92,11 @@ def far_from_usual(times: Sequence[int]) -> int:
 
 
 def _apart(
-    trace: Trace, covered: Sequence[int], measured_ns: int, replayed_ns: int | None, unprofiled_ns: int
+    trace: Trace,
+    covered: Sequence[int],
+    measured_ns: int,
+    replayed_ns: int | None,
+    unprofiled_ns: int,
 ) -> str:
     """Return how steps with and without the profiler contradict each other, empty if they do not."""
     below = measured_ns < (1 - BELOW) * unprofiled_ns

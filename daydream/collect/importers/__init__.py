@@ -15,11 +15,9 @@ from daydream import compiled
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import format_of, trace_files
-from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
-from daydream.collect.importers.rank_clocks import align_ranks
+from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
-from daydream.parallel.engines import Engine, engine_of
-from daydream.parallel.freed_memory import hand_back_freed_memory
+from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
 from daydream.parallel.map_on import cores, map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
@@ -177,7 +175,7 @@ def _readers(
 
     On two cores the compiled scanner takes about as long without them, and two thirds of the CPU time (1 GB).
     """
-    from daydream.collect.importers.kineto.parts import LEAST_BYTES, json_bytes
+    from daydream.collect.importers.kineto.blocks import LEAST_BYTES, json_bytes
 
     kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
     few = compiled.engine() is not None and cores() <= FEW_CORES

@@ -1,4 +1,11 @@
-"""Which files are read, and of which format each is: told by content, not by name."""
+"""By what files of ExecuTorch are known, before anything that reads them is loaded.
+
+By what files of rocprofv3 are known, before anything that reads them is loaded.
+
+By what profiles of JAX are known, and where JAX puts them, before anything that reads them is loaded.
+
+Which files are read, and of which format each is: told by content, not by name.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +16,105 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from daydream.collect.importers.executorch.marks import (
-    is_etdump,
-    is_etrecord,
-    is_inspector_json,
-    is_inspector_parquet,
-)
-from daydream.collect.importers.rocprof.marks import is_rocprof_json, is_rocprof_table
-from daydream.collect.importers.xplane.marks import is_xspace, profile_of
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular
+from daydream.lazy import regex
+
+ETDUMP_MAGIC = b"ED00"
+ETRECORD = b"ETRECORD_V0"
+COLUMN = "event_block_name"  # the first one of Inspector's tables, and theirs alone
+FOOTER = 8  # bytes at the end of a parquet file: the size of its schema, and its mark
+
+
+def is_etdump(head: bytes) -> bool:
+    """Return whether a file that begins so is an ETDump, with the size before it or without."""
+    return ETDUMP_MAGIC in (head[8:12], head[4:8])
+
+
+def is_etrecord(head: bytes) -> bool:
+    """Return whether a file that begins so is an ETRecord: a ZIP file whose first member is its mark."""
+    return head.startswith(b"PK") and ETRECORD in head
+
+
+def is_inspector_json(head: bytes) -> bool:
+    """Return whether a JSON file that begins so is a table of Inspector, in any of the orders of pandas."""
+    return head.lstrip()[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head
+
+
+def is_inspector_parquet(path: Path) -> bool:
+    """Return whether a parquet file is a table of Inspector."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        size = file.tell()
+        file.seek(max(0, size - FOOTER))
+        length = min(int.from_bytes(file.read(4), "little"), size)  # a damaged file may say anything
+        file.seek(max(0, size - FOOTER - length))
+        if COLUMN.encode() not in file.read(length):  # in a thousandth of the time that parquet needs
+            return False
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return COLUMN in parquet.read_schema(path).names
+    except (pa.ArrowException, OSError, ValueError):
+        return False  # what is damaged is said by who reads it
+
+
+JSON_KEY = b'"rocprofiler-sdk-tool"'
+KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
+"""Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
+TIMES = frozenset({"start_timestamp", "end_timestamp"})
+NEEDED = {  # in this order: the first of which a table has all columns
+    COUNTERS: frozenset({"counter_name", "counter_value", "kernel_name"}),
+    AGENTS: frozenset({"node_id", "agent_type"}),
+    KERNELS: TIMES | {"kernel_name", "correlation_id"},
+    CALLS: TIMES | {"domain", "function"},
+    COPIES: TIMES | {"direction"},
+    OTHER: TIMES | {"kind"},
+}
+
+
+def is_rocprof_json(head: bytes) -> bool:
+    """Return whether a file that begins so is rocprofv3's JSON."""
+    return head.lstrip()[:1] == b"{" and JSON_KEY in head
+
+
+def columns_of(line: str) -> list[str]:
+    """Return the names of the columns in a header, in lower case and without quotes."""
+    return [name.strip().strip('"').strip().lower() for name in line.split(",")]
+
+
+def table_of(columns: list[str]) -> str | None:
+    """Return what sort of rocprofv3's tables has such columns; None if none has."""
+    names = set(columns)
+    return next((sort for sort, needed in NEEDED.items() if needed <= names), None)
+
+
+def is_rocprof_table(head: bytes) -> bool:
+    """Return whether a file that begins so is one of rocprofv3's CSV tables."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    return b"," in line and table_of(columns_of(line.decode("utf-8", "replace"))) is not None
+
+
+FIRST_PLANE = regex(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12", re.DOTALL)
+"""The first field of an XSpace, a plane: its length, perhaps its id, and the mark of its name."""
+NAMES = (b"/host:", b"/device:", b"#Chip", b"/virtualdevice:", b"Task Environment", b"Host CPUs")
+
+
+def is_xspace(head: bytes) -> bool:
+    """Return whether a file that begins so is an XSpace: its first plane has a name that profilers give."""
+    first = FIRST_PLANE.match(head)
+    return first is not None and head[first.end() + 1 :].startswith(NAMES)
+
+
+def profile_of(folder: Path) -> Path:
+    """Return the folder of the last profile in a folder that JAX logs to, else the folder itself."""
+    profiles = folder / "plugins" / "profile"
+    if not profiles.is_dir():
+        return folder
+    found = sorted(child for child in profiles.iterdir() if child.is_dir())
+    return found[-1] if found else folder
+
 
 SUFFIXES = (
     ".json",

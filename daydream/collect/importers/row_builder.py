@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.importers.growing import GrowingColumns
+from daydream.collect.derive.recording import GrowingColumns, Recording, narrow
 from daydream.collect.importers.kineto.values import outer_first, plain_text
 from daydream.errors import TraceError
 from daydream.text import counted

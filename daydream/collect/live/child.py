@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daydream import hooks
+from daydream import lazy
 from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.compilation import watch_compilations
 from daydream.collect.live.gloo_threads import let_gloo_finish
@@ -172,7 +172,7 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         from daydream.collect.live.unprofiled import settle_device
 
         return Alternating(
-            lambda: hooks.ask("real_change", change["names"], change["options"], optimizers),
+            lambda: lazy.ask("real_change", change["names"], change["options"], optimizers),
             rounds=change["rounds"], steps=change["steps"],
             clock=time.process_time_ns if change.get("cpu_time") else time.perf_counter_ns,
             settle=settle_device,

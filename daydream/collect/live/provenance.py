@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
-from daydream.collect.derive.kernel_names import operators_of_kernel
+from daydream.collect.derive.device_names import operators_of_kernel
 from daydream.collect.live.compilation import when_imported
 from daydream.collect.live.torch_compiler import (
     DYNAMO_FRAMES,

@@ -30,9 +30,9 @@ from daydream.collect.live.interruption import HeldInterruptions
 from daydream.collect.live.messages import changed_path
 from daydream.collect.live.own_profilers import OwnProfilers
 from daydream.collect.live.rank import is_loader_worker
+from daydream.collect.live.recording_cost import TYPICAL
 from daydream.collect.live.step_hooks import BACKWARD, StepHooks
 from daydream.collect.live.step_sequence import StepSequence, why_nothing
-from daydream.collect.live.typical_cost import TYPICAL
 from daydream.errors import DaydreamError
 from daydream.files.atomic import refuse_to_replace
 from daydream.text import counted

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.selection import Selection
 from daydream.graph.tables import ALL_LANES
 

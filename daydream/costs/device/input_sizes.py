@@ -17,12 +17,11 @@ from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.kernels import work
 from daydream.costs.resize.growth import growth_of, resized_shapes
-from daydream.costs.resize.operands import is_feature
+from daydream.costs.resize.new_shapes import CONVOLUTIONS, is_feature
 from daydream.costs.resize.prior_resizes import SCALAR_BYTES
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name
 from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
-from daydream.costs.workload.tiles import CONVOLUTIONS
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -161,7 +160,10 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
     if (tasks.kind == "cpu").all():
         scaled = scaled_time(
-            graph, tasks, np.where(flop != 1, flop, nbytes), weights=_weights(graph, tasks, flop, nbytes)
+            graph,
+            tasks,
+            np.where(flop != 1, flop, nbytes),
+            weights=_weights(graph, tasks, flop, nbytes),
         )
         return measured_first(graph, tasks, scaled, shapes=shapes)
     number = (tasks.bytes >= 0) & (tasks.bytes <= SCALAR_BYTES) & (tasks.kind != "kernel")

@@ -1,7 +1,7 @@
 """How work without recorded shapes grows with the tokens of a sequence, read off the grids of its kernels.
 
-An element-wise kernel of torch has a block for so many elements of its result (`passes.py`). Three kinds of
-tensors can be told apart by them:
+An element-wise kernel of torch has a block for so many elements of its result (`costs/kernels.py`). Three
+kinds of tensors can be told apart by them:
 
 - Parameters: as large as those that the optimizer's element-wise kernels update, and as many a step (or twice
   as many, forward and backward). Work on them alone, as copies of gradients into place, stays.
@@ -21,9 +21,8 @@ import numpy as np
 
 from daydream.costs.device.retime import retime
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
-from daydream.costs.kernels import grid_blocks
-from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block, elements_a_thread
-from daydream.costs.workload.tiles import named_tile
+from daydream.costs.kernels import WEIGHT_GRADIENT, elements_a_block, elements_a_thread, grid_blocks
+from daydream.costs.resize.new_shapes import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -138,7 +137,10 @@ class _Kernels:
     def on_parameters(self, update: _Kernels) -> np.ndarray:
         """Mask of the kernels that work on each parameter of a size once or twice a step."""
         tensors: dict[int, float] = {}
-        for (_, size), count in update.counts().items():  # every kind of kernel sees each at least once
+        for (
+            _,
+            size,
+        ), count in update.counts().items():  # every kind of kernel sees each at least once
             tensors[size] = min(count, tensors.get(size, count))
         alike = {key for key, count in self.counts().items() if count / tensors.get(key[1], np.inf) in (1, 2)}
         return np.array([key in alike for key in zip(self.names, self.most.tolist(), strict=True)], bool)

@@ -1,4 +1,12 @@
-"""The roofline: kernels' times after a change of element type, device or work.
+"""Parts of a device's peaks that a trace's good kernels reach: what others may reach with more work.
+
+How many thread blocks a GPU runs at once, and what a larger grid saves because of it.
+
+A multiprocessor holds several blocks. While all of a grid's blocks run at once, more of them take no
+longer, as long as neither memory nor arithmetic is what they wait for: threads that wait for
+memory leave the unit to others ("CUDA C++ Best Practices Guide", NVIDIA, section Occupancy).
+
+The roofline: kernels' times after a change of element type, device or work.
 
 A kernel's time above the fixed cost of any kernel is
 `max(FLOP / (peak x ec), bytes / (bandwidth x em))`. The efficiency of the resource that
@@ -14,28 +22,192 @@ from functools import lru_cache
 
 import numpy as np
 
-from daydream.costs.device.occupancy import Grids
-from daydream.costs.device.peaks import UNDER_LOAD, reachable, reachable_when_full
-from daydream.costs.devices import Device, device_of, under_load
+from daydream.costs.devices import Device, device_of, device_properties, under_load
 from daydream.costs.kernels import (
+    LATENCY_SHARE,
     TF32_KERNEL,
+    Work,
+    block_threads,
+    filled,
     floor_ns,
     formats_of,
+    grid_blocks,
     peaks,
+    recorded_duration_ns,
+    units_of,
     work,
+    work_of_rows,
 )
+from daydream.costs.resize.new_shapes import output_tiles, tile_elements
 from daydream.costs.workload.calls import MATRIX_KERNEL
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.query.texts import for_each, is_among, of_tasks
+from daydream.graph.select import for_each, is_among, of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
+from daydream.trace.schema import UNKNOWN
+
+LEAST_REACHABLE = 0.6  # of a peak: a kernel below this on both resources is held up by something else
+REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
+UNDER_LOAD = ("float16", "bfloat16", "float8", "int8")  # formats that `Device.sustained` speaks of
+
+
+def good_share(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float | None:
+    """Return the share of a peak that the good ones of some kernels reach, None if all are short."""
+    long = where & (share > 0) & (duration_ns > 3 * LATENCY_SHARE * floor)
+    if not long.any():
+        return None
+    order = np.argsort(share[long])
+    weight = np.cumsum(duration_ns[long][order])
+    return float(share[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])])
+
+
+def reachable(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float:
+    """Return what good kernels of a sort reach, but at least what kernels reach that nothing holds up."""
+    found = good_share(share, duration_ns, where, floor)
+    return float(np.clip(found or LEAST_REACHABLE, LEAST_REACHABLE, 1.0))
+
+
+def reachable_when_full(
+    graph: Graph, selection: Selection, matrix: np.ndarray, full: np.ndarray, device: Device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parts of peak arithmetic and of bandwidth that each kernel may reach on a full device.
+
+    What good kernels of its family reach where the recorded grid was `full`, else good kernels that the
+    same resource binds; not more than is known to hold under load. As recorded: what edits
+    made of a kernel's time or work is no evidence.
+    """
+    rows = graph.columns["row"][selection.ids]
+    count = len(rows)
+    if graph.trace is None:
+        return np.full(count, LEAST_REACHABLE), np.full(count, LEAST_REACHABLE)
+    work = work_of_rows(graph.trace, rows)
+    codes = np.where(rows >= 0, graph.trace["dtype"][np.maximum(rows, 0)], -1)
+    dtypes = np.array([*graph.trace.text("dtype"), None], dtype=object)[codes]
+    formats = formats_of(dtypes, selection.name, matrix, device)
+    duration, floor = recorded_duration_ns(selection).astype(np.float64), floor_ns(graph)
+    body = np.maximum(duration - np.minimum(floor, duration), 1e-3)
+    flop_ns = np.nan_to_num(np.where(work.flop > 0, work.flop / peaks(formats, device), 0.0))
+    bytes_ns = np.where(work.nbytes > 0, work.nbytes / device.bandwidth, 0.0)
+    share, by_flop = np.maximum(flop_ns, bytes_ns) / body, flop_ns >= bytes_ns
+
+    arithmetic, traffic = device.sustained or (1.0, 1.0)
+    most = np.where(is_among(formats, UNDER_LOAD), arithmetic, 1.0)
+    families = work.family.astype(str)
+    found = []
+    for bound, limit in ((by_flop, most), (~by_flop, np.full(count, traffic))):
+        reached = np.full(count, reachable(share, duration, bound, floor))
+        for family in np.unique(families).tolist():
+            best = good_share(share, duration, bound & full & (families == family), floor)
+            if best is not None:
+                reached[families == family] = best
+        found.append(np.minimum(reached, limit))
+    return found[0], found[1]
+
+
+# The least of all GPUs since Volta ("CUDA C++ Programming Guide", table Technical Specifications per
+# Compute Capability): resident threads and blocks of a multiprocessor. Devices often tell the former.
+RESIDENT_THREADS = 1024
+RESIDENT_BLOCKS = 16
+REGISTERS = 65536  # of 32 bits in a multiprocessor, same table
+# "The accumulator elements typically occupy at least half a thread's total register budget"
+# ("Efficient GEMM in CUDA", documentation of CUTLASS).
+REGISTERS_AN_ACCUMULATOR = 2
+# A thread of torch's element-wise kernels has 4 elements of every tensor (`thread_work_size`), and of four
+# tensors in 32 bits that is 64 bytes. One that moves more loops over its work, as the statistics of a
+# batch do with a block a channel: there more work need not mean more blocks.
+BYTES_A_THREAD = 64
+
+
+class Grids:
+    """The blocks of some kernels as they are now, and how many the device holds. An entry a kernel."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        selection: Selection,
+        task_work: Work,
+        matrix: np.ndarray,
+        source: Device,
+    ) -> None:
+        names = selection.name
+        self.units = units_of(graph, source)
+        self.matrix = matrix
+        recorded, threads = grid_blocks(graph, selection), block_threads(graph, selection)
+        self.by_bytes = task_work.flop <= 0  # copies have no arithmetic that could tell how they grow
+        # The grid of a persistent kernel does not tell its work.
+        tiles = output_tiles(graph, names, task_work.call)
+        blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
+        recorded_blocks = blocks
+        if graph.resized:
+            from daydream.costs.resize.prior_resizes import grown_by
+
+            flop, nbytes, results = grown_by(graph, selection)
+            blocks = blocks * self.growth(flop, nbytes, results)
+        self.blocks = np.where(recorded > 0, blocks, UNKNOWN)
+        self.resident = self._resident(graph, names, task_work, recorded, threads)
+        # With as many blocks as the device holds at once, or more, when the trace was recorded.
+        self.full = recorded_blocks >= self.units * self.resident
+
+    def work(self, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """Return by how much each kernel's work grows, of products that is their arithmetic."""
+        return np.where(self.by_bytes, nbytes, np.where(self.matrix, flop, np.maximum(flop, nbytes)))
+
+    def growth(self, flop: np.ndarray, nbytes: np.ndarray, results: np.ndarray) -> np.ndarray:
+        """Return by how much the blocks grow: as the results of products where known, else as the work."""
+        return np.where(np.isnan(results), self.work(flop, nbytes), results)
+
+    def filled(self, factor: np.ndarray | float, *, resident: bool = False) -> np.ndarray:
+        """Return how much of the device so many times the blocks fill; 1 where the grid is unknown.
+
+        Of the blocks that it works on at its best: one a unit, or all that it holds (`resident`).
+        """
+        places = self.units * (self.resident if resident else 1)
+        return filled(self.blocks * factor, places, in_waves=self.matrix)
+
+    def busy(self, factor: np.ndarray | float) -> np.ndarray:
+        """Return on how many of the units so many times the blocks run, 1 for all."""
+        return filled(self.blocks * factor, self.units, in_waves=np.array(False))
+
+    def busy_elsewhere(self, units: int) -> np.ndarray:
+        """Return on how many of another GPU's units the blocks run, 1 for all."""
+        return filled(self.blocks, units, in_waves=np.array(False))
+
+    def _resident(
+        self,
+        graph: Graph,
+        names: np.ndarray,
+        task_work: Work,
+        blocks: np.ndarray,
+        threads: np.ndarray,
+    ) -> np.ndarray:
+        """Return how many blocks a unit holds; 1 where nothing says that more work means more of them."""
+        properties = device_properties(graph)
+        most = properties.get("threads_per_multiprocessor") or RESIDENT_THREADS
+        registers = properties.get("registers_per_multiprocessor") or REGISTERS
+        by_threads = np.clip(most // np.maximum(threads, 1), 1, RESIDENT_BLOCKS)
+        tile = tile_elements(graph, names, task_work.call, blocks)
+        by_registers = np.maximum(registers // np.maximum(REGISTERS_AN_ACCUMULATOR * tile, 1), 1)
+        of_products = np.where(tile > 0, np.minimum(by_threads, by_registers), 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = task_work.nbytes / (self.blocks * threads)  # bytes a thread
+        of_others = np.where((task_work.nbytes > 0) & (each <= BYTES_A_THREAD), by_threads, 1)
+        found = np.where(self.matrix, of_products, of_others)
+        return np.where((blocks > 0) & (threads > 0), found, 1)
+
 
 NVJET = regex("nvjet")
-PAPER_SPEEDUPS = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
+PAPER_SPEEDUPS = (
+    3.0,
+    2.0,
+)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
 HALF = ("float16", "bfloat16")
-IN_FULL = ("float32", "float64", "float32_matrix")  # vector units, and matrix units of full precision
+IN_FULL = (
+    "float32",
+    "float64",
+    "float32_matrix",
+)  # vector units, and matrix units of full precision
 ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
 # Matrix units are harder to keep busy than vector units: what a kernel keeps of its share of the peak
 # when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.62 to

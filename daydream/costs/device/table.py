@@ -51,7 +51,11 @@ class KernelTable:
             elif row.get("kernel"):
                 self._kernels[str(row["kernel"])] = time
             else:
-                key = (bare_name(str(row["op"])), _plain(str(row["shapes"])), str(row.get("dtype") or ""))
+                key = (
+                    bare_name(str(row["op"])),
+                    _plain(str(row["shapes"])),
+                    str(row.get("dtype") or ""),
+                )
                 self._calls[key] = time
 
     def __len__(self) -> int:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, match_collectives
-from daydream.collect.derive.host_collectives import host_collectives
+from daydream.collect.derive.collectives import ENDS_AGREE_NS, host_collectives, match_collectives
 from daydream.costs.network.clusters import COLLECTIVES, Cluster
 from daydream.costs.network.collectives import bytes_of_message
 from daydream.costs.network.fitting import Measurement, calibrate

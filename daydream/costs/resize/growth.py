@@ -12,13 +12,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.costs.resize.flattened import rows_of_scores
-from daydream.costs.resize.new_shapes import Resize, Resized, as_text
-from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.forward_calls import forward_rows
+from daydream.costs.resize.new_shapes import Resize, Resized, as_text, result_size, rows_of_scores
+from daydream.costs.workload.calls import Calls, calls_of, forward_rows
 from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name
 from daydream.costs.workload.shapes import Shape, parse_shapes
-from daydream.costs.workload.tiles import result_size
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection

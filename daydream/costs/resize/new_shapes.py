@@ -1,10 +1,19 @@
-"""The shapes that calls have when one size of the input changes: batch size, sequence length.
+"""Which operands of recorded calls are parameters, and which are the factors of a product.
+
+Where a size of the input hides in tensors: flattened with others, in rows that were picked, in scores.
+
+Output tiles of matrix products: how many blocks' worth of work a kernel has, whatever its grid says.
+
+Persistent kernels (CUTLASS 3, cuBLAS from Hopper on) start a block for each unit, and each works through
+many tiles. Libraries write the tile into the kernel's name: `tilesize128x128x64`, `_128x64_`, `MT128x128x32`.
+
+The shapes that calls have when one size of the input changes: batch size, sequence length.
 
 In a tensor, the sizes equal to the old one change, and those that are its number of pairs (of a batch only
-the first); without one, the first that holds it flattened with others, or rows that were picked from it (see
-`flattened.py`). Of a product with a matrix only the rows can hold a batch or tokens; of a weight's gradient
-they are what is summed over. Shapes of parameters, as the trace lists them or as the weights of its operators
-show them, do not change.
+the first); without one, the first that holds it flattened with others, or rows that were picked from it
+(see `flattened_sizes`). Of a product with a matrix only the rows can hold a batch or tokens; of a weight's
+gradient they are what is summed over. Shapes of parameters, as the trace lists them or as the weights of
+its operators show them, do not change.
 
 Where a length is also a number of features, it is told apart by where it stands: features stand last, tokens
 before them. Only what is between the two products of an attention holds tokens twice.
@@ -13,24 +22,231 @@ before them. Only what is between the two products of an attention holds tokens 
 from __future__ import annotations
 
 import json
-from math import prod
+from collections.abc import Callable
+from math import ceil, prod
 
-from daydream.costs.resize.flattened import SOFTMAX, flattened_sizes, routed_rows
-from daydream.costs.resize.operands import (
-    BATCHED,
-    LINEAR,
-    PRODUCTS,
-    WEIGHT_ARGUMENTS,
-    factors_of,
-    forward_keys,
-    is_feature,
-    parameter_shapes,
-)
-from daydream.costs.workload.amount import Amount
-from daydream.costs.workload.calls import Calls
+import numpy as np
+
+from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import bare_name, shapes_work
-from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
-from daydream.costs.workload.tiles import FIRST
+from daydream.costs.workload.shapes import Amount, Argument, Shape, all_tensors, elements, parse_shapes
+from daydream.graph.graph import Graph
+from daydream.lazy import regex
+
+WEIGHT_ARGUMENTS = {  # where operators take a parameter; of `addmm` the weight comes transposed
+    "linear": (1, 2), "addmm": (0, 2), "embedding": (0,), "conv1d": (1, 2), "conv2d": (1, 2),
+    "conv3d": (1, 2), "convolution": (1, 2), "layer_norm": (2, 3), "native_layer_norm": (2, 3),
+    "batch_norm": (1, 2, 3, 4), "native_batch_norm": (1, 2, 3, 4), "cudnn_batch_norm": (1, 2, 3, 4),
+    "miopen_batch_norm": (1, 2, 3, 4), "cudnn_convolution": (1,), "miopen_convolution": (1, 2),
+    "group_norm": (2, 3), "mkldnn_rnn_layer": (1, 2, 3, 4), "conv_transpose2d": (1, 2),
+    # Losses and softmax take no parameters, the weights of classes at most.
+    "softmax": (), "_softmax": (), "_softmax_backward_data": (), "log_softmax": (), "_log_softmax": (),
+    "_log_softmax_backward_data": (), "cross_entropy_loss": (2,), "nll_loss": (2,), "nll_loss_nd": (2,),
+    "nll_loss_forward": (2,), "nll_loss_backward": (3,),
+    "sum": (),  # of a gradient over samples or tokens, as large as a weight it may be
+}  # fmt: skip
+# Products with a matrix: where the left factor stands; the right one is the next argument.
+PRODUCTS = {
+    "mm": 0, "_int_mm": 0, "_scaled_mm": 0, "_sparse_mm": 0, "addmm": 1, "_addmm_activation": 1,
+}  # fmt: skip
+BATCHED = ("bmm", "baddbmm")
+LINEAR = ("linear", "mkldnn_linear", "mkldnn::_linear_pointwise")
+
+
+def parameter_shapes(calls: Calls) -> set[Shape]:
+    """Return the shapes of parameters, and of matrices also transposed."""
+    trace = calls.trace
+    found: set[Shape] = set()
+    for parameter in trace.metadata.get("parameters") or []:
+        found.add(tuple(parameter.get("shape") or ()))
+    for name, shapes, _ in calls.keys:
+        recorded = parse_shapes(shapes) or []
+        for place in WEIGHT_ARGUMENTS.get(bare_name(name), ()):
+            if place < len(recorded) and isinstance(recorded[place], tuple):
+                found.add(tuple(recorded[place]))  # type: ignore[arg-type]
+    return found | {(shape[1], shape[0]) for shape in found if len(shape) == 2}
+
+
+def is_feature(calls: Calls, size: int) -> bool:
+    """Tell whether a size is also that of features or of a head.
+
+    Features: a bias or a norm's weight has it. Heads: both sides of a batched product are squares of it.
+    """
+    square = (size, size)
+    for name, shapes, _ in calls.keys:
+        tensors = [part for part in (parse_shapes(shapes) or []) if isinstance(part, tuple)]
+        bare = bare_name(name)
+        if (
+            bare in BATCHED
+            and len(tensors) > 1
+            and all(len(t) == 3 and t[-2:] == square for t in tensors[:2])
+        ):
+            return True
+        if "attention" in bare and tensors and tensors[0][-2:] == square:
+            return True
+    return (size,) in parameter_shapes(calls)
+
+
+def factors_of(name: str, arguments: list[Argument]) -> tuple[Shape, Shape] | None:
+    """Return the factors of a product with a matrix, None for any other call."""
+    at = 0 if name in LINEAR else PRODUCTS.get(name)
+    if at is None or len(arguments) < at + 2:
+        return None
+    left, right = arguments[at : at + 2]
+    if not (isinstance(left, tuple) and isinstance(right, tuple)):
+        return None
+    if name in LINEAR:
+        return (left, right) if len(left) > 1 and right else None
+    return (left, right) if len(left) == len(right) == 2 else None
+
+
+def forward_keys(calls: Calls) -> list[tuple[str, str, Shape | None]]:
+    """Return the distinct calls of the forward pass: operator, shapes and hint."""
+    code = calls.trace.code("phase", "forward")
+    mine = calls.which[(calls.trace["phase"] == code) & (calls.which >= 0)]
+    return [calls.keys[place] for place in np.unique(mine).tolist()]
+
+
+PICKS = {
+    "index", "index_select", "index_add", "index_put", "index_copy", "_index_put_impl",
+}  # fmt: skip
+SOFTMAX = {"softmax", "_softmax", "_softmax_backward_data", "_safe_softmax"}
+
+
+def flattened_sizes(calls: Calls, old: int, parameters: set[Shape]) -> set[int]:
+    """Return the multiples of a size that hold it: rows of products, batches of them, leading dimensions.
+
+    A feature size may be a multiple of it too, so not every multiple holds it.
+    """
+    found = {old}
+    for name, shapes, _ in forward_keys(calls):
+        arguments = parse_shapes(shapes) or []
+        factors = factors_of(bare_name(name), arguments)
+        if factors is not None:
+            found.add(prod(factors[0][:-1]))
+        for shape in all_tensors(arguments):
+            if len(shape) > 2 and shape not in parameters:
+                found.add(shape[0])
+                leading = [prod(shape[:many]) for many in range(1, len(shape))]
+                found.update(size for many, size in enumerate(leading, 1) if old in shape[:many])
+    return {size for size in found if size and size % old == 0}
+
+
+def routed_rows(calls: Calls, flattened: set[int]) -> set[int]:
+    """Return how many rows were picked from those of a whole batch, as tokens are for an expert."""
+    trace = calls.trace
+    names = trace.text("name")
+    rows = calls.rows[np.asarray(trace["shapes"])[calls.rows] >= 0]
+    pairs = (
+        np.unique(np.stack([trace["name"][rows], trace["shapes"][rows]]), axis=1).T.tolist()
+        if len(rows)
+        else []
+    )
+    found: set[int] = set()
+    for name, shapes in pairs:
+        if bare_name(names[name]) in PICKS:
+            source, *others = all_tensors(parse_shapes(trace.text("shapes")[shapes]) or []) or [()]
+            if len(source) > 1 and source[0] in flattened:
+                found.update(shape[0] for shape in others if len(shape) == 1)
+    return found - flattened
+
+
+def rows_of_scores(calls: Calls) -> np.ndarray:
+    """Mask of the operator rows that work on attention scores.
+
+    They lie between two batched products with a softmax in between. What is copied behind the softmax is the
+    second product's other factor.
+    """
+    trace = calls.trace
+    bare = [bare_name(name) for name in trace.text("name")]
+    kinds = np.array(
+        [1 if name in BATCHED else 2 if name in SOFTMAX else 3 if name == "copy" else 0 for name in bare]
+    )
+    mask = np.zeros(len(trace), bool)
+    keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
+    rows = calls.rows[np.lexsort([np.asarray(key)[calls.rows] for key in keys])]
+    kind = kinds[trace["name"][rows]] if len(kinds) else np.zeros(len(rows), int)
+    thread = np.asarray(trace["tid"])[rows]
+    products = np.flatnonzero(kind == 1)
+    for first, last in zip(products[:-1].tolist(), products[1:].tolist(), strict=True):
+        softmax = np.flatnonzero(kind[first:last] == 2)
+        if len(softmax) and thread[first] == thread[last]:
+            inside = np.arange(first + 1, last)
+            mask[rows[inside[(kind[inside] != 3) | (inside < first + softmax[0])]]] = True
+    return mask
+
+
+TILE = regex(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
+LARGEST = (256, 128)  # of the tiles in use; without one in the name, so many there are at least
+CONVOLUTIONS = {"convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "miopen_convolution"}
+FIRST = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # the first factor's place
+
+
+def output_tiles(graph: Graph, names: np.ndarray, calls: np.ndarray) -> np.ndarray:
+    """Return the tiles of each product's result, 0 where the call's product or shapes are unknown."""
+    return _of_products(graph, names, calls, _tiles)
+
+
+def tile_elements(graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """Return the elements of the result that a block works out at once, 0 where nothing tells.
+
+    By the tile in the kernel's name, else a product's result shared among the recorded blocks. Of
+    convolutions those of the forward pass only: the gradient of a weight has no more tiles for more samples.
+    """
+
+    def size(_: str, op: str, arguments: list[Argument]) -> int:
+        return -1 if op in CONVOLUTIONS else prod(result_size(op, arguments))
+
+    results = _of_products(graph, names, calls, size)
+    sizes = {name: named_tile(name or "") for name in set(names.tolist())}
+    named = np.array([prod(sizes[name] or (0,)) for name in names.tolist()], np.int64)
+    shared = -(-results // np.maximum(blocks, 1))
+    return np.where((results != 0) & (named > 0), named, np.maximum(shared, 0))
+
+
+def _of_products(
+    graph: Graph, names: np.ndarray, calls: np.ndarray, count: Callable[[str, str, list[Argument]], int]
+) -> np.ndarray:
+    """Return a number for each task by its kernel, operator and arguments; distinct ones are asked once."""
+    found = np.zeros(len(names), np.int64)
+    trace = graph.trace
+    if trace is None:
+        return found
+    known = calls_of(trace)
+    which = np.where(calls >= 0, known.which[np.maximum(calls, 0)], -1)
+    seen: dict[tuple[str | None, int], int] = {}
+    for index in np.flatnonzero(which >= 0).tolist():
+        key = (names[index], int(which[index]))
+        if key not in seen:
+            op, shapes, _ = known.keys[key[1]]
+            seen[key] = count(key[0] or "", bare_name(op), parse_shapes(shapes) or [])
+        found[index] = seen[key]
+    return found
+
+
+def _tiles(kernel: str, op: str, arguments: list[Argument]) -> int:
+    batch, rows, columns = result_size(op, arguments)
+    tall, wide = named_tile(kernel) or LARGEST
+    upright, turned = (ceil(rows / a) * ceil(columns / b) for a, b in ((tall, wide), (wide, tall)))
+    return batch * min(upright, turned)
+
+
+def named_tile(kernel: str) -> tuple[int, int] | None:
+    """Return the sizes of the tile in a kernel's name."""
+    named = TILE.search(kernel)
+    return (int(named[1]), int(named[2])) if named else None
+
+
+def result_size(op: str, arguments: list[Argument]) -> tuple[int, int, int]:
+    """Return batch, rows and columns of a product's result (`op` without its library); zeros for others."""
+    place = FIRST.get(op, 0)
+    factors = [part for part in arguments[place : place + 2] if isinstance(part, tuple) and len(part) > 1]
+    if op not in FIRST or len(factors) < 2:
+        return 0, 0, 0
+    left, right = factors
+    columns = right[-2] if op == "linear" else right[-1]
+    batch = left[0] if op in ("bmm", "baddbmm") else 1
+    return batch, prod(left[:-1]) // max(batch, 1), columns
 
 
 def as_text(arguments: list[Argument]) -> str:

@@ -7,45 +7,21 @@ A trace's amounts of work are those recorded. Who makes them more (`batch-size`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.resize.growth import growth_of
 from daydream.costs.resize.new_shapes import Resize, as_text
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.shapes import Argument, parse_shapes
-from daydream.graph.graph import Graph
-from daydream.graph.query.columns import coded
-from daydream.graph.query.numbering import distinct_rows
-from daydream.graph.query.shapes import shape_rows
+from daydream.graph.calls import shape_rows
+from daydream.graph.graph import Graph, Resizing
+from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, phase_code
 
 SCALAR_BYTES = 8  # a copied number grows with nothing
 PASSES = ("forward", "loss", "backward")
-
-
-@dataclass(frozen=True)
-class Resizing:
-    """A size of the input that an edit changed; the work of the passes grew with it.
-
-    Attributes:
-        factor: how many times as large it is.
-        old: the size before, None where it is not known.
-        every: all sizes equal to the old one changed; else the first of a tensor.
-        on_device: the work of device tasks grew; else that of CPU tasks.
-    """
-
-    factor: float
-    old: int | None
-    every: bool
-    on_device: bool
-
-    @property
-    def new(self) -> int:
-        """The size after the change."""
-        return round((self.old or 0) * self.factor)
 
 
 def leave_grown(graph: Graph, resizing: Resizing) -> None:
@@ -70,7 +46,7 @@ def leave_grown(graph: Graph, resizing: Resizing) -> None:
         name, text = graph.trace.text("name")[name_code], texts[code]
         after = resize.call(name, parse_shapes(text) or [], hints.get((name, text)))
         new.append(code if after is None else graph.code("shapes", as_text(after[1])))
-    graph.override("shapes")[ids] = np.array(new, np.int64)[which]
+    graph.write("shapes", ids, np.array(new, np.int64)[which])
 
 
 def grow_copies(tasks: Selection, factor: float) -> None:

@@ -7,6 +7,10 @@ kernels with a matrix library's name where the operator is matrix work, else the
 kernels of the name that takes longest. The others (layout changes, split-K sums) are
 helpers of unknown work. Kernels without a launch in the trace get the work of kernels
 of the same name and grid, where those agree.
+
+The forward call behind backward work: autograd numbers the nodes it makes, and they run by that number.
+
+Work of the rows of a trace in the user's cache: FLOP, bytes, family and call of each.
 """
 
 from __future__ import annotations
@@ -15,25 +19,26 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import unique
-from daydream.costs.workload.amount import Amount
-from daydream.costs.workload.hints import hints_of
+from daydream.arrays import distinct_rows, once, unique
 from daydream.costs.workload.operator import (
     MATRIX_FAMILIES,
     has_formula,
+    hints_of,
     itemsize,
     operator_work,
 )
-from daydream.costs.workload.shapes import Shape
-from daydream.graph.query.numbering import distinct_rows, once
+from daydream.costs.workload.shapes import Amount, Shape
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MATRIX_KERNEL = regex(
     r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
@@ -383,3 +388,92 @@ def _places(families: np.ndarray, wanted: set[str]) -> np.ndarray:
 
 def _numbers(values: list[int | None]) -> np.ndarray:
     return np.array([UNKNOWN if value is None else value for value in values], np.int64)
+
+
+NODE = regex(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number
+
+
+_nodes: WeakKeyDictionary[Trace, np.ndarray] = WeakKeyDictionary()
+_makers: WeakKeyDictionary[Trace, tuple[np.ndarray, np.ndarray, np.ndarray]] = WeakKeyDictionary()
+
+
+def nodes(trace: Trace) -> np.ndarray:
+    """Return a mask of the rows that are autograd nodes, worked out once: bool, not to be written to."""
+    if trace not in _nodes:
+        fits = np.array([*(bool(NODE.search(text)) for text in trace.text("name")), False])
+        _nodes[trace] = fits[trace["name"]] & trace.is_kind("operator", "annotation")
+        _nodes[trace].flags.writeable = False
+    return _nodes[trace]
+
+
+def innermost_makers(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the innermost row around each (itself included) that is a node or makes one, -1 for none.
+
+    A node's own calls make no nodes, so have no sequence number; those of a forward
+    pass that a checkpoint runs again inside a node have one.
+    """
+    decides = nodes(trace) | (np.asarray(trace["sequence"], np.int64) >= 0)
+    parent = np.asarray(trace["parent"], np.int64)
+    up = np.asarray(rows, np.int64)
+    while (climbing := (up >= 0) & ~decides[up]).any():
+        up = np.where(climbing, parent[up], up)
+    return up
+
+
+def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the forward operator whose gradient each row computes, -1 where it is not known.
+
+    Of several with the same number (`linear` calls `addmm`) the last to begin, which does the work.
+    """
+    if trace not in _makers:
+        _makers[trace] = _last_makers(trace)
+    key, keys, of_key = _makers[trace]
+    found = np.full(len(rows), -1, np.int64)
+    around = innermost_makers(trace, rows)
+    there = np.flatnonzero((around >= 0) & nodes(trace)[around] & (trace["sequence"][around] >= 0))
+    place = np.minimum(np.searchsorted(keys, key[around[there]]), max(len(keys) - 1, 0))
+    if len(keys):
+        same = keys[place] == key[around[there]]
+        found[there[same]] = of_key[place[same]]
+    return found
+
+
+def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a key of rank and number for each row, the keys that makers of nodes have, and their last rows.
+
+    All int64: of shape (rows,), and twice of one shape, in order of keys.
+    """
+    rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
+    span = int(sequence.max(initial=0)) + 2
+    key = (rank - rank.min(initial=0)) * span + sequence
+    makers = np.flatnonzero(~nodes(trace) & trace.is_kind("operator") & (sequence >= 0))
+    makers = makers[nodes_above(trace, makers) < 0]
+    order = np.lexsort((makers, key[makers]))
+    keys = key[makers][order]
+    last = np.append(keys[1:] != keys[:-1], True) if len(keys) else np.zeros(0, bool)
+    return key, keys[last], makers[order][last]
+
+
+def nodes_above(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the nearest node around each row, -1 for none."""
+    is_node = nodes(trace)
+    parent = np.asarray(trace["parent"], np.int64)
+    up = parent[rows]
+    while (climbing := (up >= 0) & ~is_node[up]).any():
+        up = np.where(climbing, parent[up], up)
+    return up
+
+
+WORK = "work."  # begins the names of its arrays
+COLUMNS = ("flop", "nbytes", "family", "owner")
+
+
+def work_contents(trace: Trace) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Return the families and the arrays of the work of a trace."""
+    found = work_by_row(trace)
+    return found.families, {WORK + name: getattr(found, name) for name in COLUMNS}
+
+
+def kept_work(families: list[str], arrays: Mapping[str, np.ndarray]) -> RowWork:
+    """Return the work of a trace's rows from what is kept of it."""
+    return RowWork(**{name: arrays[WORK + name] for name in COLUMNS}, families=families)

@@ -5,19 +5,28 @@ that the formula needs and the profiler does not record. Strides, paddings, mask
 other arguments that are no tensors are not recorded; the output shape that a
 convolution or a pooling needs is taken from the calls around it (`calls.py`) and
 handed in as `hint`.
+
+Shapes that a call needs and the profiler does not record, from the calls around it.
+
+Stride and padding of a convolution or pooling are not recorded, but its output is: it
+is the first input after the call, on its thread, that can be its output. An operator
+that records only the size of a weight has the weight's shape in the call around it.
 """
 
 from __future__ import annotations
 
-from daydream.collect.derive.device_names import ITEM_BYTES
-from daydream.costs.workload import experts, lookups, matrix, streaming
-from daydream.costs.workload.amount import Amount
-from daydream.costs.workload.matrix import Formula, tensors
-from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
-from daydream.lazy import regex
+import numpy as np
 
-FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **lookups.FORMULAS}
-NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | lookups.NEEDS_OUTPUT
+from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.costs.workload import matrix, streaming
+from daydream.costs.workload.matrix import Formula, tensors
+from daydream.costs.workload.shapes import Amount, Argument, Shape, elements, parse_shapes
+from daydream.lazy import regex
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
+
+FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **streaming.LOOKUPS}
+NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | streaming.WINDOWS
 NEEDS_WEIGHT = matrix.NEEDS_WEIGHT
 MATRIX_FAMILIES = ("matmul", "convolution", "attention", "recurrent")
 COMPILED = regex(r"triton_(poi|red|per)_")  # Inductor's kernels: pointwise, reduction, persistent
@@ -33,7 +42,7 @@ def bare_name(op: str) -> str:
 
 def has_formula(op: str) -> bool:
     """Tell whether the work of an operator follows from shapes."""
-    return bare_name(op) in FORMULAS or experts.formula_of(op) is not None
+    return bare_name(op) in FORMULAS or matrix.formula_of(op) is not None
 
 
 def operator_work(op: str, shapes: str | None, hint: Shape | None = None) -> Amount | None:
@@ -50,7 +59,7 @@ def shapes_work(op: str, arguments: list[Argument], hint: Shape | None = None) -
     """Return the work of a call with these arguments, as `parse_shapes` gives them."""
     if COMPILED.match(op):
         return _compiled(arguments)
-    formula = FORMULAS.get(bare_name(op)) or experts.formula_of(op)
+    formula = FORMULAS.get(bare_name(op)) or matrix.formula_of(op)
     return None if formula is None else formula(arguments, hint)
 
 
@@ -63,3 +72,109 @@ def _compiled(arguments: list[Argument]) -> Amount | None:
     """A fused kernel reads or writes each buffer it is given; its arithmetic is not recorded."""
     found = tensors(arguments)
     return Amount("element-wise", None, sum(map(elements, found))) if found else None
+
+
+LOOK_AHEAD = 24  # rows after a call in which its output shows up as somebody's input
+
+
+def hints_of(trace: Trace, operators: np.ndarray, rows: np.ndarray) -> tuple[list[Shape], np.ndarray]:
+    """Return output (or weight) shapes, and for each of `rows` which of them it needs, -1 for none.
+
+    `operators` are all operator rows of the trace, `rows` those of interest.
+    """
+    bare = [bare_name(name) for name in trace.text("name")]
+    needs_output = np.array([name in NEEDS_OUTPUT for name in bare] + [False])[trace["name"][rows]]
+    needs_weight = np.array([name in NEEDS_WEIGHT for name in bare] + [False])[trace["name"][rows]]
+    hints: dict[Shape, int] = {}
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    if not needs_output.any() and not needs_weight.any():
+        return [], found
+    search = _Search(trace, bare)
+    keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
+    order = operators[np.lexsort([np.asarray(key)[operators] for key in keys])]
+    place = np.full(len(trace), UNKNOWN, np.int64)
+    place[order] = np.arange(len(order))
+    for index in np.flatnonzero(needs_output).tolist():  # a few hundred calls a step at most
+        row = int(rows[index])
+        shape = search.output(row, order[place[row] + 1 : place[row] + 1 + LOOK_AHEAD])
+        if shape is not None:
+            found[index] = hints.setdefault(shape, len(hints))
+    for index in np.flatnonzero(needs_weight).tolist():
+        parent = int(trace["parent"][rows[index]])
+        around = search.tensors(parent) if parent >= 0 else []
+        if len(around) >= 3:
+            found[index] = hints.setdefault(around[2], len(hints))
+    return list(hints), found
+
+
+class _Search:
+    """Shapes of a trace's calls, each text parsed once."""
+
+    def __init__(self, trace: Trace, bare: list[str]) -> None:
+        self.trace, self.bare = trace, bare
+        self._parsed: dict[int, list[Shape]] = {}
+
+    def tensors(self, row: int) -> list[Shape]:
+        """Return the shapes of a call's tensor inputs."""
+        code = int(self.trace["shapes"][row])
+        if code not in self._parsed:
+            recorded = parse_shapes(self.trace.text("shapes")[code] if code >= 0 else None)
+            self._parsed[code] = [part for part in recorded or [] if isinstance(part, tuple) and part]
+        return self._parsed[code]
+
+    def output(self, row: int, after: np.ndarray) -> Shape | None:
+        """Return the first input among the calls after this one that can be its output."""
+        inputs = self.tensors(row)
+        if not inputs or len(inputs[0]) < 3:
+            return None
+        images = inputs[0]
+        kernel = inputs[1] if len(inputs) > 1 and len(inputs[1]) == len(images) else None
+        transposed = self._transposed(row)
+        for later in after.tolist():
+            if self.trace["tid"][later] != self.trace["tid"][row]:
+                return None
+            inside = self._inside(later, row)
+            first = self.tensors(later)[:1]
+            if not first or (inside and self._name(later) in NEEDS_OUTPUT):  # the same call further in
+                continue
+            if first[0] == images and (kernel is None or inside):
+                continue
+            if first[0] == kernel and inside:
+                continue
+            if _can_be_output(first[0], images, kernel, transposed=transposed):
+                return first[0]
+        return None
+
+    def _name(self, row: int) -> str:
+        return self.bare[self.trace["name"][row]]
+
+    def _transposed(self, row: int) -> bool:
+        """Say whether a convolution is transposed: `conv_transpose2d` calls `convolution`."""
+        while row >= 0 and "conv" in self._name(row):
+            if "transpose" in self._name(row):
+                return True
+            row = int(self.trace["parent"][row])
+        return False
+
+    def _inside(self, row: int, outer: int) -> bool:
+        parent = self.trace["parent"]
+        while row >= 0:
+            if row == outer:
+                return True
+            row = int(parent[row])
+        return False
+
+
+def _can_be_output(shape: Shape, images: Shape, kernel: Shape | None, *, transposed: bool) -> bool:
+    """Say whether a convolution (or, without a kernel, a pooling) of `images` can have this output.
+
+    Padding is taken to be no more than the kernel's size: out = size + 2 padding - kernel + 1.
+    """
+    if len(shape) != len(images) or shape[0] != images[0]:
+        return False
+    if kernel is None:
+        return shape[1] == images[1]
+    if transposed:
+        return shape[1] % max(kernel[1], 1) == 0
+    fits = zip(shape[2:], images[2:], kernel[2:], strict=True)
+    return shape[1] == kernel[0] and all(out <= size + width + 1 for out, size, width in fits)

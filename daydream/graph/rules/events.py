@@ -1,16 +1,16 @@
-"""Rule 6, event waits: work on one stream waits for an event recorded on another.
+"""Event waits: work on one stream waits for an event recorded on another.
 
 `cudaStreamWaitEvent` rows say neither the event nor the streams, unless the
 profiler recorded the device's own rows. So the source is found, in this order:
 
-1. *recorded*: the device's sync row names the stream and the record call, or at least the
-   stream that waits (`event_targets`);
-2. *program order*: a wait right before a collective's launch holds the collective
+1. *recorded*: the device's sync row names the stream and the record call;
+2. *known stream*: it names the stream that waits only;
+3. *program order*: a wait right before a collective's launch holds the collective
    until the work launched before it on the current stream is done; a later wait on
    the current stream is for collectives not waited for yet, oldest first; a wait
    between launches on two streams orders the second behind the first, one between
    launches on one stream joins the other stream whose work it has not waited for;
-3. *coincidence*: work that starts late, again and again, just as work of the same
+4. *coincidence*: work that starts late, again and again, just as work of the same
    name on another stream ends, waited for it.
 
 A wait right behind a collective's launch, where nearly every collective has one, is
@@ -20,283 +20,341 @@ recorded times contradict is not drawn.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
 from daydream.arrays import unique
-from daydream.graph.builder import GraphBuilder
-from daydream.graph.rules.event_targets import wait_on_known_streams
+from daydream.graph.draft import Draft
+from daydream.graph.plan import Cause, around
+from daydream.graph.rules.latencies import ready
+from daydream.graph.rules.synchronization import device_records
+from daydream.graph.rules.thresholds import (
+    EVENT_NS,
+    HELD_AFTER_NS,
+    HELD_BEFORE_NS,
+    HELD_BY_NS,
+    HELD_CHANCE,
+    HELD_LATE_NS,
+    HELD_SHARE,
+    LATE_NS,
+    LEAST_EVENTS,
+    STREAM_CLOCK_NS,
+    WAITS_SHARE,
+)
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.lazy import regex
 
-WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
-RECORD = regex(r"^(cuda|cu|hip)EventRecord")
-CLOCK_NS = 3_000  # device times of two streams against each other; recordings in whole us are 1 us off
-NEAR_NS = 20_000  # work that an event held back starts this soon after it
-LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
-OFTEN = 0.9
-LEAST_SEEN = 2
-NEAREST = 64  # tasks that are looked at before all are
+STREAM_WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
+BEFORE_ALL = -(2**62)
+
+Row = tuple[int, int, int, int]  # of `Draft.waits`: the record, its stream, the call, the stream that waits
+Joined = Mapping[tuple[int, int], int]  # (stream, stream that waited for it) -> order waited up to
 
 
-@dataclass
-class Wait:
+class Wait(NamedTuple):
     """A stream-wait call between two launches of its thread (tasks, -1 for none)."""
 
+    number: int  # in program order
     call: int
     before: int  # device task launched last on this thread
     after: int  # device task launched next
-    turn: int  # how many waits came since the last launch
-    ahead: int  # how many tasks its thread launched before
 
 
-def wait_for_events(builder: GraphBuilder) -> None:
+def wait_for_events(draft: Draft) -> None:
     """Add the event waits of every thread, and count how each was found."""
-    counts = builder.graph.facts.event_waits
-    if not (builder.graph.columns["kind"] != CPU).any():
+    if not (draft.kind != CPU).any():
         return
-    waits = list(_waits(builder))
-    left = _recorded(builder, waits)
-    counts["recorded"] = len(waits) - len(left)
-    found = wait_on_known_streams(builder, left, _allowed)
-    found |= _by_program_order(builder, [wait for wait in left if wait.call not in found])
-    builder.settle_events()
-    found |= _by_coincidence(builder, [wait for wait in left if wait.call not in found])
-    counts["inferred"] = len(found)
-    counts["unresolved"] = len(left) - len(found)
+    calls = draft.in_order(draft.calls_named(STREAM_WAIT.search))
+    search = _Search(draft, calls)
+    columns = (calls, *draft.launched_around(calls))
+    left = [
+        Wait(number, *each) for number, each in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
+    ]
+    counts = draft.facts.event_waits
+    for find in (
+        search.recorded,
+        search.on_known_streams,
+        search.by_program_order,
+        search.by_forks,
+        search.by_coincidence,
+    ):
+        rows = list(find(left))
+        if rows:
+            draft.add_waits(*np.array(rows, np.int64).T)
+        found = search.library | {call for _, _, call, _ in rows}
+        left = [wait for wait in left if wait.call not in found]
+        if find == search.recorded:
+            counts["recorded"] = len(rows)
+    counts["inferred"] = len(calls) - counts["recorded"] - len(left)
+    counts["unresolved"] = len(left)
 
 
-def _waits(builder: GraphBuilder) -> Iterator[Wait]:
-    columns = builder.graph.columns
-    order = columns["order"]
-    calls = builder.calls_named(WAIT.search)
-    for thread in unique(columns["lane"][calls]).tolist():
-        mine = builder.tasks.in_order(calls[columns["lane"][calls] == thread])
-        launched = builder.tasks.launched_by(thread)
-        place = np.searchsorted(order[launched], order[mine])
-        last, turn = -1, 0
-        for call, at in zip(mine.tolist(), place.tolist(), strict=True):
-            turn = turn + 1 if at == last else 0
-            last = at
-            yield Wait(
-                call,
-                int(launched[at - 1]) if at else -1,
-                int(launched[at]) if at < len(launched) else -1,
-                turn,
-                at,
+class _Search:
+    """What the search for the sources of event waits looks up; each way to search gives what it finds."""
+
+    def __init__(self, draft: Draft, calls: np.ndarray) -> None:
+        self.draft = draft
+        self.library: set[int] = set()  # calls that are the communication library's own
+        self.targets: dict[int, int] = {}  # the stream that waits, where the device recorded it
+        self.launched_by = cache(draft.launched_by)
+        self.ranks = [lane.rank for lane in draft.lanes]
+        work = draft.in_order(draft.launched())
+        collective = work[draft.kind[work] == COLLECTIVE]
+        lanes = unique(draft.lane[collective]).tolist()
+        self.collectives = {lane: collective[draft.lane[collective] == lane] for lane in lanes}
+        # The last task launched on each stream without collectives before each wait, and the next.
+        self.side_work: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for lane in set(unique(draft.lane[work]).tolist()) - set(lanes):
+            tasks = {lane: work[draft.lane[work] == lane]}
+            self.side_work[lane] = around(
+                tasks.__getitem__, draft.order, np.full(len(calls), lane), draft.order[calls]
             )
 
+    def allowed(self, source: int, target: int) -> bool:
+        """Tell whether the recorded times allow one task to follow another."""
+        return bool(self.draft.start_ns[target] >= self.draft.end_ns[source] - STREAM_CLOCK_NS)
 
-def _recorded(builder: GraphBuilder, waits: list[Wait]) -> list[Wait]:
-    """Draw the waits that the device recorded; return the others."""
-    rows = builder.sync_rows("Stream Wait Event")
-    if not rows:
-        return waits
-    records = builder.calls_named(RECORD.search)
-    record_of = dict(zip(builder.correlation(records).tolist(), records.tolist(), strict=True))
-    targets = builder.sync_streams("Stream Wait Event")
-    left = []
-    correlations = builder.correlation(np.array([wait.call for wait in waits], np.int64)).tolist()
-    for wait, correlation in zip(waits, correlations, strict=True):
-        stream, recorded = rows.get(correlation, (-1, -1))
-        source = builder.lane_of(wait.call, stream) if stream >= 0 else -1
-        target = builder.lane_of(wait.call, targets.get(correlation, -1))
-        if source < 0 or target < 0 or recorded not in record_of:
-            left.append(wait)
-            continue
-        builder.add_wait(record_of[recorded], source, wait.call, target)
-    return left
+    def ends_near(self, source: int, target: int) -> bool:
+        """Tell whether a task started just as another ended."""
+        apart = self.draft.start_ns[target] - self.draft.end_ns[source]
+        return bool(-STREAM_CLOCK_NS <= apart <= EVENT_NS)
 
+    def beside(self, lane: int, streams: Iterable[int]) -> list[int]:
+        """Return those of some streams that are others of the rank of a lane."""
+        return [other for other in streams if other != lane and self.ranks[other] == self.ranks[lane]]
 
-def _by_program_order(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
-    columns = builder.graph.columns
-    kind, lane = columns["kind"], columns["lane"]
-    own = _library_waits(builder, waits)
-    found = set(own)
-    consumed: dict[int, int] = defaultdict(lambda: -(2**62))  # communication lane -> order waited up to
-    joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
-    classes: dict[tuple[str, int, int], list[tuple[Wait, bool]]] = defaultdict(list)
-    for wait in sorted(waits, key=lambda w: int(columns["order"][w.call])):
-        if wait.call in own or wait.after < 0:
-            continue
-        if kind[wait.after] == COLLECTIVE:
-            source = _last_elsewhere(builder, wait)
-            if source >= 0 and _allowed(builder, source, wait.after):
-                builder.add_wait(wait.call, int(lane[source]), wait.call, int(lane[wait.after]))
-                found.add(wait.call)
-            continue
-        source = _open_collective(builder, wait, consumed)
-        if source >= 0:
-            consumed[int(lane[source])] = int(columns["order"][source])
-            builder.add_wait(source, int(lane[source]), wait.call, int(lane[wait.after]))
-            found.add(wait.call)
-            continue
-        target = int(lane[wait.after])
-        switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
-        source = wait.before if switched else _open_side_work(builder, wait, joined)
-        if source >= 0:
-            joined[int(lane[source]), target] = int(columns["order"][source])
-            pattern = ("switch" if switched else "join", int(lane[source]), target)
-            classes[pattern].append((wait, _allowed(builder, source, wait.after)))
-    for (_, source, target), seen in classes.items():
-        if sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
-            for wait, allowed in seen:
-                if allowed:
-                    builder.add_wait(wait.call, source, wait.call, target)
-                    found.add(wait.call)
-    return found | _forks(builder, [wait for wait in waits if wait.call not in found])
+    def recorded(self, waits: list[Wait]) -> Iterator[Row]:
+        """Find the waits that the device recorded."""
+        calls = np.array([wait.call for wait in waits], np.int64)
+        columns = (calls, *device_records(self.draft, "Stream Wait Event", calls))
+        for call, target, source, record in zip(*(each.tolist() for each in columns), strict=True):
+            self.targets[call] = target
+            if min(target, source, record) >= 0:
+                yield record, source, call, target
 
+    def on_known_streams(self, waits: list[Wait]) -> Iterator[Row]:
+        """Find the waits of streams that the device's own rows name, but without the event.
 
-def _forks(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
-    """Draw the waits of a stream that gets its next work later: the one other stream with more to come."""
-    columns, lanes = builder.graph.columns, builder.graph.lanes
-    order, lane = columns["order"], columns["lane"]
-    classes: dict[tuple[int, int], list[tuple[Wait, bool]]] = defaultdict(list)
-    for wait in waits:
-        if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
-            continue
-        source = int(lane[wait.before])
-        nexts = []
-        for other, tasks in builder.side_work.items():
-            place = int(np.searchsorted(order[tasks], order[wait.call], side="right"))
-            mine = other != source and lanes[other].rank == lanes[source].rank
-            if mine and place < len(tasks):
-                nexts.append(int(tasks[place]))
-        if len(nexts) == 1:
-            pair = (source, int(lane[nexts[0]]))
-            classes[pair].append((wait, _allowed(builder, wait.before, nexts[0])))
-    found: set[int] = set()
-    for (source, target), seen in classes.items():
-        if len(seen) >= LEAST_SEEN and sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
-            for wait, allowed in seen:
-                if allowed:
-                    builder.add_wait(wait.call, source, wait.call, target)
-                    found.add(wait.call)
-    return found
-
-
-def _open_side_work(builder: GraphBuilder, wait: Wait, joined: dict[tuple[int, int], int]) -> int:
-    """Return the last task launched on the one other stream with work not waited for yet, or -1.
-
-    Of several such streams, the one whose work ended just before the waiting work started.
-    """
-    columns = builder.graph.columns
-    order, target = columns["order"], int(columns["lane"][wait.after])
-    rank = builder.graph.lanes[target].rank
-    start = builder.start_ns[wait.after]
-    candidates = []
-    for lane, tasks in builder.side_work.items():
-        if lane == target or builder.graph.lanes[lane].rank != rank:
-            continue
-        place = int(np.searchsorted(order[tasks], order[wait.call])) - 1
-        if place >= 0 and order[tasks[place]] > joined.get((lane, target), -(2**62)):
-            candidates.append(int(tasks[place]))
-    if len(candidates) == 1:
-        return candidates[0]
-    near = [task for task in candidates if -CLOCK_NS <= start - builder.end_ns[task] <= NEAR_NS]
-    return near[0] if len(near) == 1 else -1
-
-
-def _library_waits(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
-    """Return the waits right behind a collective's launch, if nearly every collective has one.
-
-    Not if the next work, on another stream, mostly started just as the collective ended:
-    then the program itself waits for it at once.
-    """
-    columns = builder.graph.columns
-    behind = {
-        wait.before: wait
-        for wait in waits
-        if wait.before >= 0 and wait.turn == 0 and columns["kind"][wait.before] == COLLECTIVE
-    }
-    held = sum(
-        -CLOCK_NS <= builder.start_ns[wait.after] - builder.end_ns[collective] <= NEAR_NS
-        for collective, wait in behind.items()
-        if wait.after >= 0 and columns["lane"][wait.after] != columns["lane"][collective]
-    )
-    launched = sum(len(tasks) for tasks in builder.collectives.values())
-    if not launched or len(behind) < OFTEN * launched or 2 * held > len(behind):
-        return set()
-    return {wait.call for wait in behind.values()}
-
-
-def _last_elsewhere(builder: GraphBuilder, wait: Wait) -> int:
-    """Return the last task launched before a wait on another stream than the one that waits, or -1."""
-    columns = builder.graph.columns
-    lane = columns["lane"]
-    if wait.before >= 0 and lane[wait.before] != lane[wait.after]:
-        return wait.before
-    mine = builder.tasks.launched_by(int(lane[wait.call]))
-    for nearest in (NEAREST, wait.ahead):
-        ahead = mine[max(wait.ahead - nearest, 0) : wait.ahead]
-        elsewhere = np.flatnonzero(lane[ahead] != lane[wait.after])
-        if len(elsewhere):
-            return int(ahead[elsewhere[-1]])
-    return -1
-
-
-def _open_collective(builder: GraphBuilder, wait: Wait, consumed: dict[int, int]) -> int:
-    """Return the collective that a compute stream's wait is for, or -1.
-
-    Of those that its rank launched and has not waited for yet: the one that ended just before the
-    waiting work started, else the oldest that had ended by then.
-    """
-    columns, lanes = builder.graph.columns, builder.graph.lanes
-    order, target = columns["order"], int(columns["lane"][wait.after])
-    start = builder.start_ns[wait.after]
-    best, oldest = -1, -1
-    for lane, tasks in builder.collectives.items():
-        if lane == target or lanes[lane].rank != lanes[target].rank:
-            continue
-        begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
-        end = int(np.searchsorted(order[tasks], order[wait.call]))
-        for task in tasks[begin:end].tolist():
-            after = start - builder.end_ns[task]
-            if after < -CLOCK_NS:
-                break
-            if after <= NEAR_NS and (best < 0 or builder.end_ns[task] > builder.end_ns[best]):
-                best = task
-            if oldest < 0 or order[task] < order[oldest]:
-                oldest = task
-    return best if best >= 0 else oldest
-
-
-def _allowed(builder: GraphBuilder, source: int, target: int) -> bool:
-    return bool(builder.start_ns[target] >= builder.end_ns[source] - CLOCK_NS)
-
-
-def _by_coincidence(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
-    """Draw the waits whose work started late, each time as work of one name ended on another stream."""
-    columns = builder.graph.columns
-    late = builder.late_starts()
-    runs = dict(builder.tasks.streams())
-    ends = {lane: builder.end_ns[tasks] for lane, tasks in runs.items()}
-    seen: dict[tuple[int, int, int, int], list[tuple[Wait, int]]] = defaultdict(list)
-    tried: dict[tuple[int, int], int] = defaultdict(int)
-    for wait in waits:
-        if wait.after < 0 or late[wait.after] < LATE_NS:
-            continue
-        start, lane = builder.start_ns[wait.after], int(columns["lane"][wait.after])
-        place = (int(columns["name"][wait.after]), lane)
-        tried[place] += 1
-        for other, tasks in runs.items():
-            if other == lane or builder.graph.lanes[other].rank != builder.graph.lanes[lane].rank:
+        The record of an event from before the window, or of a library's own event, is not named
+        (`wait_on_cuda_event_record_corr_id` is -1; cuDNN forks to side streams and joins them so).
+        The waiting stream is known, so only the other is to be found: the one that got work last
+        of those whose work the waiting stream has not waited for yet. One whose work still ran when
+        the waiting stream's next work started cannot be it. Where collectives run, a wait may be for
+        one of them, and program order decides.
+        """
+        lane = self.draft.lane
+        order = self.draft.order
+        joined: dict[tuple[int, int], int] = {}
+        for wait in waits:
+            target = self.targets[wait.call]
+            if self.collectives or target not in self.side_work:
                 continue
-            at = int(np.searchsorted(ends[other], start + CLOCK_NS, side="right")) - 1
-            if at < 0 or start - ends[other][at] > NEAR_NS:
+            held = self.side_work[target][1][wait.number]
+            sources = self.open_work(wait, target, joined) if held >= 0 else []
+            sources = [source for source in sources if self.allowed(source, held)]
+            if sources:
+                source = max(sources, key=lambda task: int(order[task]))
+                joined[int(lane[source]), target] = int(order[source])
+                yield wait.call, int(lane[source]), wait.call, target
+
+    def open_work(self, wait: Wait, target: int, joined: Joined) -> list[int]:
+        """Return the last task launched on each other stream with work that was not waited for yet."""
+        last = {
+            lane: int(self.side_work[lane][0][wait.number]) for lane in self.beside(target, self.side_work)
+        }
+        order = self.draft.order
+        return [
+            task
+            for lane, task in last.items()
+            if task >= 0 and order[task] > joined.get((lane, target), BEFORE_ALL)
+        ]
+
+    def by_program_order(self, waits: list[Wait]) -> Iterator[Row]:
+        """Find the waits whose source follows from what was launched before and after them."""
+        kind = self.draft.kind
+        lane = self.draft.lane
+        order = self.draft.order
+        self.library = self.library_waits(waits)
+        consumed: dict[int, int] = defaultdict(lambda: BEFORE_ALL)  # communication lane -> order waited up to
+        joined: dict[tuple[int, int], int] = {}
+        patterns: dict[tuple[bool, int, int], list[tuple[Wait, bool]]] = defaultdict(list)
+        for wait in waits:
+            if wait.call in self.library or wait.after < 0:
                 continue
-            source = int(tasks[at])
-            if columns["order"][source] < columns["order"][wait.call]:
-                key = (*place, other, int(columns["name"][source]))
-                seen[key].append((wait, source))
-    found: set[int] = set()
-    for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
-        if len(pairs) >= LEAST_SEEN and 2 * len(pairs) > tried[(name, lane)]:
-            for wait, source in pairs:
-                if wait.call not in found:
-                    builder.add_wait(source, other, wait.call, lane)
-                    found.add(wait.call)
-    return found
+            target = int(lane[wait.after])
+            if kind[wait.after] == COLLECTIVE:
+                ahead = self.launched_by(int(lane[wait.call]))
+                ahead = ahead[(order[ahead] < order[wait.call]) & (lane[ahead] != target)]
+                if len(ahead) and self.allowed(int(ahead[-1]), wait.after):
+                    yield wait.call, int(lane[ahead[-1]]), wait.call, target
+                continue
+            source = self.open_collective(wait, consumed)
+            if source >= 0:
+                consumed[int(lane[source])] = int(order[source])
+                yield source, int(lane[source]), wait.call, target
+                continue
+            switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
+            # What joins is the one other stream with work not waited for yet, or whose work just ended.
+            sources = [wait.before] if switched else self.open_work(wait, target, joined)
+            if len(sources) > 1:
+                sources = [task for task in sources if self.ends_near(task, wait.after)]
+            if len(sources) == 1:
+                source = sources[0]
+                joined[int(lane[source]), target] = int(order[source])
+                pattern = (bool(switched), int(lane[source]), target)
+                patterns[pattern].append((wait, self.allowed(source, wait.after)))
+        for (_, source, target), seen in patterns.items():
+            yield from self.often(source, target, seen, 1)
+
+    def often(self, source: int, target: int, seen: Sequence[tuple[Wait, bool]], least: int) -> Iterator[Row]:
+        """Give the waits of a pattern that recorded times allow, if they allow nearly all of it."""
+        calls = [wait.call for wait, allowed in seen if allowed]
+        if len(seen) >= least and len(calls) >= WAITS_SHARE * len(seen):
+            yield from ((call, source, call, target) for call in calls)
+
+    def library_waits(self, waits: list[Wait]) -> set[int]:
+        """Return the waits right behind a collective's launch, if nearly every collective has one.
+
+        Not if the next work, on another stream, mostly started just as the collective ended:
+        then the program itself waits for it at once.
+        """
+        kind = self.draft.kind
+        lane = self.draft.lane
+        behind = {  # the first behind each
+            wait.before: wait
+            for wait in reversed(waits)
+            if wait.before >= 0 and kind[wait.before] == COLLECTIVE
+        }
+        held = sum(
+            wait.after >= 0 and lane[wait.after] != lane[before] and self.ends_near(before, wait.after)
+            for before, wait in behind.items()
+        )
+        launched = sum(map(len, self.collectives.values()))
+        if not launched or len(behind) < WAITS_SHARE * launched or 2 * held > len(behind):
+            return set()
+        return {wait.call for wait in behind.values()}
+
+    def open_collective(self, wait: Wait, consumed: Mapping[int, int]) -> int:
+        """Return the collective that a compute stream's wait is for, or -1.
+
+        Of those that its rank launched and has not waited for yet: the one that ended just before the
+        waiting work started, else the oldest that had ended by then.
+        """
+        order = self.draft.order
+        end = self.draft.end_ns
+        best = -1
+        oldest = -1
+        for lane in self.beside(int(self.draft.lane[wait.after]), self.collectives):
+            tasks = self.collectives[lane]
+            begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
+            stop = int(np.searchsorted(order[tasks], order[wait.call]))
+            for task in tasks[begin:stop].tolist():
+                if not self.allowed(task, wait.after):
+                    break
+                if self.ends_near(task, wait.after) and (best < 0 or end[task] > end[best]):
+                    best = task
+                if oldest < 0 or order[task] < order[oldest]:
+                    oldest = task
+        return best if best >= 0 else oldest
+
+    def by_forks(self, waits: list[Wait]) -> Iterator[Row]:
+        """Find the waits of a stream that gets its next work later: the one other with more to come."""
+        lane = self.draft.lane
+        patterns: dict[tuple[int, int], list[tuple[Wait, bool]]] = defaultdict(list)
+        for wait in waits:
+            if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
+                continue
+            source = int(lane[wait.before])
+            others = self.beside(source, self.side_work)
+            following = [int(self.side_work[other][1][wait.number]) for other in others]
+            following = [task for task in following if task >= 0]
+            if len(following) == 1:
+                allowed = self.allowed(wait.before, following[0])
+                patterns[source, int(lane[following[0]])].append((wait, allowed))
+        for (source, target), seen in patterns.items():
+            yield from self.often(source, target, seen, LEAST_EVENTS)
+
+    def by_coincidence(self, waits: list[Wait]) -> Iterator[Row]:
+        """Find the waits whose work started late, each time as work of one name ended on another stream."""
+        draft = self.draft
+        late = _late_starts(self.draft)
+        streams = {lane: (tasks, draft.end_ns[tasks]) for lane, tasks in draft.streams()}
+        seen: dict[tuple[int, int, int, int], list[tuple[Wait, int]]] = defaultdict(list)
+        tried: Counter[tuple[int, int]] = Counter()
+        for wait in waits:
+            if wait.after < 0 or late[wait.after] < LATE_NS:
+                continue
+            start = draft.start_ns[wait.after]
+            lane = int(draft.lane[wait.after])
+            what = int(draft.name[wait.after]), lane
+            tried[what] += 1
+            for other in self.beside(lane, streams):
+                tasks, ends = streams[other]
+                at = int(np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right")) - 1
+                source = int(tasks[at])
+                near = at >= 0 and start - ends[at] <= EVENT_NS
+                if near and draft.order[source] < draft.order[wait.call]:
+                    pattern = (*what, other, int(draft.name[source]))
+                    seen[pattern].append((wait, source))
+        found: set[int] = set()
+        for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
+            if len(pairs) >= LEAST_EVENTS and 2 * len(pairs) > tried[name, lane]:
+                yield from ((task, other, wait.call, lane) for wait, task in pairs if wait.call not in found)
+                found |= {wait.call for wait, _ in pairs}
+
+
+def _late_starts(draft: Draft) -> np.ndarray:
+    """Return how much later each device task started than its known causes allow, by task."""
+    tasks = draft.on_streams()
+    late = np.zeros(draft.size, np.int64)
+    late[tasks] = draft.start_ns[tasks] - ready(draft, tasks)
+    return late
+
+
+def follow_what_held(draft: Draft) -> None:
+    """Let late device work follow the long work of another stream that ended as it began.
+
+    Blocks of kernels are placed in the order of launches, as processors come free: a kernel
+    that finds the device full begins when the one before it has no more blocks to place, some
+    tens of microseconds before that one's end. And work behind a stream wait whose event is
+    not in the recording begins a few microseconds behind what it waited for:
+
+        stream 7   |matrix product, fills the device        |
+        stream 23       launched, held by nothing       |begins
+
+    Kept as launch latency, the delay would stay when the device gets faster. Close by chance is
+    likely where kernels are short, so only ends of long ones count, and on a stream nearly all
+    late starts must be so.
+    """
+    late = np.flatnonzero((_late_starts(draft) >= HELD_LATE_NS) & (draft.launch >= 0))
+    long = (draft.kind != CPU) & (draft.end_ns - draft.start_ns >= HELD_BY_NS) & (draft.row >= 0)
+    others = np.flatnonzero(long)
+    others = others[np.argsort(draft.end_ns[others], kind="stable")]
+    device = [(lane.rank, lane.device) for lane in draft.lanes]
+    for lane in unique(draft.lane[late]).tolist():
+        tasks = late[draft.lane[late] == lane]
+        beside = [number for number, each in enumerate(device) if number != lane and each == device[lane]]
+        work = others[np.isin(draft.lane[others], beside)]
+        ends = draft.end_ns[work]
+        pairs = []  # the work launched before each that ended nearest to its start
+        for task in tasks.tolist():  # a handful
+            start = draft.start_ns[task]
+            low, high = np.searchsorted(ends, [start - HELD_AFTER_NS, start + HELD_BEFORE_NS + 1])
+            near = work[low:high]
+            near = near[(draft.order[near] < draft.order[task]) & (draft.start_ns[near] < start)]
+            if len(near):
+                pairs.append((near[np.argmin(np.abs(draft.end_ns[near] - start))], task))
+        if len(pairs) < max(1, HELD_SHARE * len(tasks)):
+            continue
+        held_by, held = np.array(pairs, np.int64).T
+        # How likely it is that as many of some moments lie so close to the end of a long task.
+        span = max(int(draft.end_ns[work].max() - draft.start_ns[work].min()), 1)
+        each_near = min(len(work) * (HELD_BEFORE_NS + HELD_AFTER_NS) / span, 1.0)
+        if comb(len(tasks), len(held)) * each_near ** len(held) <= HELD_CHANCE:
+            apart = draft.start_ns[held] - draft.end_ns[held_by]
+            draft.link(held_by, held, latency_ns=apart, cause=Cause.EVENT)

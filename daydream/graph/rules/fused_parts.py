@@ -9,79 +9,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.edit.place import place_next_to
-from daydream.graph.graph import Graph
+from daydream.graph.draft import Draft
 from daydream.graph.tables import KERNEL, phase_code
-from daydream.trace.handle_map import DebugHandleMap, Identifier
-
-Owner = tuple[str, str, str]  # operator, layer, phase
 
 
-def owners_of(handles: DebugHandleMap, identifier: Identifier) -> tuple[list[Owner], np.ndarray]:
-    """Return who owns parts of a piece, and each one's part: float64, shape (owners,), adding up to 1."""
-    parts: dict[Owner, float] = {}
-    for handle, share in zip(handles[identifier], handles.shares(identifier).tolist(), strict=True):
-        owner = handle.operator, handle.layer, handle.phase
-        parts[owner] = parts.get(owner, 0.0) + share
-    return list(parts), np.array(list(parts.values()))
-
-
-def part_fused(graph: Graph) -> None:
+def part_fused(draft: Draft) -> None:
     """Divide the tasks whose rows have debug handles over the operators and layers that own them."""
-    trace = graph.trace
-    if trace is None or trace.handles is None:
+    trace = draft.trace
+    handles = draft.trace.handles
+    if handles is None:
         return
-    columns, handles = graph.columns, trace.handles
-    row = columns["row"].astype(np.int64)
-    code = np.where(row >= 0, np.asarray(trace["handle"], np.int64)[np.maximum(row, 0)], -1)
+    code = np.where(draft.row >= 0, np.asarray(trace["handle"], np.int64)[draft.row], -1)
     # The CPU time of launching belongs to the call, not to what it launched; a copy or a collective is one.
-    mine = (code >= 0) & graph.alive & ((columns["kind"] == KERNEL) | _is_work(graph))
+    code[(draft.kind != KERNEL) & ~trace.is_kind("operator", "annotation")[draft.row]] = -1
     for place, identifier in enumerate(handles):
-        tasks = np.flatnonzero(mine & (code == place))
+        tasks = np.flatnonzero(code == place)
         if len(tasks):
-            _part(graph, tasks, *owners_of(handles, identifier))
+            parts: dict[tuple[str, str, str], float] = {}
+            for handle, share in zip(handles[identifier], handles.shares(identifier).tolist(), strict=True):
+                owner = handle.operator, handle.layer, handle.phase
+                parts[owner] = parts.get(owner, 0.0) + share
+            _part(draft, tasks, parts)
 
 
-def _is_work(graph: Graph) -> np.ndarray:
-    """Return a mask of the tasks whose row is a host row that is no call into a runtime."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - it has handles
-    host: np.ndarray = trace.is_kind("operator", "annotation")[np.maximum(graph.columns["row"], 0)]
-    return host & (graph.columns["row"] >= 0)
-
-
-def _part(graph: Graph, tasks: np.ndarray, owners: list[Owner], shares: np.ndarray) -> None:
+def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], float]) -> None:
     """Divide some tasks; the first part keeps the task's id, and what followed it follows the last."""
-    columns, count = graph.columns, len(owners)
-    bounds = np.floor(np.cumsum(shares) * columns["duration_ns"][tasks][:, None] + 0.5).astype(np.int64)
-    bounds[:, -1] = columns["duration_ns"][tasks]
-    durations = np.diff(bounds, axis=1, prepend=0)
-    own = {name: columns[name][tasks] for name in columns}
-    before = bounds - durations
-    parts = [tasks]
-    if count > 1:
-        keys = place_next_to(graph, np.repeat(tasks, count - 1), behind=True).reshape(len(tasks), -1)
-        for number in range(1, count):
-            start = own["measured_start_ns"]
-            given = {
-                **own, "order": keys[:, number - 1], "duration_ns": durations[:, number], "release_ns": 0,
-                "measured_start_ns": np.where(start >= 0, start + before[:, number], start),
-                "gap_ns": own["gap_ns"] if number == count - 1 else 0,
-            }  # fmt: skip
-            parts.append(graph.add(len(tasks), **given))
-        to = np.arange(graph.size)
-        to[tasks] = parts[-1]
-        links = graph.links.columns
-        ends = np.where(links["from_start"] != 0, links["src"], to[links["src"]])
-        graph.links.columns = {**links, "src": ends}
-        graph.columns["gap_ns"][tasks] = 0
-        graph.columns["duration_ns"][tasks] = durations[:, 0]
-    for ids, (operator, layer, phase) in zip(parts, owners, strict=True):
-        graph.columns["op"][ids] = graph.code("op", operator)
-        if layer:
-            graph.columns["layer"][ids] = graph.code("layer", layer)
-        elif count > 1:
-            graph.columns["layer"][ids] = -1  # the layer of the largest share is another's
+    whole = draft.duration_ns[tasks]
+    gap = draft.gap_ns[tasks]
+    ends = np.floor(np.cumsum(list(parts.values())) * whole[:, None] + 0.5).astype(np.int64)
+    ends[:, -1] = whole
+    begins = np.insert(ends[:, :-1], 0, 0, axis=1)
+    if len(parts) > 1:  # where there is no room for more keys of program order, all that is behind moves on
+        sequence = np.argsort(draft.order, kind="stable")
+        wanted = np.where(np.isin(sequence[:-1], tasks), len(parts), 0)
+        pushed = np.cumsum(np.maximum(wanted - np.diff(draft.order[sequence]), 0))
+        draft.move(sequence[1:], order=draft.order[sequence[1:]] + pushed)
+    same = draft.values(tasks)
+    ids = tasks
+    for number, (operator, layer, phase) in enumerate(parts):
+        if number:
+            start = np.where(same["start_ns"] >= 0, same["start_ns"] + begins[:, number], -1)
+            new = {"order": same["order"] + number, "start_ns": start, "release_ns": 0}
+            ids = draft.add(len(tasks), **{**same, **new})
+        draft.duration_ns[ids] = ends[:, number] - begins[:, number]
+        draft.gap_ns[ids] = gap if number == len(parts) - 1 else 0
+        draft.op[ids] = draft.code("op", operator)
+        if layer or len(parts) > 1:  # the layer of the largest share is another's
+            draft.layer[ids] = draft.code("layer", layer) if layer else -1
         if phase:
-            graph.columns["phase"][ids] = phase_code(phase)
-    graph.touch()
+            draft.phase[ids] = phase_code(phase)
+    draft.follow_instead(tasks, ids)

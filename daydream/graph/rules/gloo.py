@@ -1,169 +1,361 @@
-"""Rule 5 on the CPU: collectives that a pool of threads runs (gloo).
+"""Collectives that a pool of CPU threads runs (gloo), and where the program waits for them.
 
 A call queues the collective, the next free thread of the pool runs it, and whoever needs
 the result waits. So each becomes a task of its own, launched by its call, on a lane that stands for a
-thread of the pool; what it waits for on other ranks is the business of rule 5.
+thread of the pool; what it waits for on other ranks is found in `communication`.
 
     caller   |call|backward ...........|wait, until it is done|copy back
     pool       `->|all-reduce: waiting, transferring  |--^
 
-Where a thread waits for a collective is not recorded; `gloo_waits` finds it. What that leaves as work
-and may be a wait is said in a note.
-
 A pool thread notes the end of its run after it has woken who waits, on a busy machine much later. A
 collective therefore ended no later than its waiter went on.
+
+Where a thread waits for a collective is not recorded. The program is the same in every step and on every
+rank, so the n-th collective of a step is waited for at one place: a task's name, and how often it came in its
+step so far. Each time that a thread came by is evidence for or against a place:
+
+    for      the thread paused while the collective was under way, and went on as that ended, or, as ends
+             are noted late, when its last member had begun: the longer the pause and the nearer to
+             it, the less it can be chance
+    against  it went on long before the end was noted, or even before the last member had begun
+
+The evidence is the logarithm of how much likelier it is to go on at that distance from the end where the
+thread waits for it than where its pause ends at any time. Distances have long tails, as on a busy machine
+anything may be late; so one time that contradicts does not outweigh several that agree. Their sum decides.
+
+A pause can be a wait for two collectives. It belongs to the one that it fits better; for the other only what
+comes after the end of the first is evidence. What that leaves as work and may be a wait is said in a note.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import match_collectives
-from daydream.collect.derive.host_collectives import NEED_ALL, calls_of, host_collectives, operations
-from daydream.graph.builder import GraphBuilder
-from daydream.graph.graph import Lane
-from daydream.graph.plan import Cause
-from daydream.graph.rules.gloo_waits import LATE_NS, WAKE_NS, Runs, Wait, find_waits, pauses_left
+from daydream.arrays import combinations, turns, unique
+from daydream.collect.derive.collectives import (
+    CLOCKS_AGREE_NS,
+    NEED_ALL,
+    calls_of,
+    host_collectives,
+    match_collectives,
+    operations,
+)
+from daydream.graph.draft import Draft
+from daydream.graph.plan import Cause, around
+from daydream.graph.rules.handoff import pauses_of
 from daydream.graph.rules.streams import DEVICE_PLACE
-from daydream.graph.tables import COLLECTIVE, CPU
+from daydream.graph.rules.thresholds import (
+    GLOO_LATE_NS,
+    GLOO_LEFT_SHARE,
+    GLOO_PASSES,
+    GLOO_PAUSE_NS,
+    GLOO_POOL,
+    LEAST_PAUSES,
+    WAKE_NS,
+)
+from daydream.graph.tables import COLLECTIVE, Lane
 from daydream.text import counted, listed
 
-POOL = 2  # threads of a pool: torch gives gloo two a network interface
+UNEXPLAINED = -(2**62)
 
 
-def run_on_threads(builder: GraphBuilder) -> None:
+@dataclass
+class Runs:
+    """Collectives in the order of their calls."""
+
+    task: np.ndarray
+    call: np.ndarray  # the task that asked for it, or -1
+    rank: np.ndarray
+    step: np.ndarray  # of the call, or -1
+    turn: np.ndarray  # how many came before in the step of its rank
+    begun: np.ndarray  # when the last member that it needs had begun
+    late_ns: int  # by how much ends are noted late: how far those of the ranks lie apart
+
+
+@dataclass
+class Wait:
+    """What a thread waits for at a task: collectives, and when its pause began and ended."""
+
+    task: int
+    begin: int
+    end: int
+    runs: list[int] = field(default_factory=list)
+
+
+def run_on_threads(draft: Draft) -> None:
     """Make collectives on the CPU tasks of their own, which their calls launch and threads wait for."""
-    rows = host_collectives(builder.trace)
+    rows = host_collectives(draft.trace)
     if not len(rows):
         return
-    pieces = np.bincount(builder.graph.columns["row"].clip(0), minlength=len(builder.trace))
+    pieces = np.bincount(draft.row.clip(0), minlength=len(draft.trace))
     rows = rows[pieces[rows] == 1]  # not those with operators inside
     if not len(rows):
         return
-    runs = _find(builder, rows)
-    waits, unknown = find_waits(builder, runs)
-    left = pauses_left(builder, runs, waits)
+    search = _Search(draft, _runs(draft, rows))
+    runs, waits, missing = search.runs, *search.find_waits()
+    left = search.pauses_left(waits)
     for wait in waits:
-        done = np.maximum(wait.end, runs.begun[wait.runs])
         tasks = runs.task[wait.runs]
-        builder.end_ns[tasks] = np.minimum(builder.end_ns[tasks], done)
-    _move(builder, runs)
-    builder.tasks.forget()
+        done = np.maximum(wait.end, runs.begun[wait.runs])
+        draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], done)
+    _move(draft, runs)
     for wait in waits:
-        _wait(builder, runs, wait)
-    if unknown:
-        called = int(((runs.call >= 0) & (runs.step >= 0)).sum())
-        builder.graph.note(
-            f"Where the program waits for {unknown:,} of {counted(called, 'collective')} on the CPU "
+        _wait_for(draft, wait, runs.task[wait.runs])
+    if missing:
+        called = counted(len(search.called), "collective")
+        draft.note(
+            f"Where the program waits for {missing:,} of {called} on the CPU "
             "could not be found; nothing waits for them."
         )
     if left:
         shares = listed([f"{share:.0%} of the steps' time on rank {rank}" for rank, share in left.items()])
-        builder.graph.note(
+        draft.note(
             f"For {shares} a thread was idle while a collective on the CPU was under way, at places where "
             "the program was not found to wait for one. That time is kept as work: if it is waiting, no "
             "prediction shortens it."
         )
 
 
-def _find(builder: GraphBuilder, rows: np.ndarray) -> Runs:
-    graph, trace = builder.graph, builder.trace
-    start = trace["start_ns"]
+def _runs(draft: Draft, rows: np.ndarray) -> Runs:
+    """Return the collectives of some rows, and give their tasks the step, phase and layer of their calls."""
+    trace = draft.trace
+    start = draft.trace["start_ns"]
     call = calls_of(trace, rows)
-    key = np.where(call >= 0, start[call], start[rows])
-    order = np.argsort(key, kind="stable")
-    rows, call = rows[order], call[order]
+    order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
+    rows = rows[order]
+    call = call[order]
     rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)[rows]
     step = np.where(call >= 0, np.asarray(trace["step"], np.int64)[call], -1)
-    seen: Counter[tuple[int, int]] = Counter()
-    turn = []
-    for one in zip(rank.tolist(), step.tolist(), strict=True):
-        turn.append(seen[one])
-        seen[one] += 1
-    begun = {int(row): int(start[row]) for row in rows}
-    what = dict(zip(rows.tolist(), operations(trace, rows), strict=True))
+    begun = np.array(start, np.int64)
+    needs_all = np.zeros(len(trace), bool)
+    needs_all[rows] = np.isin(operations(trace, rows), NEED_ALL)
     apart = []
     for members in match_collectives(trace).rows:
-        for row in members.tolist():
-            if what.get(row) in NEED_ALL:
-                begun[row] = int(start[members].max())
-        if what.get(int(members[0])) in NEED_ALL:
-            apart.append(int(np.ptp(start[members] + trace["duration_ns"][members])))
-    late = max(WAKE_NS, int(np.median(apart))) if apart else LATE_NS
-    tasks = builder.task_of_row[rows]
-    calls = np.where(call >= 0, builder.task_of_row[call], -1)
-    known = np.array([begun[int(row)] for row in rows], np.int64)
-    graph.columns["step"][tasks] = step
-    for name in ("phase", "layer"):
-        graph.columns[name][tasks] = np.where(calls >= 0, graph.columns[name][calls], -1)
-    return Runs(tasks, calls, rank, step, np.array(turn), known, late)
+        begun[members[needs_all[members]]] = start[members].max()
+        if needs_all[members[0]]:
+            apart.append(np.ptp(start[members] + trace["duration_ns"][members]))
+    late = max(WAKE_NS, int(np.median(apart))) if apart else GLOO_LATE_NS
+    tasks = draft.task_of_row[rows]
+    calls = np.where(call >= 0, draft.task_of_row[call], -1)
+    draft.step[tasks] = step
+    for column in (draft.phase, draft.layer):
+        column[tasks] = np.where(calls >= 0, column[calls], -1)
+    turn = turns(combinations([rank, step])[0])
+    return Runs(tasks, calls, rank, step, turn, begun[rows], late)
 
 
-def _move(builder: GraphBuilder, runs: Runs) -> None:
+class _Search:
+    """When threads came by the places where they may wait: a row a place, a column a step of a rank."""
+
+    def __init__(self, draft: Draft, runs: Runs) -> None:
+        self.draft = draft
+        self.runs = runs
+        self.called = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
+        number, steps = combinations([runs.rank[self.called], runs.step[self.called]])
+        self.column = np.full(len(runs.task), -1)
+        self.column[self.called] = number
+        column_of = {step: number for number, step in enumerate(steps)}
+        found: dict[tuple[int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        for lane in unique(draft.lane[runs.call[self.called]]).tolist():
+            idle = pauses_of(draft, lane)
+            tasks = draft.on(lane)
+            rank = draft.lanes[lane].rank
+            paused = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
+            name = draft.name[tasks]
+            step = draft.step[tasks]
+            start = draft.start_ns[tasks]
+            columns = (name, turns(combinations([name, step])[0]), step, tasks, start)
+            for one, turn, number, task, at in zip(*(each.tolist() for each in columns), strict=True):
+                if (rank, number) in column_of:
+                    found[one, turn].append((column_of[rank, number], task, paused.get(at, at), at))
+        visits = [
+            each
+            for _, each in sorted(found.items())
+            if sum(end - begin >= GLOO_PAUSE_NS for _, _, begin, end in each) >= LEAST_PAUSES
+        ]
+        shape = len(visits), len(steps)
+        self.task = np.full(shape, -1)  # what came by, -1 where a thread did not
+        self.begin = np.zeros(shape, np.int64)
+        self.end = np.zeros(shape, np.int64)  # of the pause before it
+        for row, each in enumerate(visits):
+            at, *columns = np.array(each).T
+            self.task[row, at], self.begin[row, at], self.end[row, at] = columns
+
+    def find_waits(self) -> tuple[list[Wait], int]:
+        """Return the waits for collectives, and for how many of those called in a step none was found."""
+        runs = self.runs
+        turn_of = runs.turn[self.called]
+        by_turn = [self.called[turn_of == turn] for turn in unique(turn_of)]
+        waits: dict[int, Wait] = {}
+        found = 0
+        for mine, place in zip(by_turn, self._places(by_turn), strict=True):
+            if place < 0:
+                continue
+            at = self.column[mine]
+            task = self.task[place, at]
+            begin = self.begin[place, at]
+            end = self.end[place, at]
+            there = (task > runs.call[mine]) & (end + CLOCKS_AGREE_NS >= runs.begun[mine])
+            found += int(there.sum())
+            columns = (values[there].tolist() for values in (mine, task, begin, end))
+            for number, one, since, until in zip(*columns, strict=True):
+                waits.setdefault(one, Wait(one, since, until)).runs.append(number)
+        return list(waits.values()), len(self.called) - found
+
+    def _places(self, by_turn: list[np.ndarray]) -> list[int]:
+        """Return the place at which each turn's collectives are waited for, -1 where none is likely."""
+        none = np.full(self.task.shape, UNEXPLAINED)
+        paused = self.end - self.begin >= GLOO_PAUSE_NS
+        score = []
+        likely = []
+        for mine in by_turn:
+            evidence = self._evidence(mine, none)
+            for_it = ((evidence > 0) & paused[:, self.column[mine]]).sum(axis=1)
+            score.append(evidence.sum(axis=1))
+            likely.append(np.flatnonzero((score[-1] > 0) & (for_it >= LEAST_PAUSES)).tolist())
+        chosen = [-1] * len(by_turn)
+        for _ in range(GLOO_PASSES):
+            owner: dict[int, int] = {}
+            for turn, place in enumerate(chosen):
+                if place >= 0 and (place not in owner or score[turn][place] > score[owner[place]][place]):
+                    owner[place] = turn
+            before = chosen
+            chosen = []
+            for turn, mine in enumerate(by_turn):
+                explained = none.copy()
+                for place, first in owner.items():
+                    if first != turn:
+                        done = self.draft.end_ns[self.runs.task[by_turn[first]]]
+                        explained[place, self.column[by_turn[first]]] = done
+                fits = zip(self._evidence(mine, explained).sum(axis=1), score[turn], strict=True)
+                chosen.append(max(likely[turn], key=list(fits).__getitem__, default=-1))
+            if chosen == before:
+                break
+        return chosen
+
+    def _evidence(self, mine: np.ndarray, explained: np.ndarray) -> np.ndarray:
+        """Return the evidence of each visit for a place (a row) to be that of each collective (a column).
+
+        Pauses count from where they are not yet `explained`.
+        """
+        at = self.column[mine]
+        begin = np.maximum(self.begin[:, at], explained[:, at])
+        evidence = self._likelihood(mine, begin, self.end[:, at])
+        return np.where(self.task[:, at] > self.runs.call[mine], evidence, 0)
+
+    def _likelihood(self, mine: np.ndarray, begin: np.ndarray, went_on: np.ndarray) -> np.ndarray:
+        """Return the logarithm of how much likelier pauses are if threads waited for these collectives."""
+        draft = self.draft
+        runs = self.runs
+        asked = draft.start_ns[runs.call[mine]]
+        taken = draft.start_ns[runs.task[mine]]
+        begun = runs.begun[mine]
+        end = draft.end_ns[runs.task[mine]]
+        begin = np.maximum(begin, asked)
+        usual = np.where(went_on > end, WAKE_NS, runs.late_ns)
+        waited = np.maximum(np.minimum(went_on, end) - begin, 0)
+        at_end = np.log((waited + usual) / (np.abs(went_on - end) + usual))
+        blocked = np.maximum(begun - np.maximum(begin, taken), 0)  # for other ranks
+        at_arrival = np.log((blocked + WAKE_NS) / (np.maximum(went_on - begun, 0) + WAKE_NS))
+        in_time = np.where(begin < end, at_end + np.maximum(at_arrival, 0), 0)
+        too_early = -np.log1p(np.maximum(begun - went_on, 0) / CLOCKS_AGREE_NS)
+        return np.where(went_on < asked, 0, np.where(went_on < begun, too_early, in_time))
+
+    def pauses_left(self, waits: list[Wait]) -> dict[int, float]:
+        """Return, by rank, the share of its steps in which threads paused as they would for a collective.
+
+        Such a pause is no wait, holds the moment in which the last member began, is longer than the transfer
+        after it, and fits the collective better than the wait that was found for it, if any. Once is chance.
+        """
+        draft = self.draft
+        runs = self.runs
+        known = np.zeros(len(runs.task))  # how well the wait that was found fits each
+        for wait in waits:
+            fits = self._likelihood(np.array(wait.runs), np.array(wait.begin), np.array(wait.end))
+            known[wait.runs] = np.maximum(fits, 0)
+        woken = {(int(draft.lane[wait.task]), wait.end) for wait in waits}
+        left: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)  # by rank, then by lane and end
+        for lane in unique(draft.lane[runs.call[runs.call >= 0]]).tolist():
+            rank = draft.lanes[lane].rank
+            idle = pauses_of(draft, lane)
+            idle = idle.only(np.array([(lane, end) not in woken for end in idle.end.tolist()], bool))
+            for number in self.called[runs.rank[self.called] == rank].tolist():
+                begun = int(runs.begun[number])
+                end = int(draft.end_ns[runs.task[number]])
+                since = np.maximum(idle.begin, draft.start_ns[runs.call[number]])
+                asleep = np.minimum(idle.end, end) - since
+                long = (idle.end >= begun) & (asleep > max(end - begun, GLOO_PAUSE_NS))
+                fits = self._likelihood(np.array([number]), idle.begin[long], idle.end[long])
+                better = np.flatnonzero(long)[fits > known[number]]
+                for begin, last in zip(since[better].tolist(), idle.end[better].tolist(), strict=True):
+                    left[rank][lane, last] = last - begin
+        shares = {}
+        for rank, pauses in sorted(left.items()):
+            steps = unique(runs.step[(runs.rank == rank) & (runs.step >= 0)]).tolist()
+            whole = sum(draft.steps[step]["end_ns"] - draft.steps[step]["start_ns"] for step in steps)
+            share = sum(pauses.values()) / max(int(whole), 1)
+            if len(pauses) >= LEAST_PAUSES and share >= GLOO_LEFT_SHARE:
+                shares[rank] = share
+        return shares
+
+
+def _move(draft: Draft, runs: Runs) -> None:
     """Put the collectives on lanes of their own, launched by their calls, as a pool runs them."""
-    graph, columns = builder.graph, builder.graph.columns
-    start, end = builder.start_ns, builder.end_ns
+    start = draft.start_ns
+    end = draft.end_ns
+    draft.duration_ns[runs.task] = (end - start)[runs.task]
+    draft.gap_ns[runs.task] = 0
+    lane_of = draft.lane.copy()
     several = len(set(runs.rank.tolist())) > 1
-    for rank in np.unique(runs.rank).tolist():
+    for rank in unique(runs.rank).tolist():
         mine = np.flatnonzero(runs.rank == rank)
-        threads = max(POOL, len(np.unique(columns["lane"][runs.task[mine]])))
+        threads = max(GLOO_POOL, len(unique(draft.lane[runs.task[mine]])))
         prefix = f"rank {rank} " if several else ""
         lanes = [
-            graph.add_lane(Lane(f"{prefix}gloo {number}", rank, on_device=True, host=True))
+            draft.add_lane(Lane(f"{prefix}gloo {number}", rank, on_device=True, host=True))
             for number in range(threads)
         ]
-        builder.host_lanes |= set(lanes)
         free = dict.fromkeys(lanes, 0)
         last = dict.fromkeys(lanes, -1)
-        idle = [
-            int(start[runs.task[n]] - start[runs.call[n]])
-            for place, n in enumerate(mine.tolist())
-            if runs.call[n] >= 0 and (place < threads or _done(builder, runs, mine, place, threads))
-        ]
-        usual = int(np.median(idle)) if idle else 0
-        for number in mine.tolist():
-            task, call = int(runs.task[number]), int(runs.call[number])
-            lane = min(free, key=lambda each: free[each])
-            columns["lane"][task], columns["kind"][task] = lane, COLLECTIVE
-            columns["launch"][task] = call
-            columns["duration_ns"][task], columns["gap_ns"][task] = end[task] - start[task], 0
+        at_once: list[int] = []
+        later: list[int] = []  # whether a thread was free when it was asked for
+        for task, call in zip(runs.task[mine].tolist(), runs.call[mine].tolist(), strict=True):
+            lane_of[task] = lane = min(free, key=lambda each: free[each])
             if call >= 0:
-                asked = int(start[task] - start[call])
-                columns["release_ns"][task] = 0
-                columns["order"][task] = columns["order"][call] + DEVICE_PLACE
-                columns["latency_ns"][task] = asked
-                if free[lane] > start[call] and last[lane] >= 0:  # its thread was busy when it was asked for
-                    columns["latency_ns"][task] = min(asked, usual)
-                    columns["gap_ns"][last[lane]] = max(int(start[task]) - free[lane], 0)
-            free[lane], last[lane] = int(end[task]), task
+                draft.latency_ns[task] = start[task] - start[call]
+                draft.release_ns[task] = 0
+                busy = free[lane] > start[call]
+                (later if busy else at_once).append(task)
+                if busy:
+                    draft.gap_ns[last[lane]] = max(int(start[task]) - free[lane], 0)
+            free[lane] = int(end[task])
+            last[lane] = task
+        usual = int(np.median(draft.latency_ns[at_once])) if at_once else 0
+        draft.latency_ns[later] = np.minimum(draft.latency_ns[later], usual)
+    called = runs.call >= 0
+    draft.kind[runs.task] = COLLECTIVE
+    draft.launch[runs.task] = runs.call
+    order = np.where(called, draft.order[runs.call] + DEVICE_PLACE, draft.order[runs.task])
+    draft.move(runs.task, lane=lane_of[runs.task], order=order)
 
 
-def _done(builder: GraphBuilder, runs: Runs, mine: np.ndarray, place: int, threads: int) -> bool:
-    """Tell whether a thread of the pool was free when a collective was asked for."""
-    before = runs.task[mine[:place]]
-    return int((builder.end_ns[before] > builder.start_ns[runs.call[mine[place]]]).sum()) < threads
-
-
-def _wait(builder: GraphBuilder, runs: Runs, wait: Wait) -> None:
+def _wait_for(draft: Draft, wait: Wait, collectives: np.ndarray) -> None:
     """Turn the pause at a place into a wait for the collectives that are waited for there."""
-    graph, columns, task = builder.graph, builder.graph.columns, wait.task
-    collectives = runs.task[wait.runs]
-    woken = min(max(int(builder.end_ns[collectives].max()), wait.begin), wait.end)
-    rest = 0
-    if wait.end > wait.begin and woken > wait.begin:
-        mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == CPU))
-        mates = mates[columns["order"][mates] < columns["order"][task]]
-        before = int(mates[np.argmax(columns["order"][mates])])
-        if columns["gap_ns"][before] == 0:  # it stood in a named range
-            columns["duration_ns"][before] = 0
-            builder.end_ns[before] = builder.start_ns[before]
-        columns["gap_ns"][before] = 0
-        rest = wait.end - woken
-    order = int(columns["order"][task]) - 2
-    resume = builder.add_cpu_tasks(
-        np.array([task]), "wait for collective", np.array([woken if rest else wait.end]), order
-    )
-    graph.columns["gap_ns"][resume] = rest
-    graph.link(collectives, resume, cause=Cause.COMMUNICATION)
+    task = np.array([wait.task])
+    order = draft.order[wait.task] - 2
+    name = "wait for collective"
+    woken = min(max(int(draft.end_ns[collectives].max()), wait.begin), wait.end)
+    if woken > wait.begin:
+        before, _ = around(draft.on, draft.order, draft.lane[task], draft.order[task] - 1)
+        in_range = draft.gap_ns[before] == 0  # it paused in a named range
+        begin = np.where(in_range, draft.start_ns[before], draft.end_ns[before])
+        resume = draft.turn_into_wait(
+            before, begin, np.array([woken]), np.array([wait.end]),
+            order=order, inside=in_range, like=task, name=name,
+        )  # fmt: skip
+    else:
+        resume = draft.add_cpu_tasks(task, np.array([wait.end]), order, name)
+    draft.link(collectives, resume, cause=Cause.COMMUNICATION)

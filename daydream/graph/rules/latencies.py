@@ -1,4 +1,4 @@
-"""Rules 2 and 3, the small costs: launch latency and the start-up between back-to-back tasks.
+"""Launch latency and the start-up between back-to-back tasks; and long calls, whose time is no latency.
 
 A device task starts when all of its causes allow: its launch plus a latency, the
 task before it on its stream plus a start-up cost, the events it waits for. The
@@ -12,126 +12,150 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder
-from daydream.graph.query.numbering import once
+from daydream.arrays import first_of
+from daydream.graph.draft import NEVER, Draft
+from daydream.graph.rules.thresholds import (
+    LARGEST_LATENCY_NS,
+    LARGEST_QUEUED_NS,
+    LARGEST_STARTUP_NS,
+    LEAST_SAMPLES,
+    LONG_CALL_NS,
+    LONG_CALL_TIMES,
+    STAGED_LATENCY_NS,
+    USUAL_LATENCY_NS,
+    USUAL_STARTUP_NS,
+)
 
-LARGEST_QUEUED_NS = 12_000  # launched this long before its stream came free, a task was waiting there
-LARGEST_STARTUP_NS = 50_000  # back-to-back tasks are 1 to 2 us apart, copies and memsets up to 10
-# Assumed where no task of the trace follows another back to back. Medians: A100 1,024 ns, RTX 3070 Ti
-# 1,376 ns, V100 1 to 3 us (whole us); consecutive kernels on MI300X leave no space between them.
-USUAL_STARTUP_NS = {"cuda": 1_000}
-USUAL_LATENCY_NS = 8_000  # where no launch met an idle stream: A100 8 to 12 us, V100 10, MI300X 13 to 20
-LEAST_SAMPLES = 3
-LARGEST_LATENCY_NS = 200_000  # launches of an idle stream take 5 to 30 us, first uses more
+
+def _calls_of_devices(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+    """Return the calls that launched work of a device, ascending, and the first task of each."""
+    work = draft.launched()
+    work = work[~np.array([lane.host for lane in draft.lanes], bool)[draft.lane[work]]]
+    first = first_of(draft.launch[work], draft.size)
+    calls = np.flatnonzero(first >= 0)
+    return calls, work[first[calls]]
 
 
-def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
-    """Set launch latencies and start-up costs of all device tasks.
+def cut_long_calls(draft: Draft) -> None:
+    """Cut the time before submission off calls that lasted long and whose work started at their end.
 
-    Without `measured` every task gets the typical cost: what is known of a launch that
-    was not recorded. Its replay error shows what the causes alone explain.
+    The first launch of a kernel may load its module, a copy may pin its staging buffer:
+    the call lasts milliseconds and the device starts at its end, not at its start plus a
+    latency. That time is CPU work, so it is cut off in front of the call; kept as launch
+    latency it would outlive a faster CPU.
     """
-    graph = builder.graph
-    columns = graph.columns
-    unexplained = []
-    nothing_launched = not (columns["launch"] >= 0).any()
-    runs = builder.tasks.streams()
-    events = _event_ends(builder)
-    for learning in (True, False):
-        latencies, startups = [], []
-        for _, tasks in runs:
-            start = builder.start_ns[tasks]
-            launch = columns["launch"][tasks].astype(np.intp)
-            launched = np.where(launch >= 0, builder.start_ns[launch], -(2**60))
-            before = np.append(-(2**60), builder.end_ns[tasks[:-1]])
-            event = events[tasks]
-            if learning:
-                idle = (launch >= 0) & (launched >= before) & (event <= launched)
-                latencies.append((start - launched)[idle])
-                arrived = np.maximum(launched + LARGEST_QUEUED_NS, event + LARGEST_QUEUED_NS)
-                startups.append((start - before)[(arrived <= before) & (launch >= 0)])
-            else:
-                unexplained.append(
-                    _settle(
-                        builder, tasks, start, launched, before, event,
-                        measured=measured, nothing_launched=nothing_launched,
-                    )
-                )  # fmt: skip
-        if learning:
-            graph.facts.launch_latency_ns = _typical(latencies, LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
-            graph.facts.startup_ns = _typical(
-                startups,
-                LARGEST_STARTUP_NS,
-                USUAL_STARTUP_NS.get(builder.trace.metadata.get("vendor", ""), 0),
-            )
-    if nothing_launched:  # each pause of the device has a cause that was not recorded
-        unexplained = [_idle(builder, [tasks for _, tasks in runs])]
-    late = np.concatenate(unexplained) if unexplained else np.empty(0, np.int64)
-    if len(late):
-        graph.facts.unexplained = len(late)
-        graph.facts.unexplained_ns = int(late.sum())
-    launched = builder.tasks.launched()
-    if builder.host_lanes:
-        launched = launched[~np.isin(columns["lane"][launched], list(builder.host_lanes))]
-    calls = once(columns["launch"][launched], graph.size)
-    graph.facts.launch_cost_ns = int(np.median(columns["duration_ns"][calls])) if len(calls) else 0
+    calls, first = _calls_of_devices(draft)
+    start = draft.start_ns[calls]
+    begun = draft.start_ns[first]
+    cost = draft.usual_costs(calls)[draft.name[calls]]
+    duration = draft.duration_ns[calls]
+    waited = draft.waited[calls]
+    long = (duration > np.maximum(LONG_CALL_NS, LONG_CALL_TIMES * cost)) & ~waited
+    long &= begun >= start + duration - 2 * cost - LONG_CALL_NS // 5
+    # A copy from pageable memory is staged by the CPU before its first piece leaves.
+    staged = waited & (begun - start > LONG_CALL_NS + STAGED_LATENCY_NS)
+    staged &= draft.ended_before(first) <= start
+    before = np.where(staged, begun - start - STAGED_LATENCY_NS, duration - cost)
+    calls = calls[long | staged]
+    before = before[long | staged]
+    waited = waited[long | staged]
+    draft.add_cpu_tasks(
+        calls,
+        draft.start_ns[calls],
+        draft.order[calls] - 1,
+        duration_ns=before,
+        row=draft.row[calls],
+        release_ns=draft.release_ns[calls],
+    )
+    draft.duration_ns[calls] -= np.where(waited, 0, before)
+    draft.start_ns[calls] += before
+    draft.release_ns[calls] = 0
 
 
-def _typical(samples: list[np.ndarray], largest: int, otherwise: int = 0) -> int:
-    values = np.concatenate(samples) if samples else np.empty(0, np.int64)
+def typical_latencies(draft: Draft) -> None:
+    """Learn the trace's typical launch latency and start-up cost, and give them to all device tasks.
+
+    That is what is known of a launch that was not recorded, and its replay error shows what the causes alone
+    explain.
+    """
+    tasks = draft.on_streams()
+    start, launched, before, held = causes(draft, tasks)
+    known = launched > NEVER
+    ready = np.maximum(launched, held)
+    idle = known & (launched >= before) & (held <= launched)
+    queued = known & (ready + LARGEST_QUEUED_NS <= before)
+    vendor = draft.trace.metadata.get("vendor", "")
+    facts = draft.facts
+    facts.launch_latency_ns = _typical((start - launched)[idle], LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
+    usual = USUAL_STARTUP_NS.get(vendor, 0)
+    facts.startup_ns = _typical((start - before)[queued], LARGEST_STARTUP_NS, usual)
+    calls, _ = _calls_of_devices(draft)
+    facts.launch_cost_ns = int(np.median(draft.duration_ns[calls])) if len(calls) else 0
+    draft.latency_ns[tasks] = np.where(known, facts.launch_latency_ns, 0)
+    _start_up(draft, tasks, np.full(len(tasks), facts.startup_ns))
+    if not len(draft.launched()):  # each pause of the device has a cause that was not recorded
+        # How long the device did nothing, where no stream had work, before tasks of covered steps.
+        tasks = tasks[np.argsort(draft.start_ns[tasks], kind="stable")]
+        latest = np.maximum.accumulate(draft.end_ns[tasks])
+        pause = draft.start_ns[tasks[1:]] - latest[:-1]
+        covered = [number for number, step in enumerate(draft.steps) if step.get("covered")]
+        pause = pause[np.isin(draft.step[tasks[1:]], covered)]
+        _count_unexplained(draft, pause[pause > LARGEST_STARTUP_NS])
+
+
+def _count_unexplained(draft: Draft, late_ns: np.ndarray) -> None:
+    draft.facts.unexplained = len(late_ns)
+    draft.facts.unexplained_ns = int(late_ns.sum())
+
+
+def causes(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return when device tasks started, were launched, had their stream free, and all else behind.
+
+    In ns; `NEVER` for what there is none of.
+    """
+    launched = np.where(draft.launch[tasks] >= 0, draft.start_ns[draft.launch[tasks]], NEVER)
+    return draft.start_ns[tasks], launched, draft.ended_before(tasks), draft.held_until()[tasks]
+
+
+def ready(draft: Draft, tasks: np.ndarray) -> np.ndarray:
+    """Return when all that is known to hold device tasks back was over, in ns."""
+    _, *known = causes(draft, tasks)
+    return np.maximum.reduce(known)
+
+
+def _start_up(draft: Draft, tasks: np.ndarray, startup: np.ndarray) -> None:
+    """Let each device task start so much later than the one before it on its stream ends."""
+    follows = draft.lane[tasks[1:]] == draft.lane[tasks[:-1]]
+    draft.gap_ns[tasks[:-1][follows]] = startup[1:][follows]
+
+
+def _typical(values: np.ndarray, largest: int, otherwise: int) -> int:
     values = values[(values >= 0) & (values <= largest)]
     return int(np.median(values)) if len(values) >= LEAST_SAMPLES else otherwise
 
 
-def _settle(
-    builder: GraphBuilder,
-    tasks: np.ndarray,
-    start: np.ndarray,
-    launched: np.ndarray,
-    before: np.ndarray,
-    event: np.ndarray,
-    *,
-    measured: bool,
-    nothing_launched: bool,
-) -> np.ndarray:
-    """Give each task of a stream the costs its recorded start allows; return the waits left unexplained."""
-    graph = builder.graph
-    columns = graph.columns
-    launched_here = columns["launch"][tasks] >= 0
-    if not measured:
-        columns["latency_ns"][tasks] = np.where(launched_here, graph.facts.launch_latency_ns, 0)
-        columns["gap_ns"][tasks[:-1]] = graph.facts.startup_ns
-        return np.empty(0, np.int64)
-    latency = np.clip(start - launched, 0, graph.facts.launch_latency_ns)
-    startup = np.clip(start - before, 0, graph.facts.startup_ns)
-    by_launch, by_stream = launched + latency, before + startup
-    known = np.maximum(np.maximum(by_launch, by_stream), event)
-    rest = start - known
-    last = np.where(by_launch >= np.maximum(by_stream, event), 0, np.where(by_stream >= event, 1, 2))
-    last[~launched_here] = np.where(by_stream >= event, 1, 2)[~launched_here] if nothing_launched else 1
-    latency = np.where((last == 0) & (rest > 0), latency + rest, latency)
-    startup = np.where((last == 1) & (rest > 0), startup + rest, startup)
-    builder.event_latency_ns[tasks] = np.where((last == 2) & (rest > 0), rest, 0)
-    columns["latency_ns"][tasks] = np.where(launched_here, latency, 0)
-    columns["gap_ns"][tasks[:-1]] = startup[1:]
-    limit = np.where(last == 0, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
-    return rest[(rest > limit) & launched_here]
-
-
-def _idle(builder: GraphBuilder, tasks: list[np.ndarray]) -> np.ndarray:
-    """Return how long the device did nothing, where no stream had work, before tasks of covered steps."""
-    every = np.concatenate(tasks) if tasks else np.empty(0, np.int64)
-    every = every[np.argsort(builder.start_ns[every], kind="stable")]
-    latest = np.maximum.accumulate(builder.end_ns[every])
-    idle = builder.start_ns[every[1:]] - latest[:-1]
-    covered = [number for number, step in enumerate(builder.graph.steps) if step.get("covered")]
-    counts = np.isin(builder.graph.columns["step"][every[1:]], covered)
-    return np.asarray(idle[counts & (idle > LARGEST_STARTUP_NS)])
-
-
-def _event_ends(builder: GraphBuilder) -> np.ndarray:
-    """Return, by task, when the work of other streams it waits for had ended; far past for none."""
-    ends = np.full(builder.graph.size, -(2**60), np.int64)
-    for target, source in builder.event_pairs + builder.matched:
-        ends[target] = max(ends[target], builder.end_ns[source])
-    return ends
+def measure_latencies(draft: Draft) -> None:
+    """Give each device task the costs that its recorded start allows, and count what is unexplained."""
+    usual_latency = draft.facts.launch_latency_ns
+    usual_startup = draft.facts.startup_ns
+    nothing_launched = not len(draft.launched())
+    tasks = draft.on_streams()
+    of_event = np.zeros(draft.size, np.int64)
+    start, launched, before, held = causes(draft, tasks)
+    has_launch = launched > NEVER
+    latency = np.clip(start - launched, 0, usual_latency)
+    startup = np.clip(start - before, 0, usual_startup)
+    by_launch = launched + latency
+    by_stream = before + startup
+    rest = start - np.maximum(np.maximum(by_launch, by_stream), held)
+    last_is_launch = has_launch & (by_launch >= np.maximum(by_stream, held))
+    last_is_event = (by_stream < held) & ~last_is_launch & (has_launch | nothing_launched)
+    over = np.maximum(rest, 0)
+    draft.latency_ns[tasks] = np.where(has_launch, latency + over * last_is_launch, 0)
+    _start_up(draft, tasks, startup + over * ~(last_is_launch | last_is_event))
+    of_event[tasks] = over * last_is_event
+    if not nothing_launched:
+        limit = np.where(last_is_launch, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
+        _count_unexplained(draft, rest[(rest > limit) & has_launch])
+    later, _, rows = draft.held_by()
+    draft.waits["latency_ns"][rows[rows >= 0]] = of_event[later[rows >= 0]]

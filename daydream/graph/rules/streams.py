@@ -1,4 +1,4 @@
-"""Rules 2, 3 and 10: device work, its order on a stream, and the call that launched it.
+"""Streams: device work, its order on a stream, and the call that launched it.
 
 A device task starts no earlier than the call that launched it began, plus a
 latency; the two share a correlation id. Time order cannot be used: the CPU runs
@@ -10,126 +10,161 @@ stream, the CPU had run ahead before the recording began: it was in the queue al
 for is the work before it on the stream; only the first is held to its recorded start. Further
 behind, a call was not recorded: when it came is not known, and the start is held. Where no call
 was recorded at all, each task follows the one before it on its stream, or what the device had finished
-when it began (rule `pauses`), and the pause between them stays.
+when it began (`follow_the_device`), and the pause between them stays.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, distinct_rows, runs_of
-from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
-from daydream.graph.rules.device_graphs import DeviceWork, fill_holes
-from daydream.graph.tables import KERNEL, UNTRACED_NODES
+from daydream.arrays import combinations
+from daydream.graph.draft import DeviceWork, Draft, runs_of
+from daydream.graph.plan import Cause
+from daydream.graph.rules.thresholds import BACK_TO_BACK_NS, STREAM_CLOCK_NS
+from daydream.graph.tables import DEVICE_KINDS, KERNEL, KINDS, ORDER_STEP, UNTRACED_NODES, Lane
 from daydream.text import counted
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
 BEFORE_ALL = -(2**62)
 
 
-def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
-    """Add the device tasks, a lane for each stream, in launch order; `holes` of graphs as untraced work."""
-    trace, graph = builder.trace, builder.graph
+def find_device_work(draft: Draft) -> None:
+    """Note the device rows in launch order, and add a lane for each stream."""
+    trace = draft.trace
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     if not len(rows):
         return
-    lane, streams = distinct_rows([np.asarray(trace[name][rows]) for name in ("rank", "device", "stream")])
-    first_lane = len(graph.lanes)
+    lane, streams = combinations([np.asarray(trace[name][rows]) for name in ("rank", "device", "stream")])
+    first_lane = len(draft.lanes)
     ranks = {max(rank, 0) for rank, _, _ in streams}
-    several_ranks = len(ranks) > 1
     several_devices = len({(rank, device) for rank, device, _ in streams}) > len(ranks)
-    for recorded_rank, device, stream in streams:
-        rank = max(recorded_rank, 0)
-        name = f"stream {stream}"
-        if several_devices:
-            name = f"device {device} {name}"
-        if several_ranks:
-            name = f"rank {rank} {name}"
-        graph.add_lane(Lane(name, rank, on_device=True, device=device))
-
+    for number, device, stream in streams:
+        rank = max(number, 0)
+        of_rank = f"rank {rank} " if len(ranks) > 1 else ""
+        of_device = f"device {device} " if several_devices else ""
+        name = f"{of_rank}{of_device}stream {stream}"
+        draft.add_lane(Lane(name, rank, on_device=True, device=device))
     start = np.asarray(trace["start_ns"][rows], np.int64)
     parent = np.asarray(trace["parent"][rows], np.int64)
-    launch = (
-        np.where(parent >= 0, builder.task_of_row[parent], -1) if len(builder.task_of_row) else parent * 0 - 1
-    )
-    order = _program_order(graph.columns["order"], lane, start, launch)
+    launch = np.where(parent >= 0, draft.task_of_row[parent], -1)
+    # In program order right behind the launch; without one behind the stream's previous task.
+    launched = launch >= 0
+    order = np.full(len(lane), BEFORE_ALL)
+    order[launched] = draft.order[launch[launched]] + DEVICE_PLACE
+    if not launched.all():
+        by_time = np.lexsort((start, lane))
+        keys = order[by_time]
+        for begin, end in runs_of(lane[by_time]):
+            latest = np.maximum.accumulate(keys[begin:end])
+            keys[begin:end] = np.where(launched[by_time[begin:end]], keys[begin:end], latest)
+        head = keys == BEFORE_ALL
+        keys[head] += start[by_time[head]] * ORDER_STEP
+        order[by_time] = keys
     sequence = np.lexsort((start, order, lane))
     rows = rows[sequence]
-    work = DeviceWork(
-        rows, rows, lane[sequence], start[sequence], np.asarray(trace["duration_ns"][rows], np.int64),
-        launch[sequence], order[sequence], builder.unit(rows),
-    )  # fmt: skip
-    if holes:
-        work = fill_holes(work)
-    held = _held(work, distinct_rows([np.array(streams)[:, 0], np.array(streams)[:, 1]])[0])
-    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
-    kind = kind_of[trace["kind"][work.like]]
-    texts = builder.texts_of(work.like)
-    untraced = work.row < 0
-    texts["name"] = np.where(
-        untraced, graph.code("name", UNTRACED_NODES) if untraced.any() else 0, texts["name"]
+    draft.device_work = DeviceWork(
+        row=rows,
+        like=rows,
+        lane=lane[sequence] + first_lane,
+        start=start[sequence],
+        duration=np.asarray(trace["duration_ns"][rows], np.int64),
+        launch=launch[sequence],
+        order=order[sequence],
+        unit=draft.units(rows),
     )
-    graph.add(
+
+
+def order_streams(draft: Draft) -> None:
+    """Add the device tasks, and count those without a launch.
+
+    Those are held to their recorded start, but for what was queued behind others from the begin of the window
+    on: the tasks ahead of all launched ones of their stream. Where nothing was launched, only what began
+    before its device had finished anything is held.
+    """
+    work = draft.device_work
+    if work is None:
+        return
+    orphan = work.launch < 0
+    if orphan.all():
+        device_of_lane, _ = combinations(
+            [np.array([getattr(lane, what) for lane in draft.lanes]) for what in ("rank", "device")]
+        )
+        device = device_of_lane[work.lane]
+        first_end = np.full(len(draft.lanes), 2**62)
+        np.minimum.at(first_end, device, work.start + work.duration)
+        first = np.append(True, work.lane[1:] != work.lane[:-1])  # of its stream
+        held = first & (work.start < first_end[device])
+    else:
+        held = orphan.copy()
+        for begin, end in runs_of(work.lane):
+            launched = np.flatnonzero(~orphan[begin:end])[:1]
+            held[begin + 1 : begin + int(launched.sum())] = False
+    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in draft.trace.text("kind")])
+    kind = kind_of[draft.trace["kind"][work.like]]
+    untraced = work.row < 0
+    texts = draft.texts_of(work.like)
+    if untraced.any():
+        texts["name"] = np.where(untraced, draft.code("name", UNTRACED_NODES), texts["name"])
+    draft.add(
         len(work.row),
-        lane=work.lane + first_lane,
+        lane=work.lane,
         kind=np.where(untraced, KERNEL, kind),
         row=work.row,
         duration_ns=work.duration,
         launch=work.launch,
         order=work.order,
         release_ns=np.where(held, work.start, 0),
-        measured_start_ns=work.start,
+        start_ns=work.start,
+        unit=work.unit,
         **texts,
     )
-    builder.extend(work.start + work.duration)
-    builder.unit_of_task = np.concatenate([np.full(graph.size - len(work.row), -1), work.unit])
-    launch = work.launch
-    orphan = launch < 0
-    graph.facts.orphans = int(orphan.sum())
-    graph.facts.unlaunched_kernels = int((orphan & (kind == KERNEL)).sum())
+    draft.facts.orphans = int(orphan.sum())
+    draft.facts.unlaunched_kernels = int((orphan & (kind == KERNEL)).sum())
     if orphan.any():
-        graph.note(
-            f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "
+        draft.note(
+            f"{int(orphan.sum()):,} of {counted(len(orphan), 'device task')} were launched before the "
             f"window, or by calls that were not recorded; {int(held.sum()):,} of them are fixed at "
             "their recorded start, the others follow the work before them."
         )
 
 
-def _held(work: DeviceWork, device_of_lane: np.ndarray) -> np.ndarray:
-    """Return which tasks are held to their recorded start: without a launch, and not queued behind others.
+def follow_the_device(draft: Draft) -> None:
+    """Let work behind a pause of its stream follow what ended last on its device, if nothing was launched.
 
-    Tasks ahead of all launched ones of their stream are queued from the begin of the window on. Where
-    nothing was launched that holds for those that began before their device had finished anything.
+    Without calls nothing tells why work began when it did: its stream had come free, an event of another
+    stream had come, or the CPU had launched it. What is certain is that it began behind all that the device
+    had finished by then. So after a pause of its stream it follows what ended last on the device, and only
+    the rest stays as a pause:
+
+        stream 1   |product                 |            |product
+        stream 2                             |all-reduce |
+
+    Kept as a pause of its stream, the work of the others would stand still inside it: a stream that
+    has little to do would hold the step as long as it was, whatever the device does.
+    Back-to-back work goes on behind its own stream alone.
     """
-    held = work.launch < 0
-    if held.all():
-        device = device_of_lane[work.lane]
-        first_end = np.full(int(device.max(initial=0)) + 1, 2**62)
-        np.minimum.at(first_end, device, work.start + work.duration)
-        first_of_lane = np.append(True, work.lane[1:] != work.lane[:-1])
-        return np.asarray(first_of_lane & (work.start < first_end[device]))
-    for begin, end in runs_of(work.lane):
-        launched = np.flatnonzero(work.launch[begin:end] >= 0)
-        held[begin + 1 : begin + (int(launched[0]) if len(launched) else 0)] = False
-    return held
-
-
-def _program_order(
-    task_order: np.ndarray, lane: np.ndarray, start: np.ndarray, launch: np.ndarray
-) -> np.ndarray:
-    """Return program-order keys: right behind the launch, without one behind the stream's previous task."""
-    launched = launch >= 0
-    order = np.where(launched, task_order[launch] + DEVICE_PLACE if len(task_order) else 0, BEFORE_ALL)
-    if launched.all():
-        return order
-    by_time = np.lexsort((start, lane))
-    lanes, keys = lane[by_time], order[by_time]
-    # Running maximum per lane; lanes are kept apart by resetting where they begin.
-    for begin, end in runs_of(lanes):
-        keys[begin:end] = np.where(
-            launched[by_time[begin:end]], keys[begin:end], np.maximum.accumulate(keys[begin:end])
-        )
-    head = keys == BEFORE_ALL
-    keys[head] = BEFORE_ALL + start[by_time[head]] * ORDER_STEP
-    order[by_time] = keys
-    return order
+    if len(draft.launched()):
+        return
+    devices: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+    for number, tasks in draft.streams():
+        devices[draft.lanes[number].rank, draft.lanes[number].device].append(tasks)
+    start = draft.start_ns
+    end = draft.end_ns
+    lane = draft.lane
+    for streams in devices.values():
+        every = np.concatenate(streams)
+        before = draft.ended_before(every)
+        late = start[every] - before > BACK_TO_BACK_NS
+        tasks = every[late]
+        before = before[late]
+        every = every[np.lexsort((every, end[every]))]
+        last = np.searchsorted(end[every], start[tasks] + STREAM_CLOCK_NS, side="right") - 1
+        source = every[np.maximum(last, 0)]
+        found = (last >= 0) & (end[source] > before) & (lane[source] != lane[tasks])
+        found &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
+        tasks = tasks[found]
+        source = source[found]
+        if len(tasks):
+            draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from daydream.report.html.elements import Html, element
-from daydream.simulate.causes import Bound, PathCause
+from daydream.simulate.critical_path import Bound, PathCause
 
 OF_CAUSES = tuple(dict.fromkeys(cause.bound for cause in PathCause))
 OF_LABELS = {cause.label: cause.bound for cause in PathCause}

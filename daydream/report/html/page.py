@@ -10,8 +10,8 @@ import os
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.files.atomic import write_whole
+from daydream.predict.breakdown import parts_of_change, parts_of_replay
 from daydream.report.html import bounds, roofline, sections
 from daydream.report.html import memory as memory_section
 from daydream.report.html.elements import Html, data, element, joined
@@ -28,7 +28,7 @@ from daydream.report.text.results import replay_answer
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
-    from daydream.predict.ranking import Ranking
+    from daydream.predict.rank import Ranking
     from daydream.predict.replay import Replay
 
 # The page may run what stands in it and load nothing at all.
@@ -199,7 +199,7 @@ def _breakdowns(replay: Replay, comparison: Prediction | None) -> Html:
     if comparison is None:
         return sections.breakdowns(parts_of_replay(replay), None)
     before, after = parts_of_change(comparison)
-    moved = moved_text(comparison, before, after)
+    moved = moved_text(before, after)
     said = [element("p", moved, class_="remark")] if moved else []
     return joined(*said, sections.breakdowns(before, after))
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from daydream.graph.plan import Cause
-from daydream.graph.query.columns import coded
+from daydream.graph.select import coded
 from daydream.graph.tables import CPU
 from daydream.report.text.numbers import count
-from daydream.simulate.causes import PathCause
+from daydream.simulate.critical_path import PathCause
 from daydream.simulate.timeline import Timeline
 from daydream.trace.schema import PHASES
 
@@ -136,7 +136,7 @@ class StepPath:
 
 def step_path(timeline: Timeline, copy: int, step: int) -> StepPath:
     """Return the critical path of one step; its work and delays add up to the step."""
-    path, work, delay = timeline.path_to(copy, step)
+    path, _, work, delay = timeline.path_to(copy, step)
     return StepPath(timeline, copy, step, path.task, path.cause, work, delay)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from daydream.predict.basis import RECORDED
 from daydream.report.html.elements import Cell, Html, Named, Number, element, facts, joined, sortable, table
 from daydream.report.html.sections import Figures
 from daydream.report.text.numbers import count, time_text
@@ -13,8 +14,7 @@ from daydream.report.text.ranking import bound_text, effective, times_faster, un
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
-    from daydream.predict.as_run import StepAsRun
-    from daydream.predict.ranking import Ranked, Ranking
+    from daydream.predict.rank import Ranked, Ranking
 
 HELP = (
     "Every optimization that applies, with its options at their defaults, each simulated alone. Then: what "
@@ -25,7 +25,7 @@ HELP = (
 def whatifs(ranking: Ranking) -> Html:
     """Return a table of what saves time, and what was tried or left out beside it."""
     shown = effective(ranking)
-    figures = Figures(round(ranking.before_ns))
+    figures = Figures(ranking.replayed_ns)
     rows = [_row(each, figures) for each in shown]
     head = [f"what if, {figures.unit}", "predicted", "90 % interval", "saves", "speed-up", "then", "needs"]
     if not any(each.needs for each in shown):
@@ -56,20 +56,19 @@ def whatifs(ranking: Ranking) -> Html:
 
 
 def _which_step(ranking: Ranking) -> str:
-    if ranking.profiled:
+    if ranking.replay.basis == RECORDED:
         return ""
-    return f" All are of the step without the profiler, {time_text(ranking.before_ns)} now."
+    return f" All are of the {ranking.replay.basis} step, {time_text(ranking.replayed_ns)} now."
 
 
 def _row(each: Ranked, figures: Figures) -> list[Cell]:
-    step = each.as_run
-    assert step is not None  # noqa: S101 - those without a prediction stand below
+    after = each.predicted_ns or 0  # those without a prediction stand below
     return [
-        Named(each.name, each.summary.replace("`", "")),
-        figures.time(round(step.after_ns)),
-        _interval(step, figures),
-        figures.time(round(step.saving_ns), bar=True),
-        Number(times_faster(each), step.speedup if step.after_ns else 0.0),
+        Named(each.optimization, each.summary.replace("`", "")),
+        figures.time(after),
+        _interval(each, figures),
+        figures.time(each.saving_ns or 0, bar=True),
+        Number(times_faster(each), each.speedup if after and each.speedup else 0.0),
         bound_text(each.bound, each.bound_share),
         each.needs or "",
     ]
@@ -81,11 +80,11 @@ def _memory(memory: MemoryPrediction | None, told: Sequence[str]) -> list[Cell]:
     return [Number(peak, -1 if memory is None else memory.after_bytes), *fits]
 
 
-def _interval(step: StepAsRun, figures: Figures) -> Cell:
-    low, high = step.low_ns, step.high_ns
+def _interval(each: Ranked, figures: Figures) -> Cell:
+    low, high = each.predicted_low_ns, each.predicted_high_ns
     if low is None or high is None:
         return ""
-    return Number(f"{figures.time(round(low)).text} to {figures.time(round(high)).text}", round(low))
+    return Number(f"{figures.time(low).text} to {figures.time(high).text}", low)
 
 
 def _left_out(ranking: Ranking) -> Html:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daydream.costs.device.evidence import rule_of
+from daydream.costs.device.retime import rule_of
 from daydream.costs.device.roofline import device_or_none
 from daydream.costs.kernels import bound, number_formats, work
-from daydream.costs.workload.cache import reached_l2
+from daydream.costs.workload.counters import reached_l2
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
 from daydream.report.html.elements import Html, element, joined

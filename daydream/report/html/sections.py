@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from daydream.predict.as_run import StepAsRun, step_as_run
+from daydream.predict.basis import RECORDED, UNPROFILED
 from daydream.report.html.bounds import legend, variable_of
 from daydream.report.html.elements import Cell, Html, Number, element, facts, joined, sortable, table
 from daydream.report.html.memory import memory_card
 from daydream.report.html.path import StepPath, Total
+from daydream.report.text.answer import recorded_step
 from daydream.report.text.breakdown import MEANWHILE, meanwhile
 from daydream.report.text.breakdown import sections as step_sections
 from daydream.report.text.numbers import (
     count,
+    error_text,
     percent,
     range_text,
     scale,
-    speedup,
     speedup_of,
     time_or_unknown,
     time_text,
@@ -61,22 +62,23 @@ def cards(replay: Replay, comparison: Prediction | None) -> Html:
             ("measured", time_text(replay.measured_ns), _mean_of(replay)),
             ("replayed", time_text(replay.replayed_ns), error),
             ("worst step", percent(replay.max_error), "off, of those that are covered"),
-            *_unprofiled_replay(replay),
+            *_basis(replay),
         ]
     else:
-        run = None if comparison.reason else step_as_run(comparison)
-        error = (
-            f"error {percent(comparison.replay_error, signed=True)}, worst step {percent(replay.max_error)}"
-        )
+        error = error_text(comparison.replay_error, replay.error)
         said = [
-            ("measured", time_text(comparison.measured_ns), _mean_of(replay)),
+            *(
+                []
+                if comparison.measured_ns is None
+                else [("measured", time_text(comparison.measured_ns), _how_measured(replay))]
+            ),
             ("replayed", time_text(comparison.replayed_ns), error),
-            ("predicted", time_or_unknown(None if run is None else run.after_ns), _likely(comparison, run)),
-            ("speed-up", speedup_of(run), _speedups(run)),
-            *_recorded_prediction(comparison, run),
+            ("predicted", time_or_unknown(comparison.predicted_ns), _likely(comparison)),
+            ("speed-up", speedup_of(comparison), _speedups(comparison)),
             *([peak] if (peak := memory_card(comparison)) is not None else []),
         ]
-    return element(
+    gray = [] if comparison is None else [element("p", line) for line in recorded_step(comparison)]
+    found = element(
         "div",
         *(
             element(
@@ -87,6 +89,7 @@ def cards(replay: Replay, comparison: Prediction | None) -> Html:
         ),
         class_="cards",
     )  # fmt: skip
+    return joined(found, *gray)
 
 
 def _mean_of(replay: Replay) -> str:
@@ -244,43 +247,33 @@ def _notes(said: Sequence[str]) -> Html:
     return joined(listed, element("details", element("summary", f"{len(rest)} more notes"), more))
 
 
-def _likely(comparison: Prediction, run: StepAsRun | None) -> str:
-    """Return the range of the prediction, and which step it is about if that is not the recorded one."""
-    if run is None:
+def _how_measured(replay: Replay) -> str:
+    """Return which steps the measured time is the mean of."""
+    return "without a profiler" if replay.basis == UNPROFILED else _mean_of(replay)
+
+
+def _likely(comparison: Prediction) -> str:
+    """Return the range of the prediction, or why there is none."""
+    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+    if low is None or high is None:
         return comparison.reason or ""
-    which = "" if run.profiled else f"of {time_text(run.before_ns)} without the profiler; "
-    return f"{which}90 % interval {range_text(run.low_ns or 0.0, run.high_ns or 0.0)}"
+    return f"90 % interval {range_text(low, high)}"
 
 
-def _speedups(run: StepAsRun | None) -> str:
+def _speedups(comparison: Prediction) -> str:
     """Return the range of the speed-up: that of the prediction, turned over."""
-    if run is None or run.low_ns is None or not run.high_ns:
+    before, low, high = comparison.replayed_ns, comparison.predicted_low_ns, comparison.predicted_high_ns
+    if low is None or not high:
         return ""
-    slow = f"{run.before_ns / run.high_ns:,.2f}"
-    return f"{slow} to {run.before_ns / run.low_ns:,.2f}x" if run.low_ns else f"at least {slow}x"
+    slow = f"{before / high:,.2f}"
+    return f"{slow} to {before / low:,.2f}x" if low else f"at least {slow}x"
 
 
-def _unprofiled_replay(replay: Replay) -> list[tuple[str, str, str]]:
-    measured, replayed = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
-    if measured is None and replayed is None:
+def _basis(replay: Replay) -> list[tuple[str, str, str]]:
+    if replay.basis == RECORDED:
         return []
-    if replayed is None:
-        return [("unprofiled", time_text(measured or 0), "measured without a profiler")]
-    error = replay.unprofiled_error
-    against = "" if measured is None else f", measured {time_text(measured)}"
-    told = "" if error is None else f" (error {percent(error, signed=True)})"
-    return [("unprofiled", time_text(replayed), f"replayed{against}{told}")]
-
-
-def _recorded_prediction(comparison: Prediction, run: StepAsRun | None) -> list[tuple[str, str, str]]:
-    """Return a card of the recorded step, which timelines and tables show, where the answer is of another."""
-    if run is None or run.profiled or comparison.predicted_ns is None:
-        return []
-    times = speedup(comparison.replayed_ns, comparison.predicted_ns)
-    told = f"predicted with the profiler, {times}: what timelines and tables show"
-    if comparison.recording_cost == "typical":
-        told += "; what recording cost is estimated"
-    return [("recorded", time_text(comparison.predicted_ns), told)]
+    error = "" if replay.basis_error is None else f", error {percent(replay.basis_error, signed=True)}"
+    return [(replay.basis, time_text(replay.basis_ns), f"what predictions start from{error}")]
 
 
 def _figures(before: StepPath, after: StepPath | None) -> Figures:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.graph.query.coverage import Coverage
-from daydream.graph.query.device import device_work
+from daydream.graph.calls import Coverage, device_work
 from daydream.memory.over_time import held_over_time
 from daydream.report.perfetto.events import counter
 

@@ -62,6 +62,7 @@ def _fill(file: IO[bytes] | gzip.GzipFile, replay: Replay, comparison: Predictio
         about |= {
             "optimization": comparison.optimization,
             "options": {name: str(value) for name, value in comparison.options.items()},
+            "measured_ns": comparison.measured_ns,
             "replayed_ns": comparison.replayed_ns,
             "predicted_ns": comparison.predicted_ns,
         }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
+from daydream.graph.tables import KINDS
 from daydream.report.perfetto.events import About, microseconds, span, thread
 from daydream.report.perfetto.flows import measured_flows
 from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, PHASES

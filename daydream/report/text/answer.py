@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.predict.as_run import step_as_run
-from daydream.predict.bottleneck import why_unmoved
-from daydream.predict.notes import recording_note
+from daydream.predict.basis import ESTIMATED, whole_recording
+from daydream.predict.notes import why_unmoved
 from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, moved_bound, shows, sums
 from daydream.report.text.layout import (
     MARGIN,
@@ -17,23 +16,24 @@ from daydream.report.text.layout import (
     Words,
     printable,
 )
-from daydream.report.text.notes import memory_notes, recording_notes
 from daydream.report.text.numbers import (
     about_steps,
-    as_run_text,
+    answer_text,
     change_text,
     count,
+    error_text,
     percent,
     range_text,
     scale,
     speedup,
     time_text,
 )
-from daydream.simulate.causes import PathCause
+from daydream.report.text.peak_memory import memory_notes, recording_notes
+from daydream.simulate.critical_path import PathCause
 
 if TYPE_CHECKING:
-    from daydream.explanation.suggestion import Suggestion
     from daydream.predict.prediction import Prediction
+    from daydream.predict.suggest import WhatIfResult
 
 WAITS_FOR = "what a step waits for"
 MOST_CAUSES, FEWEST_CAUSES = 8, 2
@@ -44,10 +44,10 @@ AT_LEAST = 3  # causes of a step that are shown, changed or not, where there is 
 def headline(comparison: Prediction) -> Headline:
     """Return the answer in one line: the step before and after, and how many times faster, with its range."""
     name = printable(comparison.optimization)
-    error = f"replay error {percent(comparison.replay_error, signed=True)}"
+    error = error_text(comparison.replay_error, comparison.replay.error)
     if comparison.predicted_ns is None:
         return Headline(f"{name}: cannot be predicted from this trace; {error}")
-    return Headline(f"{name}: {as_run_text(step_as_run(comparison))}; {error}")
+    return Headline(f"{name}: {answer_text(comparison)}; {error}")
 
 
 def options_words(comparison: Prediction) -> list[Block]:
@@ -80,17 +80,26 @@ def range_words(comparison: Prediction, most_causes: int = MOST_DOUBTS) -> list[
     if comparison.predicted_ns is None:
         now = f"The step takes {time_text(comparison.replayed_ns)} without the change"
         return [Words(f"because {printable(comparison.reason or '')}{held}. {now}.")]
-    told, known = step_as_run(comparison), comparison.as_run
-    causes = known.uncertainty.words(known.simulated_ns, most_causes)
+    causes = comparison.uncertainty.words(comparison.simulated_ns, most_causes)
     made_of = f" ({causes})" if causes else ""
-    ends = range_text(told.low_ns or 0.0, told.high_ns or 0.0)
+    ends = range_text(comparison.predicted_low_ns or 0, comparison.predicted_high_ns or 0)
     blocks: list[Block] = [Words(f"90 % interval {ends}{made_of}{held}")]
-    if not told.profiled:
-        recorded = change_text(comparison.replayed_ns, comparison.predicted_ns)
-        times = speedup(comparison.replayed_ns, comparison.predicted_ns)
-        estimated = "; its cost is estimated" if comparison.recording_cost == "typical" else ""
-        blocks.append(Words(f"with the profiler, as below: {recorded}, {times}{estimated}"))
-    return blocks
+    return blocks + [Words(line) for line in recorded_step(comparison)]
+
+
+def recorded_step(comparison: Prediction) -> list[str]:
+    """Return the line about the recorded step before and after the change, where the answer is of another."""
+    step = comparison.recorded
+    if step is None or step.predicted_ns is None:
+        return []
+    change = change_text(step.replayed_ns, step.predicted_ns)
+    times = speedup(step.replayed_ns, step.predicted_ns)
+    error = percent(comparison.replay.error, signed=True)
+    if comparison.replay.start_up_ns:
+        return [f"with start-up, as recorded: {change}, {times}, replay error {error}"]
+    if comparison.basis == ESTIMATED:  # the headline ends with this step's error
+        return [f"with the profiler: {change}, {times}; without it: estimated"]
+    return [f"with the profiler: {change}, {times}, replay error {error}"]
 
 
 def code_words(code: str | None, margin: str = MARGIN) -> list[Block]:
@@ -135,39 +144,37 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
 
 def bottleneck_text(comparison: Prediction) -> str:
     """Return what the step waits for after the change, and whether the change moves that."""
-    what, share = comparison.as_run.bound
+    what, share = comparison.bound
     said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
     return f"{said}. This change does not move it" if why_unmoved(comparison) else said
 
 
-def moved_text(comparison: Prediction, before: Parts, after: Parts) -> str:
-    """Return `moved_bound` of a prediction and the parts of its step before and after the change."""
-    as_run = comparison.as_run
-    return moved_bound(before, after, None if as_run is comparison else as_run.bound[0])
+def moved_text(before: Parts, after: Parts) -> str:
+    """Return `moved_bound` of the parts of a step before and after a change."""
+    return moved_bound(before, after)
 
 
 def answer_lines(comparison: Prediction) -> list[str]:
     """Return the answer as the first lines of a page: the headline, the line of code, the bottleneck."""
-    from daydream.transforms.code_lines import code_of, framework_of
-
-    code = code_of(comparison.optimization, framework_of(comparison.replay.graph))
     return [
         str(headline(comparison)),
+        *whole_recording(comparison.replay.graph.trace),
         *about_steps(comparison.replay),
-        *([f"in code: {code}"] if code else []),
+        *([f"in code: {comparison.code}"] if comparison.code else []),
         *([bottleneck_text(comparison)] if comparison.reason is None else []),
     ]
 
 
-def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
+def bottleneck(comparison: Prediction, moved: str, suggestion: WhatIfResult | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     said = bottleneck_text(comparison)
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
-    if suggestion is None:
+    if suggestion is None or suggestion.predicted_ns is None:
         return blocks
-    saved = f"{time_text(suggestion.saving_ns)} more, {speedup(suggestion.step_ns, suggestion.predicted_ns)}"
+    before_ns, after_ns = suggestion.replayed_ns, suggestion.predicted_ns
+    saved = f"{time_text(before_ns - after_ns)} more, {speedup(before_ns, after_ns)}"
     saved += f" [{suggestion.needs}]" if suggestion.needs else ""
-    words = printable(shlex.join([suggestion.name, *suggestion.command]))
+    words = printable(shlex.join(suggestion.command[2:]))
     blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
     from daydream.report.text.ranking import needs_legend
 
@@ -176,8 +183,7 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
 
 def own_notes(comparison: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
-    # The bottleneck's line tells why a step does not move, that of memory why it is not known, that of the
-    # recorded step that the cost of recording is estimated.
+    # The bottleneck's line tells why a step does not move, that of memory why it is not known.
     memory, unsaid = comparison.memory, f"{comparison.memory_answer.unsaid}."
     of_recording = () if memory is None else memory.recording_notes
     told = {
@@ -185,17 +191,16 @@ def own_notes(comparison: Prediction) -> list[str]:
         *of_recording,
         why_unmoved(comparison),
         unsaid,
-        recording_note(comparison),
     }
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 
-def short_notes(comparison: Prediction, own: Sequence[str], most: int, trace: Sequence[str]) -> list[Block]:
+def short_notes(comparison: Prediction, own: Sequence[str], most: int) -> list[Block]:
     """Return the first of its own notes, and how many others there are, also about the recording."""
     what = "more note" if most else "note"
     more = [f"{count(len(own) - most, what)} with -v"] if len(own) > most else []
     of_memory = () if comparison.memory is None else comparison.memory.recording_notes
-    counted = [*memory_notes(of_memory), *recording_notes(comparison.replay.notes, trace)]
+    counted = [*memory_notes(of_memory), *recording_notes(comparison.replay.notes)]
     others = ", ".join([*more, *counted])
     blocks: list[Block] = [
         Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own[:most]

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from daydream.report.text.layout import MARGIN, NAME_WIDTH, Table, layer_name
 from daydream.report.text.numbers import count, scale, time_text
-from daydream.simulate.causes import Bound, PathCause
+from daydream.simulate.critical_path import Bound, PathCause
 from daydream.trace.schema import PHASES
 
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -64,12 +64,10 @@ def breakdown_table(rows: list[list[str]]) -> Table:
     return Table(rows, judged=next((at for at, row in enumerate(rows) if row[0] == MEANWHILE), None))
 
 
-def moved_bound(before: Parts, after: Parts, as_run: Bound | None = None) -> str:
+def moved_bound(before: Parts, after: Parts) -> str:
     """Return that the step waits for the CPU where it waited for the device, or the other way; else nothing.
 
-    Time of a phase or a layer may then appear that was there before, beside the critical path. `as_run` is
-    what the step waits for then without the profiler, where these are parts with it: nothing is said that
-    it contradicts.
+    Time of a phase or a layer may then appear that was there before, beside the critical path.
     """
     was, then = _waits_for(before), _waits_for(after)
     if not was["device"] + then["device"]:
@@ -78,8 +76,7 @@ def moved_bound(before: Parts, after: Parts, as_run: Bound | None = None) -> str
     to = max(more, key=lambda side: more[side])
     other = "CPU" if to == "device" else "device"
     moved = min(more[to], -more[other])
-    contradicted = as_run == Bound.CPU if to == "device" else as_run in ON_DEVICE
-    if contradicted or moved < MOVED * sum(was.values()):
+    if moved < MOVED * sum(was.values()):
         return ""
     return (
         f"For {time_text(moved)} the step then waits for the {to} where it waited for the {other}: "

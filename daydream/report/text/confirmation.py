@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daydream.explanation.parts import parts_of_change
+from daydream.predict.breakdown import parts_of_change
 from daydream.report.text.breakdown import breakdown_rows
 from daydream.report.text.difference import work_table
 from daydream.report.text.layout import (
@@ -20,8 +20,8 @@ from daydream.report.text.layout import (
 from daydream.report.text.numbers import percent, speedup, time_or_unknown, time_text
 
 if TYPE_CHECKING:
-    from daydream.predict.confirmation import Confirmation
-    from daydream.predict.difference import Difference
+    from daydream.predict.compare import Difference
+    from daydream.predict.confirm import Confirmation
 
 HOW = (
     "Medians of {rounds} rounds of blocks of steps with and without the change, in turns, without a profiler."
@@ -78,8 +78,8 @@ def confirmation_headline(confirmation: Confirmation) -> list[str]:
 
 def _compared(confirmation: Confirmation, difference: Difference, *, verbose: bool) -> list[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
-    before, predicted = confirmation.comparison.replayed_ns, difference.before.step_ns
-    measured = difference.after.step_ns
+    before, predicted = confirmation.comparison.replayed_ns, difference.before.simulated_ns
+    measured = difference.after.simulated_ns
     head = (
         f"the recorded step   before {time_text(before)}   predicted {time_text(predicted)}   "
         f"measured {time_text(measured)}   error {percent(predicted / measured - 1, signed=True)}"

@@ -1,6 +1,6 @@
 """Reports on a terminal, by rich: tables fitted to its width, headings, a little colour.
 
-rich is imported here only, and this only where there is a terminal: see `cli.results` and `cli.progress`.
+rich is imported here only, and this only where there is a terminal: see `cli.output` and `cli.progress`.
 """
 
 from __future__ import annotations

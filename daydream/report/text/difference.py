@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from daydream.costs.kernel_names import family
-from daydream.predict.work_of_steps import SAME, Change
+from daydream.predict.basis import ESTIMATED
+from daydream.predict.compare import SAME, Change
 from daydream.report.text.breakdown import Parts, breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (
     MARGIN,
@@ -36,8 +37,7 @@ from daydream.report.text.numbers import (
 from daydream.text import listed as some_of
 
 if TYPE_CHECKING:
-    from daydream.predict.difference import Difference
-    from daydream.predict.sides import Side
+    from daydream.predict.compare import Difference, Side
 
 TOP = 4
 MOST_NAMES = 5
@@ -65,10 +65,10 @@ def difference_text(
     same = [Words(said, MARGIN, MARGIN * 2) for said in unchanged(difference)]
     if verbose:
         return Screen([
-            *top_of_all, work_table(difference, top), *same, *notes(difference.notes()),
+            *top_of_all, work_table(difference, top), *same, *notes(difference.notes),
         ])  # fmt: skip
 
-    said = notes(difference.notes())
+    said = notes(difference.notes)
 
     def screen(rows: int, lines: int, *, noted: bool = True) -> Screen:
         others = "" if lines == len(same) else ", what is new and what has vanished"
@@ -88,7 +88,12 @@ def difference_text(
 
 def columns_of(difference: Difference) -> tuple[str, str]:
     """Return what the two sides are called."""
-    return ("predicted", "measured") if difference.before.prediction else ("before", "after")
+    return ("predicted", _known(difference.after)) if difference.before.prediction else ("before", "after")
+
+
+def _known(side: Side) -> str:
+    """Return how the step of a recording is known."""
+    return ESTIMATED if side.basis == ESTIMATED else "measured"
 
 
 def side_text(side: Side) -> str:
@@ -100,7 +105,7 @@ def side_text(side: Side) -> str:
     text += f", {count(side.steps, 'step')}"
     if side.ranks > 1:
         text += f" on {count(side.ranks, 'rank')}"
-    if side.reason or side.low_ns == side.high_ns:
+    if side.low_ns is None or side.high_ns is None or side.low_ns == side.high_ns:
         return text
     return (
         f"{text}, {'90 % interval' if side.prediction else 'mostly'} {range_text(side.low_ns, side.high_ns)}"
@@ -110,24 +115,20 @@ def side_text(side: Side) -> str:
 def difference_headline(difference: Difference) -> list[str]:
     """Return lines about the step, before and after."""
     one, two = difference.before, difference.after
-    names = columns_of(difference)
-    lines = _judged(difference) if one.prediction else [step_change_text(one.step_ns, two.step_ns)]
-    if one.unprofiled_ns is not None and two.unprofiled_ns is not None:
-        told = f"{names[0]} {time_text(one.unprofiled_ns)}, {names[1]} {time_text(two.unprofiled_ns)}"
-        lines.append(f"without the profiler: {told}, {speedup(one.unprofiled_ns, two.unprofiled_ns)}")
-    return lines
+    return _judged(difference) if one.prediction else [step_change_text(one.simulated_ns, two.simulated_ns)]
 
 
 def _judged(difference: Difference) -> list[str]:
     """Return what was predicted and what came of it."""
     one, two, start = difference.before, difference.after, difference.started_from_ns
-    name, measured = printable(one.prediction), time_text(two.step_ns)
+    name, known = printable(one.prediction or ""), _known(two)
+    measured = f"{known} {time_text(two.simulated_ns)}"
     if one.reason or difference.error is None:
-        return [f"{name}: predicted unknown, measured {measured} per step; no prediction to judge"]
+        return [f"{name}: predicted unknown, {measured} per step; no prediction to judge"]
     error = percent(difference.error, signed=True)
-    lines = [f"{name}: predicted {time_text(one.step_ns)}, measured {measured} per step; error {error}"]
+    lines = [f"{name}: predicted {time_text(one.simulated_ns)}, {measured} per step; error {error}"]
     if start is not None:
-        times = f"predicted {speedup(start, one.step_ns)}, measured {speedup(start, two.step_ns)}"
+        times = f"predicted {speedup(start, one.simulated_ns)}, {known} {speedup(start, two.simulated_ns)}"
         lines.append(f"from {time_text(start)}: {times}")
     return lines
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daydream.explanation.bound import NOT_RECORDED
+from daydream.predict.basis import whole_recording
+from daydream.predict.explain import NOT_RECORDED
 from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
 from daydream.report.text.layout import (
@@ -21,23 +21,25 @@ from daydream.report.text.layout import (
     section,
     shortened,
 )
-from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     about_steps,
     count,
+    error_text,
     listed,
+    measured_text,
     number,
     percent,
     replayed_text,
     scale,
     time_text,
 )
-from daydream.report.text.peak_memory import explained_memory
-from daydream.simulate.causes import Bound, PathCause
+from daydream.report.text.peak_memory import explained_memory, recording_notes
+from daydream.simulate.critical_path import Bound, PathCause
 
 if TYPE_CHECKING:
-    from daydream.explanation import Explanation, Share, WhatIfResult
-    from daydream.explanation.reached import PeakShare
+    from daydream.predict.breakdown import Share
+    from daydream.predict.explain import Explanation, PeakShare
+    from daydream.predict.suggest import WhatIfResult
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
 LABEL = 34
@@ -51,13 +53,13 @@ OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
 
-def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
+def explain_text(explanation: Explanation, *, verbose: bool = False) -> Screen:
     """Return what bounds the step, the largest avoidable costs and the causes of its time.
 
-    With `verbose` all of these, what goes on off the critical path, and the notes. `trace` are the words
-    that name the trace on a command line.
+    With `verbose` all of these, what goes on off the critical path, and the notes.
     """
     top: list[Block] = [
+        *map(Words, whole_recording(explanation.replay.graph.trace)),
         Words(verdict(explanation), "", ""),
         Figures(_headline(explanation)),
         *map(Words, about_steps(explanation.replay)),
@@ -72,9 +74,9 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             *avoidable_costs(explanation),
             *idle_costs(explanation),
             *section("what counters say of kernels", counted_sentences(explanation.replay.graph.trace)),
-            *notes(explanation.notes()),
+            *notes(explanation.notes),
         ])  # fmt: skip
-    bottom = [Words(note) for note in recording_notes(explanation.replay.notes, trace)]
+    bottom = [Words(note) for note in recording_notes(explanation.replay.notes)]
     screens = (
         Screen([
             *top,
@@ -87,7 +89,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
         for costs, fewest, more in ((FIRST_COSTS, FEW_CAUSES, True), (1, 1, True), (1, 1, False))
         for causes in range(MOST_CAUSES, fewest - 1, -1)
     )  # fmt: skip
-    return fitting(screens, trace)
+    return fitting(screens)
 
 
 def _first_costs(explanation: Explanation, most: int) -> list[Block]:
@@ -98,7 +100,7 @@ def _first_costs(explanation: Explanation, most: int) -> list[Block]:
 def _more(explanation: Explanation, shown: int) -> str:
     """Return what does not stand on the first screen."""
     others = len(explanation.worth_it) - shown
-    own = set(explanation.notes()) - set(explanation.replay.notes)
+    own = set(explanation.notes) - set(explanation.replay.notes)
     said = [count(others, "avoidable cost")] if others > 0 else []
     said += [count(len(own), "note")] if own else []
     return f"more with -v: {', '.join([*said, 'work and waits off the critical path'])}"
@@ -178,7 +180,7 @@ def _by_communication(explanation: Explanation) -> str:
 def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
     step = time_text(explanation.replayed_ns)
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
-    busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
+    busy = f"the device is busy {percent(explanation.device_busy_share or 0)} of the time"
     if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.bound is Bound.CPU]
@@ -213,7 +215,7 @@ def _beside_cpu(explanation: Explanation) -> str:
 
 def queue_wait(explanation: Explanation) -> str:
     """Return that most of the time in launch calls is queue wait, if it is; else an empty text."""
-    launching = explanation.launching
+    launching = explanation.launch_calls
     if launching is None or launching.queue_wait_ns < HALF * max(launching.total_ns, 1):
         return ""
     waited, total = time_text(launching.queue_wait_ns), time_text(launching.total_ns)
@@ -223,25 +225,26 @@ def queue_wait(explanation: Explanation) -> str:
 def beside(explanation: Explanation) -> list[str]:
     """Return what goes on beside the critical path, a sentence each."""
     said = []
-    launching = explanation.launching
-    if explanation.busy_share is not None:
+    launching = explanation.launch_calls
+    if explanation.device_busy_share is not None:
         missing = explanation.share(PathCause.UNTRACED_DEVICE)
         more = (
             f" with recorded work, and {percent(missing)} with work that was not recorded" if missing else ""
         )
-        said.append(f"The device is busy {percent(explanation.busy_share)} of the step{more}.")
+        said.append(f"The device is busy {percent(explanation.device_busy_share)} of the step{more}.")
     if launching is not None:
-        number_of = count(round(launching.calls), "launch call")
+        number_of = count(round(launching.calls_per_step), "launch call")
         calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} per step"
         if launching.queue_wait_ns:
             depth = explanation.graph.facts.queue_depth
             calls += f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
             calls += f" ({count(depth, 'launch', 'launches')} deep)" if depth else ""
         said.append(f"{calls}.")
-    if explanation.sync_wait_ns:
-        said.append(f"CPU calls wait {time_text(explanation.sync_wait_ns)} per step for device work.")
+    if explanation.synchronization_wait_ns:
+        waited = time_text(explanation.synchronization_wait_ns)
+        said.append(f"CPU calls wait {waited} per step for device work.")
     return [
-        *said, *map(_reached, explanation.reached), *_convolutions(explanation), *_communication(explanation)
+        *said, *map(_reached, explanation.kernels), *_convolutions(explanation), *_communication(explanation)
     ]  # fmt: skip
 
 
@@ -255,25 +258,19 @@ def _convolutions(explanation: Explanation) -> list[str]:
 
 def _reached(kernels: PeakShare) -> str:
     """Return what kernels reach of the device's peak: what is far below it may be done better."""
-    rate = "bandwidth" if kernels.of == "memory" else "arithmetic"
+    rate = "bandwidth" if kernels.peak == "memory" else "arithmetic"
     name = shortened(printable(kernels.name), LABEL)
-    return f"{name} takes {time_text(kernels.ns)} at {percent(kernels.share)} of the device's peak {rate}."
+    takes, share = time_text(kernels.ns), percent(kernels.share_of_peak)
+    return f"{name} takes {takes} at {share} of the device's peak {rate}."
 
 
 def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
-    if after is None and not explanation.profiled:
-        estimated = ", estimated" if replay.unprofiled is None else ""
-        step = f"unprofiled {time_text(explanation.replayed_ns)}{estimated}"
-        return f"step time   {step}   {replayed_text(replay, replay.settled.step_ns)}"
     if after is None:
-        times = f"measured {time_text(replay.measured_ns)}   {replayed_text(replay, explanation.replayed_ns)}"
-        return f"step time   {times}"
-    error = percent(replay.error, signed=True)
+        return f"step time   {'   '.join([*measured_text(replay.basis_measured_ns), replayed_text(replay)])}"
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
-    what = "" if explanation.profiled else ", both without the profiler"
-    return f"step time   {times} after {name}{what} (replay error {error})"
+    return f"step time   {times} after {name} ({error_text(replay.basis_error, replay.error)})"
 
 
 def _causes(explanation: Explanation) -> Table:
@@ -324,9 +321,9 @@ def _communication(explanation: Explanation) -> list[str]:
     else:
         total += f", {time_text(found.exposed_ns)} of it on the critical path; "
     hiding = [
-        f"{time_text(ns)} run during {cause.label}"
-        for cause, ns in found.behind[:2]
-        if ns > SMALLEST * found.total_ns
+        f"{time_text(each.ns)} run during {each.cause.label}"
+        for each in found.behind[:2]
+        if each.ns > SMALLEST * found.total_ns
     ]
     said = (total + listed(hiding)).rstrip(" :;") + "."
     if without is not None and without.predicted_ns is not None:
@@ -336,9 +333,9 @@ def _communication(explanation: Explanation) -> list[str]:
 
 
 def _waiting(explanation: Explanation) -> str:
-    if not explanation.sync_wait_ns:
+    if not explanation.synchronization_wait_ns:
         return ""
-    return f", {time_text(explanation.sync_wait_ns)} of which CPU calls wait for the device"
+    return f", {time_text(explanation.synchronization_wait_ns)} of which CPU calls wait for the device"
 
 
 def _predicted(asked: WhatIfResult) -> str:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import MARGIN, Block, Title, Words, printable, section, shortened, tail
 from daydream.report.text.numbers import listed, speedup, time_text
-from daydream.simulate.causes import Bound
+from daydream.simulate.critical_path import Bound
 
 if TYPE_CHECKING:
-    from daydream.explanation import Avoidable, Explanation, WhatIfResult
+    from daydream.predict.avoidable import Avoidable
+    from daydream.predict.explain import Explanation
+    from daydream.predict.suggest import WhatIfResult
 
 MOST = 5  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
@@ -38,9 +40,10 @@ ADVICE = {
 def sentence(cost: Avoidable) -> str:
     """Return an avoidable cost in a sentence."""
     takes, where = time_text(cost.cost_ns), _where(cost)
-    one = cost.count == 1
-    calls = f"{cost.count:,.3g} call{'' if one else 's'} per step"
-    many = f"{cost.count:,.3g} per step" if cost.count < MANY else f"{round(cost.count):,} per step"
+    times = cost.count_per_step
+    one = times == 1
+    calls = f"{times:,.3g} call{'' if one else 's'} per step"
+    many = f"{times:,.3g} per step" if times < MANY else f"{round(times):,} per step"
     told = {
         "synchronization": f"{calls} of {_label(cost)} wait{'s' * one} {takes} for the device{where}",
         "data loading": f"The step waits {takes} for its data{_most(cost)}",
@@ -84,10 +87,11 @@ def avoidable_costs(explanation: Explanation, most: int = MOST, *, others: bool 
         told = cost.best or cost.limit
         if told is None or told.predicted_ns is None:
             continue
-        saved = f"{time_text(cost.saving_ns)}, {speedup(step, told.predicted_ns)}"
-        if cost.saving_ns > MORE * cost.cost_ns:
+        saving_ns = cost.saving_ns or 0
+        saved = f"{time_text(saving_ns)}, {speedup(step, told.predicted_ns)}"
+        if saving_ns > MORE * cost.cost_ns:
             saved += "; it removes other work as well"
-        elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
+        elif saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
             saved += "; concurrent work then takes over"
         if cost.best is None:
             blocks.append(
@@ -107,7 +111,7 @@ def idle_costs(explanation: Explanation, most: int = MOST_IDLE) -> list[Block]:
         cost
         for cost in explanation.avoidable
         if cost not in explanation.worth_it
-        and (cost.best or cost.limit or cost.answers)
+        and (cost.best or cost.limit or cost.whatifs)
         and (cost.best is not None or cost.sort not in IN_PART)
     ]
     return section(IDLE, [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:most]])
@@ -118,17 +122,19 @@ def _why_not(explanation: Explanation, cost: Avoidable) -> str:
     if best is None and cost.limit is not None:
         return f"Without it the step would save {_gain(explanation, cost)}."
     if best is None:
-        reasons = list(dict.fromkeys(f"{each.name}: {each.refused}" for each in cost.answers))
+        reasons = list(dict.fromkeys(f"{each.optimization}: {each.reason}" for each in cost.whatifs))
         return f"{listed(reasons)}."
-    if cost.saving_ns < 0:
-        return f"`{command(best)}` would make the step {time_text(-cost.saving_ns)} longer."
+    saving_ns = cost.saving_ns or 0
+    if saving_ns < 0:
+        return f"`{command(best)}` would make the step {time_text(-saving_ns)} longer."
     return f"`{command(best)}` saves {_gain(explanation, cost)}."
 
 
 def _gain(explanation: Explanation, cost: Avoidable) -> str:
-    gain = f"only {time_text(cost.saving_ns)}" if cost.saving_ns > 0 else "nothing"
+    saving_ns = cost.saving_ns or 0
+    gain = f"only {time_text(saving_ns)}" if saving_ns > 0 else "nothing"
     busy = {Bound.GPU: "device", Bound.CPU: "CPU", Bound.LOADING: "loader"}.get(explanation.bound)
-    reason = f": the {busy} has work meanwhile" if busy and cost.saving_ns < HALF * cost.cost_ns else ""
+    reason = f": the {busy} has work meanwhile" if busy and saving_ns < HALF * cost.cost_ns else ""
     return f"{gain}{reason}"
 
 
@@ -139,28 +145,27 @@ def _advice(cost: Avoidable) -> str:
 
 def _others(cost: Avoidable) -> str:
     others = [
-        f"{each.name} {time_text(each.saving_ns)}"
-        for each in cost.answers[1:] if each.saving_ns is not None and each.saving_ns > 0
+        f"{each.optimization} {time_text(each.saving_ns)}"
+        for each in cost.whatifs[1:] if each.saving_ns is not None and each.saving_ns > 0
     ]  # fmt: skip
     return f"   (or {listed(others)})" if others else ""
 
 
 def _label(cost: Avoidable) -> str:
-    return shortened(printable(cost.place.label or "a call without a name"), 2 * LABEL)
+    return shortened(printable(cost.label or "a call without a name"), 2 * LABEL)
 
 
 def _most(cost: Avoidable) -> str:
     """Return where the largest part of a cost lies."""
-    if cost.place.label is None:
+    if cost.label is None:
         return ""
-    part = "most of it" if cost.place.share > HALF else time_text(cost.place.share * cost.cost_ns) + " of it"
+    part = "most of it" if cost.label_share > HALF else time_text(cost.label_share * cost.cost_ns) + " of it"
     return f", {part} in {_label(cost)}{_where(cost)}"
 
 
 def _where(cost: Avoidable) -> str:
     """Return layer, phase and source line of a cost, as far as they are known."""
-    place = cost.place
-    parts = [f"layer {tail(printable(place.layer), PATH)}"] if place.layer else []
-    parts += [place.phase] if place.phase and place.phase != "other" else []
-    parts += [tail(printable(place.source), SOURCE)] if place.source else []
+    parts = [f"layer {tail(printable(cost.layer), PATH)}"] if cost.layer else []
+    parts += [cost.phase] if cost.phase and cost.phase != "other" else []
+    parts += [tail(printable(cost.source), SOURCE)] if cost.source else []
     return f" ({', '.join(parts)})" if parts else ""

@@ -5,7 +5,6 @@ A report is a `Screen`: its text as it is piped, and the blocks that `console` s
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 96
 USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
-TYPED, NEXT = 35, 60  # characters of what is typed and of `next: ...` there, but for the trace's name
+OTHER_LINES = 4  # there: what was typed, `next: ...` on two lines as a rule, and the prompt
 MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
@@ -185,16 +184,11 @@ def headed(lines: Sequence[str]) -> list[Block]:
     return [Headline(lines[0]), *map(Words, lines[1:])]
 
 
-def fitting(screens: Iterable[Screen], trace: Sequence[str] = ()) -> Screen:
-    """Return the first of some screens that a usual terminal shows as a whole, else the last of them.
-
-    With it stand there what was typed, the command that may follow, both naming the trace, and the prompt.
-    """
-    name = len(" ".join(trace))
-    room = USUAL_LINES - 1 - sum(math.ceil((others + name) / USUAL_WIDTH) for others in (TYPED, NEXT))
+def fitting(screens: Iterable[Screen]) -> Screen:
+    """Return the first of some screens that a usual terminal shows as a whole, else the last of them."""
     found = Screen([])
     for found in screens:
-        if height(found.blocks) <= room:
+        if height(found.blocks) <= USUAL_LINES - OTHER_LINES:
             break
     return found
 

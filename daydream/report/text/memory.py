@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from daydream.memory.result import DeviceMemory, MemoryReport
@@ -27,12 +27,9 @@ NONE = "unknown"
 Unit: TypeAlias = tuple[str, int]  # of a table, and its bytes
 
 
-def memory_text(report: MemoryReport, *, trace: Sequence[str] = ()) -> Screen:
-    """Return the peak of each device, what is recorded of it, who holds it, and notes.
-
-    `trace` are the words that name the trace on a command line.
-    """
-    return fitting((_screen(report, most) for most in HOLDERS), trace)
+def memory_text(report: MemoryReport) -> Screen:
+    """Return the peak of each device, what is recorded of it, who holds it, and notes."""
+    return fitting(_screen(report, most) for most in HOLDERS)
 
 
 def _screen(report: MemoryReport, most: int) -> Screen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from daydream.memory.footprints import LayerNeed, OperatorFootprint
 from daydream.memory.idle import Idle
@@ -18,14 +18,14 @@ ALL = 100
 LINK = 25  # GB/s: PCIe 4.0 with 16 lanes, as copies of pinned memory reach it
 
 
-def view_text(view: MemoryView, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
+def view_text(view: MemoryView, *, verbose: bool = False) -> Screen:
     """Return a view as text; `verbose` shows a hundred rows."""
     head, table = TEXTS[view.by]
     screens = (
         Screen([Headline(head(view)), "", table(view, most), *notes(view.notes)])
         for most in ((ALL,) if verbose else MOST)
     )
-    return next(screens) if verbose else fitting(screens, trace)
+    return next(screens) if verbose else fitting(screens)
 
 
 def _operators_head(view: MemoryView) -> str:

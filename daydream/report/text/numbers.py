@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from daydream.predict.as_run import StepAsRun
     from daydream.predict.replay import Replay
 
 FAR = 0.1  # of the median step: a mean further from it needs a reason
@@ -34,10 +33,18 @@ def time_or_unknown(ns: float | None) -> str:
     return "unknown" if ns is None else time_text(ns)
 
 
-def replayed_text(replay: Replay, settled_ns: float) -> str:
-    """Return what the recorded steps replay in, with the error, and further ones where they differ."""
-    told, settled = time_text(replay.replayed_ns), time_text(settled_ns)
-    after = "" if told == settled else f", steady {settled}"
+def measured_text(measured_ns: int | None) -> list[str]:
+    """Return the words about a measured step, none where it was not measured."""
+    return [] if measured_ns is None else [f"measured {time_text(measured_ns)}"]
+
+
+def replayed_text(replay: Replay) -> str:
+    """Return what the step of the answers replays in, with its error, and a steady step that differs."""
+    steady = time_text(replay.basis_ns)
+    if replay.basis != "recorded":
+        return f"{replay.basis} {steady} ({error_text(replay.basis_error, replay.error)})"
+    told = time_text(replay.replayed_ns)
+    after = "" if told == steady else f", steady {steady}"
     return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
 
 
@@ -120,17 +127,43 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 
-def as_run_text(step: StepAsRun) -> str:
-    """Return a step as a run pays for it, before and after a change, as `step_change_text` does."""
-    what = "per step" if step.profiled else "per step without the profiler"
-    return step_change_text(step.before_ns, step.after_ns, step.low_ns, step.high_ns, what)
+class Change(Protocol):
+    """A step before and after a change, with its 90 % interval; in ns, None where that is not known."""
+
+    @property
+    def replayed_ns(self) -> int:
+        """The step before the change."""
+
+    @property
+    def predicted_ns(self) -> int | None:
+        """The step after the change."""
+
+    @property
+    def predicted_low_ns(self) -> int | None:
+        """The lower end of its interval."""
+
+    @property
+    def predicted_high_ns(self) -> int | None:
+        """The upper end of its interval."""
 
 
-def speedup_of(step: StepAsRun | None) -> str:
-    """Return how many times faster a step is as a run pays for it, a dash if nothing is left of it."""
-    if step is None:
+def answer_text(answer: Change) -> str:
+    """Return the step of an answer before and after its change, as `step_change_text` does."""
+    return step_change_text(
+        answer.replayed_ns, answer.predicted_ns, answer.predicted_low_ns, answer.predicted_high_ns
+    )
+
+
+def speedup_of(answer: Change) -> str:
+    """Return how many times faster the step of an answer is, a dash if nothing is left of it."""
+    if answer.predicted_ns is None:
         return "unknown"
-    return speedup(step.before_ns, step.after_ns) if step.after_ns else "-"
+    return speedup(answer.replayed_ns, answer.predicted_ns) if answer.predicted_ns else "-"
+
+
+def error_text(error: float | None, recorded: float) -> str:
+    """Return the replay error of an answer's step; where that step is estimated that of the recorded one."""
+    return f"replay error {percent(recorded if error is None else error, signed=True)}"
 
 
 def step_change_text(
@@ -138,7 +171,6 @@ def step_change_text(
     after_ns: float | None,
     low_ns: float | None = None,
     high_ns: float | None = None,
-    what: str = "per step",
 ) -> str:
     """Return a step before and after a change, and how many times faster: `16.65 -> 8.82 ms per step, 1.89x`.
 
@@ -146,7 +178,7 @@ def step_change_text(
     """
     if after_ns is None:
         return f"{time_text(before_ns)} per step, unknown with the change"
-    told = f"{change_text(before_ns, after_ns)} {what}, {speedup(before_ns, after_ns)}"
+    told = f"{change_text(before_ns, after_ns)} per step, {speedup(before_ns, after_ns)}"
     return told if low_ns is None or high_ns is None else told + likely_gain(before_ns, low_ns, high_ns)
 
 

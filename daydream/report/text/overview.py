@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.costs.counters.listing import counted_in
-from daydream.display import as_json, plain
 from daydream.errors import GraphError
-from daydream.graph.query.coverage import Coverage
-from daydream.graph.query.device import device_work
+from daydream.graph.calls import Coverage, device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
-from daydream.predict.recorded_time import recorded_time
-from daydream.predict.replayed_work import MUCH
-from daydream.predict.unplaced_work import known_as_a_whole
-from daydream.simulate.path_causes import has_cpu
+from daydream.predict.graph_diff import MUCH, known_as_a_whole
+from daydream.predict.notes import recorded_time
+from daydream.simulate.critical_path import has_cpu
 from daydream.trace.schema import DEVICE_KINDS, PHASES
-from daydream.trace.typical_run import typical_run
+from daydream.trace.step_range import typical_run
 
 if TYPE_CHECKING:
-    from daydream.graph.graph import Graph, Lane
+    from daydream.graph.graph import Graph
+    from daydream.graph.tables import Lane
     from daydream.predict.replay import Replay
     from daydream.trace.trace import Trace
 
@@ -221,7 +219,7 @@ class Overview:
         """Return the object `info --json` prints, without the trace's name."""
         trace, metadata, facts = self.trace, self.trace.metadata, self.graph.facts
         replay = self.replay
-        busy = self.busy()
+        busy, time = self.busy(), recorded_time(trace)
         return {
             "source": metadata.get("source"),
             "vendor": metadata.get("vendor"),
@@ -241,7 +239,7 @@ class Overview:
                 for step in self.steps
             ],
             "covered": len(self.covered),
-            "recorded_time": plain(recorded_time(trace)),
+            "recorded_time": None if time is None else time.to_json(),
             "phases_assumed": float(metadata.get("phases_assumed", 0.0)),
             "known": self.known(),
             "phases": self.phase_shares(),
@@ -253,7 +251,9 @@ class Overview:
             "unresolved_syncs": facts.unresolved_syncs,
             "sync_rows": rows_by_kind(trace).get("sync", 0),
             "queue_depth": facts.queue_depth,
-            "replay": replay and as_json(replay, "measured_ns replayed_ns error max_error"),
+            "replay": replay and {
+                key: getattr(replay, key) for key in ("measured_ns", "replayed_ns", "error", "max_error")
+            },
             "verdicts": {
                 name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()
             },
@@ -263,7 +263,7 @@ class Overview:
     def memory(self) -> list[dict[str, Any]] | None:
         """Return what was recorded of each device's memory, None if nothing was."""
         events = self.trace.memory
-        return None if events is None else plain(recorded_memory(events))
+        return None if events is None else [each.to_json() for each in recorded_memory(events)]
 
     def notes(self) -> list[str]:
         """Return what was odd about the recording and its graph, and which of its steps others look at."""

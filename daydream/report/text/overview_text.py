@@ -7,9 +7,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from daydream.costs.counters.listing import counted_in
-from daydream.files.cache_folder import MOST_BYTES, cache_folder, entry_bytes
+from daydream.files.cache import MOST_BYTES, cache_folder, entry_bytes
 from daydream.memory.recorded import recorded_memory
-from daydream.predict.recorded_time import recorded_time
+from daydream.predict.basis import whole_recording
+from daydream.predict.notes import recorded_time
 from daydream.report.text.collected import collected_facts
 from daydream.report.text.counted import counted_sentences
 from daydream.report.text.layout import (
@@ -54,11 +55,8 @@ QUESTIONS = {
 }
 
 
-def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
-    """Return whether a trace is good enough, and what it holds: a screen of it, `verbose` all of it.
-
-    `trace` are the words that name the trace on a command line.
-    """
+def info_text(overview: Overview, *, verbose: bool = False) -> Screen:
+    """Return whether a trace is good enough, and what it holds: a screen of it, `verbose` all of it."""
     found = [
         ("trace", _recorded(overview)),
         ("device", _device(overview)),
@@ -79,7 +77,13 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
     for name, question in QUESTIONS.items():
         answer, why = verdicts[name]
         answers.append((question, f"{answer}: {why}"))
-    top: list[Block] = [Title("good enough for"), Facts(answers, answers=True), "", Title("recorded")]
+    top: list[Block] = [
+        *map(Words, whole_recording(overview.trace)),
+        Title("good enough for"),
+        Facts(answers, answers=True),
+        "",
+        Title("recorded"),
+    ]
     told = list(dict.fromkeys(map(printable, overview.notes())))
     if verbose:
         return Screen([*top, Facts(found), *notes(told)])
@@ -90,7 +94,7 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
         for most in range(len(told), -1, -1)
         for left_out in (detail[:number] for number in range(len(detail) + 1))
     )  # fmt: skip
-    return fitting(screens, trace)
+    return fitting(screens)
 
 
 def _importance(name: str) -> int:
@@ -163,7 +167,7 @@ def _steps(overview: Overview) -> str:
     steps, covered = overview.steps, overview.covered
     source = printable(str(overview.trace.metadata.get("step_source", "unknown")))
     time = recorded_time(overview.trace)
-    share = f" ({100 * time.covered:.0f} % of the recording)" if time is not None and covered else ""
+    share = f" ({100 * time.covered_share:.0f} % of the recording)" if time is not None and covered else ""
     text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
     if covered:
         least, middle, most = step_spread(covered)

@@ -1,20 +1,45 @@
-"""Peak memory before and after a change, and whether that fits, in a line or a cell of a table."""
+"""Notes about a recording: `info` and `memory` tell them in full, other answers how many there are.
+
+Peak memory before and after a change, and whether that fits, in a line or a cell of a table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from daydream.predict.memory import MemoryAnswer
 from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable, tail
-from daydream.report.text.numbers import percent, time_text
+from daydream.report.text.numbers import count, percent, time_text
 from daydream.text import bytes_text, capacity_text, memory_unit
 
 if TYPE_CHECKING:
-    from daydream.explanation import Explanation
     from daydream.memory.prediction import MemoryPrediction
     from daydream.memory.result import DeviceMemory
-    from daydream.predict.largest import Largest
+    from daydream.predict.explain import Explanation
+    from daydream.predict.memory_fit import Largest
+
+
+def recording_notes(notes: Sequence[str]) -> list[str]:
+    """Return how many notes there are about a recording, and the command that tells them; or nothing."""
+    return _counted(notes, "the recording", "info -v")
+
+
+def memory_notes(notes: Sequence[str]) -> list[str]:
+    """Return likewise how many notes there are about what is recorded of memory."""
+    return _counted(notes, "recorded memory", "memory -v")
+
+
+def about_memory(predictions: Iterable[MemoryPrediction | None]) -> list[str]:
+    """Return the notes about recorded memory of several predictions, each once."""
+    known = (prediction for prediction in predictions if prediction is not None)
+    return list(dict.fromkeys(note for prediction in known for note in prediction.recording_notes))
+
+
+def _counted(notes: Sequence[str], about: str, command: str) -> list[str]:
+    different = len(dict.fromkeys(notes))
+    return [f"{count(different, 'note')} about {about}: daydream {command}"] if different else []
+
 
 CONTEXT = " with CUDA's context of 300 to 600 MiB"
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
@@ -32,32 +57,31 @@ def explained_memory(explanation: Explanation) -> list[Block]:
     found = explanation.memory
     if found is None:
         return memory_words(MemoryAnswer(unsaid=explanation.memory_unsaid))
-    told = found.told
-    change = memory_change(told, changes=explanation.after is not None)
+    change = memory_change(found, changes=explanation.after is not None)
     blocks: list[Block] = [
-        Words(f"peak memory {change}{verdict(told)}; {_most_of(found.device)}", MARGIN, 2 * MARGIN)
+        Words(f"peak memory {change}{verdict(found)}; {_most_of(found.holders)}", MARGIN, 2 * MARGIN)
     ]
-    if told.capacity_bytes is None or told.fits:
+    if found.capacity_bytes is None or found.fits:
         return blocks
-    alone = found.device.by_kind.get("parameter", 0)
-    if alone > told.capacity_bytes:
+    alone = found.by_kind.get("parameter", 0)
+    if alone > found.capacity_bytes:
         said = (
             f"its parameters alone take {bytes_text(alone)}: only sharding them or fewer bits for them helps"
         )
         blocks.append(Words(said, 2 * MARGIN, 3 * MARGIN))
-    if not found.smaller:
+    if not found.whatifs:
         return [*blocks, Words("no what-if for its largest holders makes it smaller", 2 * MARGIN, 3 * MARGIN)]
-    best = found.smaller[0]
-    unit, size = memory_unit(best.memory.after_bytes)
-    peak = f"{best.memory.after_bytes / size:,.{2 if unit == 'GiB' else 1}f} {unit}"
-    step = "" if best.answer.predicted_ns is None else f"; step {time_text(best.answer.predicted_ns)}"
+    best = found.whatifs[0]
+    unit, size = memory_unit(best.after_bytes)
+    peak = f"{best.after_bytes / size:,.{2 if unit == 'GiB' else 1}f} {unit}"
+    step = "" if best.predicted_ns is None else f"; step {time_text(best.predicted_ns)}"
     takes = f" ({best.needs})" if best.needs else ""
     from daydream.report.text.explain_costs import command
 
-    said = f"{command(best.answer)}   peak {peak}, {FITS[best.memory.fits]}{step}{takes}"
+    said = f"{command(best)}   peak {peak}, {FITS[best.fits]}{step}{takes}"
     blocks.append(Words(said, 2 * MARGIN, 3 * MARGIN))
-    if best.answer.code:
-        blocks.append(Words(f"in code: {best.answer.code}", 2 * MARGIN, 3 * MARGIN))
+    if best.code:
+        blocks.append(Words(f"in code: {best.code}", 2 * MARGIN, 3 * MARGIN))
     return blocks
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from daydream.predict.basis import whole_recording
+from daydream.predict.suggest import typed
 from daydream.report.text.layout import (
     MARGIN,
     USUAL_WIDTH,
@@ -20,26 +22,32 @@ from daydream.report.text.layout import (
     shortened,
     tail,
 )
-from daydream.report.text.notes import about_memory, memory_notes, recording_notes
 from daydream.report.text.numbers import (
     about_steps,
-    as_run_text,
+    answer_text,
     count,
-    percent,
+    error_text,
     scale,
     speedup_of,
-    step_change_text,
     time_text,
 )
-from daydream.report.text.peak_memory import memory_change, memory_columns, too_large, verdict
+from daydream.report.text.peak_memory import (
+    about_memory,
+    memory_change,
+    memory_columns,
+    memory_notes,
+    recording_notes,
+    too_large,
+    verdict,
+)
 from daydream.text import bytes_text
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
-    from daydream.predict.ranking import Ranked, Ranking
-    from daydream.predict.sensitivity import Curve
-    from daydream.simulate.causes import Bound
+    from daydream.predict.curves import Curve
+    from daydream.predict.rank import Ranked, Ranking
+    from daydream.simulate.critical_path import Bound
 
 NAME_WIDTH = 34
 MOST_REASONS = 6
@@ -63,7 +71,6 @@ def ranking_text(
     *,
     top: int,
     verbose: bool = False,
-    trace: Sequence[str] = (),
     fitted: bool = False,
     undrawn: bool = False,
 ) -> Screen:
@@ -76,17 +83,18 @@ def ranking_text(
 
     def screen(rows: int, pairs: int) -> Screen:
         return Screen([
+            *map(Words, whole_recording(ranking.replay.graph.trace)),
             *headed(ranking_headline(ranking)),
             "",
             *_optimizations(ranking, rows, pairs, verbose=verbose),
-            *([*_curves(ranking, rows), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
-            *([] if verbose else _more(ranking, trace, undrawn=undrawn)),
+            *([*_curves(ranking, rows), *_left_out(ranking), *notes(ranking.notes)] if verbose else []),
+            *([] if verbose else _more(ranking, undrawn=undrawn)),
         ])  # fmt: skip
 
     if verbose or not fitted:
         return screen(top, len(ranking.pairs) if verbose else MOST_PAIRS)
     few = [(rows, pairs) for pairs in (MOST_PAIRS, 1) for rows in range(top, FEWEST - 1, -1)]
-    return fitting((screen(*each) for each in [*few, (FEWEST, 0), (1, 0)]), trace)
+    return fitting(screen(*each) for each in [*few, (FEWEST, 0), (1, 0)])
 
 
 def ranking_headline(ranking: Ranking) -> list[str]:
@@ -95,13 +103,21 @@ def ranking_headline(ranking: Ranking) -> list[str]:
     if ranking.by == "memory":
         said = _least_memory(best)
     elif best is None:
-        said = f"{time_text(ranking.before_ns)} per step; no optimization here makes it shorter"
+        said = f"{time_text(ranking.replayed_ns)} per step; no optimization here makes it shorter"
     else:
-        said = f"{printable(best.name)}: {_step(best)}"
-    error = percent(ranking.replay.error, signed=True)
+        said = f"{named(best)}: {answer_text(best)}"
+    error = error_text(ranking.replay.basis_error, ranking.replay.error)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
     steps = about_steps(ranking.replay)
-    return [f"{said}; replay error {error}", *steps, f"now {bound_text(ranking.bound, 0.0)}{share}"]
+    if ranking.cannot_tell and ranking.by == "time":
+        wide = "most intervals are wider than 2x; record it again"
+        said = f"this recording cannot tell what helps: {wide}. {said}"
+    return [f"{said}; {error}", *steps, f"now {bound_text(ranking.bound, 0.0)}{share}"]
+
+
+def named(each: Ranked) -> str:
+    """Return the name of a change with the options that it has in this trace, as they are typed."""
+    return printable(" ".join([each.optimization, *typed(each.options)]))
 
 
 def _least_memory(best: Ranked | None) -> str:
@@ -109,11 +125,7 @@ def _least_memory(best: Ranked | None) -> str:
     if best is None or best.memory is None:
         return "no optimization here lowers the peak of memory"
     memory = f"peak memory {memory_change(best.memory)}{verdict(best.memory)}"
-    return f"{printable(best.name)}: {memory}; {_step(best)}"
-
-
-def _step(each: Ranked) -> str:
-    return step_change_text(each.replayed_ns, None) if each.as_run is None else as_run_text(each.as_run)
+    return f"{named(best)}: {memory}; {answer_text(best)}"
 
 
 def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool) -> list[Block]:
@@ -123,7 +135,7 @@ def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool
     pairs = ranking.pairs[:most_pairs]
     blocks: list[Block] = [*_best(ranking, better[:top], pairs, verbose=verbose)]
     if better[top:]:
-        names = ", ".join(f"{printable(each.name)} {_gain(ranking, each)}" for each in better[top:])
+        names = ", ".join(f"{named(each)} {_gain(ranking, each)}" for each in better[top:])
         blocks.append(Words(f"{names} (--top {len(better)})", f"{MARGIN}less: ", 2 * MARGIN))
     blocks += [
         Words(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN) for head, names in without_gain(ranking)
@@ -169,7 +181,7 @@ def _made_by(each: Ranked, told: set[str]) -> str:
 
     A pair's lines are those of its parts, and not told again.
     """
-    if "+" in each.name:
+    if "+" in each.optimization:
         parts = [] if each.code is None else each.code.split("; ")
         return ";  ".join(printable(part) for part in parts if part not in told)
     told.add(each.code or "")
@@ -177,7 +189,7 @@ def _made_by(each: Ranked, told: set[str]) -> str:
     return " ".join([*needs, *([printable(each.code)] if each.code else [])])
 
 
-def _more(ranking: Ranking, trace: Sequence[str], *, undrawn: bool) -> list[Block]:
+def _more(ranking: Ranking, *, undrawn: bool) -> list[Block]:
     """Return a line on what `-v` adds."""
     left_out = len(ranking.optimizations_left_out)
     more = [
@@ -189,23 +201,23 @@ def _more(ranking: Ranking, trace: Sequence[str], *, undrawn: bool) -> list[Bloc
     if more:
         blocks.append(Words("; ".join(more), f"{MARGIN}-v adds: ", 2 * MARGIN))
     counted = memory_notes(about_memory(each.memory for each in ranking.optimizations))
-    return [*blocks, *map(Words, [*counted, *recording_notes(ranking.replay.notes, trace)])]
+    return [*blocks, *map(Words, [*counted, *recording_notes(ranking.replay.notes)])]
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
     """Return a title and names, if any, of what makes the step longer and of what leaves it as it is."""
     if ranking.by == "memory":
         better = effective(ranking)
-        others = [printable(each.name) for each in ranking.optimizations if each not in better]
+        others = [named(each) for each in ranking.optimizations if each not in better]
         return [("no less memory", others)] if others else []
     slower, nothing = [], []
     for each in ranking.optimizations:
         times = times_faster(each)
-        longer = each.as_run is not None and each.as_run.saving_ns < 0
+        longer = (each.saving_ns or 0) < 0
         if each.changes_nothing or (longer and times == "1.00x"):
-            nothing.append(printable(each.name))
+            nothing.append(named(each))
         elif longer:
-            slower.append(f"{printable(each.name)} {times}")
+            slower.append(f"{named(each)} {times}")
     return [(head, names) for head, names in (("slower", slower), ("no gain", nothing)) if names]
 
 
@@ -232,30 +244,29 @@ def best_of(ranking: Ranking) -> Ranked | None:
 
 def unpredictable(ranking: Ranking) -> list[tuple[str, str]]:
     """Return the name of each that applies and cannot be predicted, with the reason."""
-    return [(printable(each.name), printable(each.reason)) for each in ranking.optimizations if each.reason]
+    return [(named(each), printable(each.reason)) for each in ranking.optimizations if each.reason]
 
 
 def times_faster(each: Ranked) -> str:
     """Return the speed-up; a dash if nothing is left of the step."""
-    return speedup_of(each.as_run)
+    return speedup_of(each)
 
 
 def optimization_rows(
     ranking: Ranking, shown: Sequence[Ranked], pairs: Sequence[Ranked] | None = None
 ) -> list[list[str]]:
     """Return a head, a row for each of the optimizations shown, and one for each pair, by default all."""
-    unit, size, digits = scale(ranking.before_ns)
+    unit, size, digits = scale(ranking.replayed_ns)
     rows = [["optimization", f"predicted, {unit}", "90 % interval", "saves", "speedup", "then", "needs"]]
 
     def row(each: Ranked) -> list[str]:
-        step = each.as_run
-        known = step is not None and step.low_ns is not None and step.high_ns is not None
-        low, high = (step.low_ns, step.high_ns) if step else (None, None)
+        after, low, high = each.predicted_ns, each.predicted_low_ns, each.predicted_high_ns
+        known = low is not None and high is not None
         return [
-            shortened(printable(each.name), NAME_WIDTH),
-            "unknown" if step is None else f"{step.after_ns / size:,.{digits}f}",
+            shortened(named(each), NAME_WIDTH),
+            "unknown" if after is None else f"{after / size:,.{digits}f}",
             f"{(low or 0) / size:,.{digits}f} to {(high or 0) / size:,.{digits}f}" if known else "",
-            f"{(step.saving_ns if step else 0) / size:,.{digits}f}",
+            f"{(each.saving_ns or 0) / size:,.{digits}f}",
             times_faster(each),
             bound_text(each.bound, each.bound_share),
             each.needs or "",

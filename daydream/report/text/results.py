@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.predict.as_run import step_as_run
+from daydream.predict.basis import RECORDED, whole_recording
 from daydream.report.text.breakdown import breakdown_rows, breakdown_table
 from daydream.report.text.layout import (
     MARGIN,
@@ -21,11 +21,11 @@ from daydream.report.text.layout import (
     printable,
     shortened,
 )
-from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     about_steps,
     count,
     listed,
+    measured_text,
     percent,
     range_text,
     replayed_text,
@@ -33,12 +33,12 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
-from daydream.report.text.peak_memory import memory_words
+from daydream.report.text.peak_memory import memory_words, recording_notes
 
 if TYPE_CHECKING:
-    from daydream.explanation.suggestion import Suggestion
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay, StepReplay
+    from daydream.predict.suggest import WhatIfResult
     from daydream.trace.trace import Trace
 
 MOST_STEPS, FEWEST_STEPS = 12, 3  # of one screen
@@ -51,50 +51,46 @@ MEANING = (
 HANGING = MARGIN + " " * len("step time   ")
 
 
-def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
-    """Return the replay's error, and that of the steps; `verbose` with what the graph was made of.
-
-    `trace` are the words that name the trace on a command line.
-    """
+def replay_text(replay: Replay, *, verbose: bool = False) -> Screen:
+    """Return the replay's error, and that of the steps; `verbose` with what the graph was made of."""
     said = replay.to_json()
     off, several = said["start_error_ns"], len(said["ranks"]) > 1
     starts = Words(f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(off)}")
     top: list[Block] = [
+        *map(Words, whole_recording(replay.graph.trace)),
         Headline(replay_answer(replay)),
         *map(Words, about_steps(replay)),
-        *map(Figures, [*typical_replay(replay), *unprofiled_replay(replay)]),
+        *map(Figures, [*typical_replay(replay), *basis_of_replay(replay)]),
         Words(MEANING),
     ]
     if verbose:
         rows = _steps(replay.steps, several_ranks=several, always=True)
         return Screen([*top, "", *rows, "", Facts(graph_facts(replay, said)), *notes(replay.notes)])
-    bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
+    bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes))]
     screens = (
         Screen([*top, "", *_steps(replay.steps, several_ranks=several, most=most), *bottom])
         for most in range(MOST_STEPS, FEWEST_STEPS - 1, -1)
     )
-    return fitting(screens, trace)
+    return fitting(screens)
 
 
 def whatif_text(
     comparison: Prediction,
     *,
     verbose: bool = False,
-    suggestion: Suggestion | None = None,
-    trace: Sequence[str] = (),
+    suggestion: WhatIfResult | None = None,
 ) -> Screen:
     """Return the answer, what changes by cause, what the step waits for then and what to try next.
 
     With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
-    `trace` are the words that name the trace on a command line.
     """
-    from daydream.explanation.parts import parts_of_change  # which replays and imports do without
+    from daydream.predict.breakdown import parts_of_change  # which replays and imports do without
     from daydream.report.text import answer
-    from daydream.transforms.code_lines import code_of, framework_of
 
     before, after = parts_of_change(comparison)
-    moved = answer.moved_text(comparison, before, after)
+    moved = answer.moved_text(before, after)
     head: list[Block] = [
+        *map(Words, whole_recording(comparison.replay.graph.trace)),
         answer.headline(comparison),
         *map(Words, about_steps(comparison.replay)),
         *answer.options_words(comparison),
@@ -102,7 +98,7 @@ def whatif_text(
     middle: list[Block] = [
         *map(Figures, typical_prediction(comparison)),
         *memory_words(comparison.memory_answer),
-        *answer.code_words(code_of(comparison.optimization, framework_of(comparison.replay.graph))),
+        *answer.code_words(comparison.code),
     ]
     known = comparison.reason is None
     bottoms = [answer.bottleneck(comparison, said, suggestion) for said in (moved, "")] if known else [[]]
@@ -112,14 +108,14 @@ def whatif_text(
         return Screen([*top, "", whole, *bottoms[0], "", *_details(comparison), *notes(comparison.notes)])
     own = answer.own_notes(comparison)
     screens = (
-        Screen([*head, *doubts, *middle, *table, *bottom, *answer.short_notes(comparison, own, most, trace)])
+        Screen([*head, *doubts, *middle, *table, *bottom, *answer.short_notes(comparison, own, most)])
         for bottom in bottoms
         for causes in (answer.MOST_DOUBTS, answer.FEWEST_DOUBTS)
         for doubts in [answer.range_words(comparison, causes)]
         for most in range(len(own) if causes == answer.MOST_DOUBTS else 0, -1, -1)
         for table in (answer.tables(before, after) if known else [[]])
     )
-    return fitting(screens, trace)
+    return fitting(screens)
 
 
 def _details(comparison: Prediction) -> list[Block]:
@@ -129,22 +125,9 @@ def _details(comparison: Prediction) -> list[Block]:
         for name, value in comparison.options.items() if value is not None
     ]  # fmt: skip
     used = [Words(", ".join(options), f"{MARGIN}options     ", HANGING)] if options else []
-    figures = map(Figures, [whatif_headline(comparison), *unprofiled_prediction(comparison)])
+    figures = [Figures(whatif_headline(comparison))]
     rules = [Words(said, f"{MARGIN}kernels     ", HANGING) for said in comparison.graph.facts.rules]
     return [*figures, *used, *rules, MARGIN + edits_text(comparison)]
-
-
-def whatif_json(comparison: Prediction) -> dict[str, Any]:
-    """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
-    from daydream.explanation.parts import parts_json, parts_of_change
-    from daydream.transforms.code_lines import code_of, framework_of
-
-    framework = framework_of(comparison.replay.graph)
-    found = comparison.to_json() | {"code": code_of(comparison.optimization, framework)}
-    for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
-        old = {"by_bound": parts["by_cause"]}  # until 0.3, as `by_cause` of `Prediction.to_json`
-        found[side] = parts_json(parts) | found[side] | old
-    return found
 
 
 def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> Screen:
@@ -252,13 +235,13 @@ def replay_headline(replay: Replay) -> str:
 def whatif_headline(comparison: Prediction) -> str:
     """Return the measured, the replayed and the predicted step, and the speedup."""
     parts = [
-        f"step time   measured {time_text(comparison.measured_ns)}",
-        replayed_text(comparison.replay, comparison.replayed_ns),
+        *measured_text(comparison.measured_ns),
+        replayed_text(comparison.replay),
     ]
     if comparison.predicted_ns is not None:
         parts.append(f"predicted {time_text(comparison.predicted_ns)}")
         parts.append(speedup(comparison.replayed_ns, comparison.predicted_ns))
-    return "   ".join(parts)
+    return f"step time   {'   '.join(parts)}"
 
 
 def typical_replay(replay: Replay) -> list[str]:
@@ -274,35 +257,20 @@ def typical_prediction(comparison: Prediction) -> list[str]:
     after, before = comparison.typical_predicted_ns, comparison.replay.settled.typical_ns
     if after is None or not comparison.replay.steps_differ:
         return []
-    measured = time_text(comparison.replay.typical_measured_ns)
-    parts = [f"measured {measured}", f"replayed {time_text(before)}", f"predicted {time_text(after)}"]
+    measured = measured_text(comparison.replay.basis_typical_measured_ns)
+    parts = [*measured, f"replayed {time_text(before)}", f"predicted {time_text(after)}"]
     return ["   ".join(["median step", *parts, speedup(before, after)])]
 
 
-def unprofiled_replay(replay: Replay) -> list[str]:
-    """Return the line about the step without a profiler, if the trace knows anything of it."""
-    measured, replayed = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
-    parts = [f"measured {time_text(measured)}"] if measured is not None else []
-    if replayed is not None:
-        error = replay.unprofiled_error
-        told = "" if error is None else f" (error {percent(error, signed=True)})"
-        parts.append(f"replayed {time_text(replayed)}{told}, the cost of recording taken out")
-    return [f"unprofiled  {'   '.join(parts)}"] if parts else []
-
-
-def unprofiled_prediction(comparison: Prediction) -> list[str]:
-    """Return the line about the step without a profiler, if it is predicted."""
-    without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
-    if without is None or comparison.unprofiled_predicted_ns is None:
+def basis_of_replay(replay: Replay) -> list[str]:
+    """Return the line about the step that predictions start from, where it is not the recorded one."""
+    if replay.basis == RECORDED:
         return []
-    replayed, predicted = time_text(without.replayed_ns), time_text(comparison.unprofiled_predicted_ns)
-    line = f"unprofiled  replayed {replayed}   predicted {predicted}"
-    if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
-        measured = time_text(comparison.replay.unprofiled_measured_ns)
-        line += f"   anchored to the measured {measured}: {time_text(anchored)}"
-    if comparison.recording_cost == "typical":
-        line += "   without what recording typically costs"
-    return [line]
+    parts = [f"{replay.basis} {time_text(replay.basis_ns)}"]
+    if replay.basis_measured_ns is not None and replay.basis_error is not None:
+        parts.append(f"measured {time_text(replay.basis_measured_ns)}")
+        parts.append(f"replay error {percent(replay.basis_error, signed=True)}")
+    return [f"predictions start from   {'   '.join(parts)}"]
 
 
 def likely_text(comparison: Prediction) -> str:
@@ -313,11 +281,9 @@ def likely_text(comparison: Prediction) -> str:
     held = "" if comparison.held is None else f". {comparison.held}"
     if comparison.reason is not None:
         return f"cannot be predicted from this trace, because {printable(comparison.reason)}{held}"
-    run, known = step_as_run(comparison), comparison.as_run
-    which = "" if run.profiled else " without the profiler"
-    causes = known.uncertainty.words(known.simulated_ns)
-    ends = range_text(run.low_ns or 0.0, run.high_ns or 0.0)
-    return f"90 % interval {ends}{which}" + (f" ({causes})" if causes else "") + held
+    causes = comparison.uncertainty.words(comparison.simulated_ns)
+    ends = range_text(comparison.predicted_low_ns or 0, comparison.predicted_high_ns or 0)
+    return f"90 % interval {ends}" + (f" ({causes})" if causes else "") + held
 
 
 def edits_text(comparison: Prediction) -> str:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import WIDTH, Screen, Table, Words, headed, notes
-from daydream.report.text.notes import about_memory, memory_notes, recording_notes
-from daydream.report.text.numbers import UNITS, count, percent, time_text
-from daydream.report.text.peak_memory import memory_columns, too_large
+from daydream.report.text.numbers import UNITS, count, error_text, percent, time_text
+from daydream.report.text.peak_memory import (
+    about_memory,
+    memory_columns,
+    memory_notes,
+    recording_notes,
+    too_large,
+)
 
 if TYPE_CHECKING:
-    from daydream.predict.scale_out import Scaling
-    from daydream.predict.scale_out_model import Scaled
+    from daydream.predict.scaling import Scaled, Scaling
 
 LOSS = "bound by, lost to"  # the head of the last column
 FADED = ' style="opacity:0.5"'  # of a row of HTML that does not fit
 STEP = 3  # the column of the step's time
 
 
-def scaling_text(scaling: Scaling, *, trace: Sequence[str] = ()) -> Screen:
-    """Return what most workers give, and a row for each number of workers.
-
-    `trace` are the words that name the trace on a command line.
-    """
+def scaling_text(scaling: Scaling) -> Screen:
+    """Return what most workers give, and a row for each number of workers."""
     waits = scaling.waits
     said = (
         "efficiency: the throughput of each worker against that of one alone. overhead: what exchanging "
@@ -41,8 +41,8 @@ def scaling_text(scaling: Scaling, *, trace: Sequence[str] = ()) -> Screen:
     plain = WIDTH if known else None
     table = Table(rows, words=[LOSS], spare=spare, faded=faded, plain=plain)
     of_memory = about_memory(row.memory for row in scaling.rows)
-    own = [note for note in scaling.notes() if note not in {*scaling.replay.notes, *of_memory}]
-    counted = [*memory_notes(of_memory), *recording_notes(scaling.replay.notes, trace)]
+    own = [note for note in scaling.notes if note not in {*scaling.replay.notes, *of_memory}]
+    counted = [*memory_notes(of_memory), *recording_notes(scaling.replay.notes)]
     return Screen([
         *headed(scaling_headline(scaling)), "", table, Words(said), *notes(own),
         *map(Words, counted),
@@ -54,10 +54,11 @@ def scaling_headline(scaling: Scaling) -> list[str]:
     most, replay = scaling.rows[-1], scaling.replay
     workers = count(most.workers, "worker")
     lost = f"most is lost to {most.lost_to}; " if most.lost_to else ""
-    recorded = f"{time_text(replay.measured_ns)} on {count(scaling.recorded, 'worker')}"
+    step_ns = scaling.replayed_ns if scaling.measured_ns is None else scaling.measured_ns
+    recorded = f"{time_text(step_ns)} on {count(scaling.recorded_workers, 'worker')}"
     return [
         f"{workers}: {most.throughput:,.2f}x the throughput of one, efficiency {percent(most.efficiency)}",
-        f"{lost}from a step of {recorded}, replay error {percent(replay.error, signed=True)}",
+        f"{lost}from a step of {recorded}, {error_text(scaling.replay_error, replay.error)}",
     ]
 
 

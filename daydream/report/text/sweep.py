@@ -18,21 +18,20 @@ from daydream.report.text.layout import (
     printable,
     shortened,
 )
-from daydream.report.text.notes import about_memory, memory_notes
 from daydream.report.text.numbers import (
     UNITS,
-    as_run_text,
+    answer_text,
     count,
+    measured_text,
     number,
     percent,
     speedup_of,
     time_text,
 )
-from daydream.report.text.peak_memory import memory_columns, too_large
+from daydream.report.text.peak_memory import about_memory, memory_columns, memory_notes, too_large
 
 if TYPE_CHECKING:
-    from daydream.predict.sweep import Sweep
-    from daydream.predict.sweep_worker import Answered, Refused
+    from daydream.predict.sweep import Answered, Refused, Sweep
 
 NAME_WIDTH = 34
 MOST_TRACES = 8
@@ -65,7 +64,7 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
         blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
         blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
     of_memory = about_memory(each.memory for each in sweep.scenarios)
-    told = notes([*sweep.notes(), *_common(sweep, of_memory)])
+    told = notes([*sweep.notes, *_common(sweep, of_memory)])
     return Screen([*blocks, *told, *map(Words, memory_notes(of_memory))])
 
 
@@ -73,10 +72,10 @@ def _answer(sweep: Sweep) -> list[Block]:
     """Return what the best scenario that may fit gives, if one could be predicted."""
     if sweep.scenarios and not sweep.possible:
         return [Headline(f"{sweep.optimization}: no scenario fits the device's memory")]
-    best = max(sweep.possible, key=lambda each: each.as_run.speedup if each.as_run else 0.0, default=None)
-    if best is None or best.as_run is None:
+    best = max(sweep.possible, key=lambda each: each.speedup or 0.0, default=None)
+    if best is None or best.predicted_ns is None:
         return []
-    return [Headline(f"{sweep.optimization} {_words(_labels(sweep, best))}: {as_run_text(best.as_run)}")]
+    return [Headline(f"{sweep.optimization} {_words(_labels(sweep, best))}: {answer_text(best)}")]
 
 
 def sweep_title(sweep: Sweep) -> str:
@@ -89,12 +88,13 @@ def _headlines(sweep: Sweep) -> list[str]:
     lines = []
     for each in sweep.traces[:MOST_TRACES]:
         name = f"{printable(each.trace)}   " if several else ""
-        if each.measured_ns is None or each.replayed_ns is None or each.replay_error is None:
+        if each.replayed_ns is None:
             lines.append(f"{name}not replayed")
             continue
-        error = percent(each.replay_error, signed=True)
-        measured, replayed = time_text(each.measured_ns), time_text(each.replayed_ns)
-        lines.append(f"{name}step time   measured {measured}   replayed {replayed} (error {error})")
+        parts = [*measured_text(each.measured_ns), f"{each.basis} {time_text(each.replayed_ns)}"]
+        if each.replay_error is not None:
+            parts[-1] += f" (error {percent(each.replay_error, signed=True)})"
+        lines.append(f"{name}step time   {'   '.join(parts)}")
     if len(sweep.traces) > MOST_TRACES:
         lines.append(count(len(sweep.traces) - MOST_TRACES, "more trace"))
     return lines
@@ -103,23 +103,22 @@ def _headlines(sweep: Sweep) -> list[str]:
 def scenario_rows(sweep: Sweep, shown: Sequence[Answered]) -> list[list[str]]:
     """Return a head and a row for each scenario."""
     several = len(sweep.traces) > 1
-    longest = max((each.as_run.after_ns for each in shown if each.as_run), default=0)
+    longest = max((each.predicted_ns or 0 for each in shown), default=0)
     unit, size = UNITS[0] if longest >= 1e6 else UNITS[1]
     options = [name.replace("_", "-") for name in sweep.varied]
     head = [*options, f"predicted, {unit}", f"90 % interval, {unit}", "speedup", "notes"]
     rows = [["trace", *head] if several else head]
     width = max(len(options[0]), *(len(_value(value)) for value in next(iter(sweep.varied.values()))))
     for each in shown:
-        step = each.as_run
-        low, high = (step.low_ns, step.high_ns) if step else (None, None)
+        after, low, high = each.predicted_ns, each.predicted_low_ns, each.predicted_high_ns
         known = low is not None and high is not None
         first, *others = (each.options[name] for name in sweep.varied)
         row = [
             _value(first) if isinstance(first, str | bool) else _value(first).rjust(width),
             *map(_value, others),
-            "unknown" if step is None else number(step.after_ns / size),
+            "unknown" if after is None else number(after / size),
             f"{number((low or 0) / size)} to {number((high or 0) / size)}" if known else "",
-            speedup_of(step),
+            speedup_of(each),
             str(len(each.notes)) if each.notes else "",
         ]
         rows.append([_trace(each.trace), *row] if several else row)
@@ -157,7 +156,7 @@ def _together(sweep: Sweep, refused: Sequence[Refused]) -> str:
 
 
 def _labels(sweep: Sweep, each: Answered | Refused) -> dict[str, Any]:
-    return {"trace": each.trace, **each.options} if len(sweep.traces) > 1 else each.options
+    return {**({"trace": each.trace} if len(sweep.traces) > 1 else {}), **each.options}
 
 
 def _words(labels: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.report.text.layout import (
@@ -33,14 +32,11 @@ NAME, LEAST = 42, 14  # characters of a holder, and of its layer
 ALL = 10**6
 
 
-def trace_memory_text(report: MemoryReport, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
-    """Return the peaks and who holds the largest; `verbose` adds every device, phases, layers and notes.
-
-    `trace` are the words that name the trace on a command line.
-    """
+def trace_memory_text(report: MemoryReport, *, verbose: bool = False) -> Screen:
+    """Return the peaks and who holds the largest; `verbose` adds every device, phases, layers and notes."""
     if verbose:
         return Screen([*_all(report), *notes(report.notes)])
-    return fitting((_short(report, most) for most in MOST), trace)
+    return fitting(_short(report, most) for most in MOST)
 
 
 def _short(report: MemoryReport, most: int) -> Screen:
@@ -80,7 +76,7 @@ def _by_size(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
 def _head(device: DeviceMemory) -> list[Block]:
     where = [device.peak_step, device.peak_phase, device.peak_layer]
     said = ", ".join(printable(part) for part in where if part)
-    peak = replace(device, peak_step=None)  # it stands below
+    peak = device.but(peak_step=None)  # it stands below
     return [Headline(memory_headline(peak, named=True)), *([Words(f"at the peak: {said}")] if said else [])]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daydream.collect.importers.executorch.flatbuffer import Buffer, Table
-from daydream.collect.importers.executorch.marks import ETDUMP_MAGIC, is_etdump
+from daydream.collect.importers.formats import ETDUMP_MAGIC, is_etdump
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular
 

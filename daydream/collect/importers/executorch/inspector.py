@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.executorch.marks import COLUMN
 from daydream.collect.importers.executorch.rows import STAGES, Row, of_kernel, recording_of
+from daydream.collect.importers.formats import COLUMN
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, check_regular, most_unpacked, too_large

@@ -20,16 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader, opened
-from daydream.collect.importers.kineto.events import Header
-from daydream.collect.importers.kineto.parts import (
+from daydream.collect.importers.kineto.blocks import (
+    BLOCK_BYTES,
     LEAST_BYTES,
+    EventReader,
     Part,
     is_packed,
     json_bytes,
+    opened,
     parts_of_packed,
     parts_of_plain,
 )
+from daydream.collect.importers.kineto.events import Header
 from daydream.collect.importers.kineto.rows import Gathered, Rows
 from daydream.collect.importers.kineto.values import NeedsDigitsError
 from daydream.parallel.map_on import cores

@@ -13,21 +13,34 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.recording import GrowingColumns
 from daydream.collect.derive.source_lines import SourceLines, own_frame
-from daydream.collect.importers.growing import GrowingColumns
-from daydream.collect.importers.kineto.devices import (
+from daydream.collect.importers.kineto.events import (
+    CATEGORIES,
+    DEVICE,
+    HOST,
+    KINDS,
+    NAMED,
     NPU_FLOW,
+    SILENT,
+    Args,
+    Event,
     call_of_flow,
     name_xpu_copies,
     other_row,
     vendor_of,
 )
-from daydream.collect.importers.kineto.events import Args, Event
-from daydream.collect.importers.kineto.kinds import CATEGORIES, DEVICE, HOST, KINDS, NAMED, SILENT
-from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
-from daydream.collect.importers.kineto.scanned import PLACE, Table, value_of
-from daydream.collect.importers.kineto.table_columns import TableColumns, numbers_of
-from daydream.collect.importers.kineto.values import Codes, Names, Numbers, duration_ns, group_of, start_ns
+from daydream.collect.importers.kineto.scanned import PLACE, Table, TableColumns, numbers_of, value_of
+from daydream.collect.importers.kineto.values import (
+    MEMORY_ROW,
+    Codes,
+    MemoryRows,
+    Names,
+    Numbers,
+    duration_ns,
+    group_of,
+    start_ns,
+)
 from daydream.trace.schema import NO_ID, UNKNOWN
 
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.memory_table import events_of
 from daydream.collect.importers.nsys.export import Export
 from daydream.collect.importers.nsys.processes import Processes, process_of
 from daydream.text import counted
-from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.memory_events import MemoryEvents, events_of
 from daydream.trace.schema import NO_ID, UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 

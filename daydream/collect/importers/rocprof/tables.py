@@ -18,9 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.kineto.blocks import opened
-from daydream.collect.importers.rocprof import rows as rocprof
-from daydream.collect.importers.rocprof.marks import (
+from daydream.collect.importers.formats import (
     AGENTS,
     CALLS,
     COPIES,
@@ -30,6 +28,8 @@ from daydream.collect.importers.rocprof.marks import (
     columns_of,
     table_of,
 )
+from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.lazy import regex

@@ -1,0 +1,463 @@
+"""Collectives that run on threads of the CPU (gloo): their rows, the calls that began them, who met in them.
+
+torch's gloo backend queues each collective for a pool of threads; the thread's row spans its run, the
+`c10d::` operator its queueing. The profiler ties neither to the other, and names no group.
+
+MatchedCollectives: the rows of several ranks that are one collective, and what they say about the clocks.
+
+Collectives of a process group run in one order on all its members, so the sequences of two
+ranks differ only at their ends, where one recording began earlier or ended later, unless rows were
+lost in between. A collective ends on all members nearly at once (1 to 7 us apart on one host),
+whenever each arrived: the ends show how far the clocks of two ranks are apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daydream.collect.derive.device_names import collective_of_name
+from daydream.lazy import regex
+from daydream.trace.schema import DEVICE_KINDS
+from daydream.trace.trace import Trace
+
+RUN = regex(r"^gloo:")
+CALL = regex(r"^c10d::")
+# None of the members can be done before all have begun; of the others a root or a leaf can.
+ONE_SIZE_ON_HOST = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+)  # calls of others are given inputs and outputs
+NEED_ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
+CLOCKS_AGREE_NS = 100_000  # by so much may one member seem to end before another began
+
+
+def host_collectives(trace: Trace) -> np.ndarray:
+    """Return the rows of collectives on the CPU; none where there is device work, which has its own."""
+    none = np.empty(0, np.int64)
+    if trace.is_kind(*DEVICE_KINDS).any():
+        return none
+    return _rows(trace, RUN, "annotation")
+
+
+def calls_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the row of the call that began each collective, -1 where none was recorded.
+
+    A rank's collectives of one operation begin in the order of their calls; sizes are compared
+    where both are known and what a call is given is what is sent.
+    """
+    calls = _rows(trace, CALL, "operator")
+    rank, start = np.maximum(trace["rank"], 0), trace["start_ns"]
+    what = dict(zip(rows.tolist(), operations(trace, rows), strict=True))
+    asked = dict(zip(calls.tolist(), operations(trace, calls), strict=True))
+    nbytes = trace["bytes"]
+    found = np.full(len(rows), -1, np.int64)
+    open_calls: dict[int, list[int]] = {}
+    for call in calls[np.argsort(start[calls], kind="stable")].tolist():
+        open_calls.setdefault(int(rank[call]), []).append(call)
+    places = np.argsort(start[rows], kind="stable").tolist()
+    for place in places:
+        row = int(rows[place])
+        waiting = open_calls.get(int(rank[row]), [])
+        for call in waiting:
+            if start[call] > start[row]:
+                break
+            sizes_differ = min(nbytes[call], nbytes[row]) >= 0 and nbytes[call] != nbytes[row]
+            if asked[call] == what[row] and not (sizes_differ and what[row] in ONE_SIZE_ON_HOST):
+                found[place] = call
+                waiting.remove(call)
+                break
+    # gloo runs a reduce-scatter as an all-reduce: what is left belongs together in its order, from the last.
+    for place in reversed(places):
+        row = int(rows[place])
+        waiting = [call for call in open_calls.get(int(rank[row]), []) if start[call] <= start[row]]
+        if found[place] < 0 and waiting:
+            found[place] = waiting[-1]
+            open_calls[int(rank[row])].remove(waiting[-1])
+    return found
+
+
+def inside_collectives(trace: Trace) -> np.ndarray:
+    """Return the rows that lie within a collective of a pool's thread: copies in and out of its buffers."""
+    rows = host_collectives(trace)
+    if not len(rows):
+        return rows
+    parent = np.asarray(trace["parent"], np.int64)
+    within = np.zeros(len(trace) + 1, bool)
+    within[rows] = True
+    found = within[parent] & (parent >= 0)
+    while (more := (found[parent] & (parent >= 0) & ~found)).any():
+        found |= more
+    return np.flatnonzero(found)
+
+
+def operations(trace: Trace, rows: np.ndarray) -> list[str]:
+    """Return what each row does (all_reduce, ...), by its name where the trace does not tell."""
+    said = trace.values("collective", rows)
+    names = trace.values("name", rows)
+    return [one or collective_of_name(name) or name for one, name in zip(said, names, strict=True)]
+
+
+def host_meetings(trace: Trace, rows: np.ndarray) -> list[np.ndarray]:
+    """Return the rows that are one collective, each array in order of rank.
+
+    All ranks call them in one order. Two ranks' sequences are laid along each other so that
+    operations and sizes are equal and most members were at it at one time, as the clocks of one host tell.
+    What was not is no meeting.
+    """
+    calls = calls_of(trace, rows)
+    begun = np.where(calls >= 0, trace["start_ns"][calls], trace["start_ns"][rows])
+    rows = rows[np.argsort(begun, kind="stable")]
+    rank = np.maximum(trace["rank"], 0)
+    runs = [rows[rank[rows] == one] for one in np.unique(rank[rows]).tolist()]
+    longest = max(runs, key=len)
+    slots: list[list[tuple[int, int]]] = [[(int(rank[row]), int(row))] for row in longest]
+    for run in runs:
+        if run is longest:
+            continue
+        for here, there in _line_up(trace, longest, run):
+            slots[here].append((int(rank[run[there]]), int(run[there])))
+    return [np.array([row for _, row in sorted(slot)]) for slot in slots if len(slot) > 1]
+
+
+def _line_up(trace: Trace, one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+    """Return the places of two ranks' sequences that pair up; empty if they do not fit."""
+    start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
+    what, theirs = np.array(operations(trace, one)), np.array(operations(trace, other))
+    same_size = np.isin(what, ONE_SIZE_ON_HOST)
+    nbytes = np.asarray(trace["bytes"], np.int64)
+    best: tuple[int, int] | None = None
+    pairs: list[tuple[int, int]] = []
+    for shift in range(1 - len(other), len(one)):
+        here = np.arange(max(shift, 0), min(len(one), len(other) + shift))
+        a, b = one[here], other[here - shift]
+        sizes = (nbytes[a] == nbytes[b]) | (nbytes[a] < 0) | (nbytes[b] < 0) | ~same_size[here]
+        if not (sizes & (what[here] == theirs[here - shift])).all():
+            continue
+        together = (end[a] + CLOCKS_AGREE_NS >= start[b]) & (end[b] + CLOCKS_AGREE_NS >= start[a])
+        fits = (int(together.sum()), -abs(2 * shift - len(one) + len(other)))
+        needed = np.isin(what[here], NEED_ALL)
+        if (together.any() or not needed.any()) and (best is None or fits > best):
+            best = fits
+            met = together | ~needed
+            pairs = list(zip(here[met].tolist(), (here[met] - shift).tolist(), strict=True))
+    return pairs
+
+
+def _rows(trace: Trace, pattern: re.Pattern[str], kind: str) -> np.ndarray:
+    texts = trace.text("name")
+    codes = [
+        code
+        for code, name in enumerate(texts)
+        if pattern.match(name) and collective_of_name(name) is not None
+    ]
+    return np.flatnonzero(np.isin(trace["name"], codes) & trace.is_kind(kind))
+
+
+ENDS_AGREE_NS = 100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
+SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
+LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
+MOST_PAIRINGS = 500  # of two sequences that are tried
+LIKELIEST = 5  # of them are looked at row by row
+ALMOST = 0.8  # as many ends that meet: as good
+SAME_SIZE = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+)  # all_to_all need not be
+HANDED_ON = (
+    "broadcast",
+    "scatter",
+    "reduce",
+    "gather",
+)  # who gives its data away need not wait for others
+POINT_TO_POINT = ("send_recv", "send", "recv")
+
+
+@dataclass
+class MatchedCollectives:
+    """Which rows of a trace are one collective.
+
+    `rows` holds an array for each, its members in order of rank. `offset_ns` is by how much each
+    rank's clock must be moved to agree with the first rank's, `spread_ns` how far the ends of each
+    meeting lie apart on the clocks as they are, but for members that gave their data away and had gone
+    before the last one came. `alone` counts the collectives of a rank that met none.
+    """
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    offset_ns: dict[int, int] = field(default_factory=dict)
+    noise_ns: dict[int, int] = field(default_factory=dict)  # how far single ends stray from the offset
+    spread_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    alone: dict[int, int] = field(default_factory=dict)
+    uncertain: set[int] = field(default_factory=set)  # ranks that fit as well an iteration apart
+    on_host: bool = False  # run by threads of the CPU: their ends say nothing about the clocks
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def residual_ns(self) -> int:
+        """The farthest that the ends of a meeting lie apart."""
+        return int(self.spread_ns.max(initial=0))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The collectives of one rank in one process group, in the order they began."""
+
+    rank: int
+    rows: np.ndarray
+    what: np.ndarray
+    pairwise: np.ndarray
+    nbytes: np.ndarray
+    end_ns: np.ndarray
+
+
+def match_collectives(trace: Trace) -> MatchedCollectives:
+    """Return the collectives of a trace of several ranks, matched; empty for one rank."""
+    on_host = host_collectives(trace)
+    if len(on_host):
+        return _on_host(trace, on_host)
+    found = MatchedCollectives()
+    handed_on = np.isin(np.array([*trace.text("collective"), ""], dtype=str), HANDED_ON)[trace["collective"]]
+    ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
+    members: list[list[int]] = []
+    for runs in _groups(trace):
+        longest = max(runs, key=lambda run: (len(run.rows), -run.rank))
+        slots: list[list[tuple[int, int]]] = [[(longest.rank, int(row))] for row in longest.rows]
+        for run in runs:
+            if run is longest:
+                continue
+            paired = _pair(longest, run)
+            if paired is None:
+                continue
+            pairs, certain = paired
+            apart = longest.end_ns[pairs[0]] - run.end_ns[pairs[1]]
+            together = ~handed_on[longest.rows[pairs[0]]]  # a root that ends early is not of another clock
+            apart = apart[together] if together.any() else apart
+            if longest.pairwise[pairs[0]].all() and abs(np.median(apart)) > ENDS_AGREE_NS:
+                continue  # messages of different pairs look alike, and say nothing about the clocks
+            if not certain:
+                found.uncertain.add(run.rank)
+            offset = round(float(np.median(apart)))
+            noise = round(float(np.percentile(np.abs(apart - offset), 90)))
+            ties.append((longest.rank, run.rank, offset, noise, len(apart)))
+            for here, there in pairs.T.tolist():
+                slots[here].append((run.rank, int(run.rows[there])))
+        # A message between two has no order that others share: only one that all took part in counts.
+        full = np.where(longest.pairwise, len(runs), 2).tolist()
+        members += [
+            [row for _, row in sorted(slot)]
+            for slot, least in zip(slots, full, strict=True)
+            if len(slot) >= least
+        ]
+    rank = np.maximum(np.asarray(trace["rank"]), 0)
+    collective = trace.is_kind("collective")
+    present = np.unique(rank[collective]).tolist() if collective.any() else []
+    if len(present) < 2:
+        return found
+    found.offset_ns, found.noise_ns = _spanned(present, ties)
+    end = trace["start_ns"] + trace["duration_ns"]
+    found.rows = sorted((np.array(rows) for rows in members), key=lambda rows: int(end[rows].max()))
+    found.spread_ns = np.array(
+        [
+            _spread(trace["start_ns"][rows], end[rows], handed_on=bool(handed_on[rows[0]]))
+            for rows in found.rows
+        ],
+        np.int64,
+    )
+    met = np.zeros(len(trace), bool)
+    met[[row for rows in members for row in rows]] = True
+    left = rank[collective & ~met]
+    found.alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
+    return found
+
+
+def _spread(start_ns: np.ndarray, end_ns: np.ndarray, *, handed_on: bool) -> int:
+    """Return how far the ends lie apart of those that waited for the last; all did if not `handed_on`."""
+    waited = end_ns >= start_ns.max() - ENDS_AGREE_NS if handed_on else slice(None)
+    return int(np.ptp(end_ns[waited]))
+
+
+def _on_host(trace: Trace, rows: np.ndarray) -> MatchedCollectives:
+    rank = np.maximum(np.asarray(trace["rank"]), 0)[rows]
+    present = np.unique(rank).tolist()
+    if len(present) < 2:
+        return MatchedCollectives(on_host=True)
+    end = trace["start_ns"] + trace["duration_ns"]
+    met = sorted(host_meetings(trace, rows), key=lambda each: int(end[each].max()))
+    spread = np.array([np.ptp(end[each]) for each in met], np.int64)
+    left = rank[~np.isin(rows, np.concatenate(met) if met else [])]
+    alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
+    offsets = dict.fromkeys(present, 0) if met else {}
+    return MatchedCollectives(met, offsets, dict(offsets), spread, alone, on_host=True)
+
+
+def _groups(trace: Trace) -> Iterator[list[_Run]]:
+    """Yield the runs of each process group that two or more of the ranks took part in."""
+    rows = np.flatnonzero(trace.is_kind("collective"))
+    rows = rows[np.argsort(trace["start_ns"][rows], kind="stable")]
+    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
+    group = np.asarray(trace["group"], np.int64)[rows]
+    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
+    what, names = _operations(trace, rows)
+    same_size = [code for code, name in enumerate(names) if name in SAME_SIZE]
+    pairwise = np.isin(what, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
+    nbytes = np.where(np.isin(what, same_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
+    for one in np.unique(group).tolist():
+        runs = []
+        for member in np.unique(rank[group == one]).tolist():
+            mine = (group == one) & (rank == member)
+            runs.append(_Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine]))
+        if len(runs) > 1:
+            yield runs
+
+
+def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Return a number for each row's operation and the operations' names, by the kernel's where unknown."""
+    texts = trace.text("collective")
+    codes = {text: code for code, text in enumerate(texts)}
+    named = np.array(
+        [codes.setdefault(collective_of_name(name) or name, len(codes)) for name in trace.text("name")],
+        np.int64,
+    )
+    said = np.asarray(trace["collective"], np.int64)[rows]
+    return np.where(said >= 0, said, named[trace["name"][rows]]), list(codes)
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """One way to lay two sequences along each other."""
+
+    pairs: np.ndarray  # places in the one and in the other
+    wrong: float  # share of the overlap in which operations or sizes differ
+    offset_ns: float  # between the ends
+    stray_ns: float  # how far most single ends lie from that
+    in_time: int  # how many of the one's ends meet an end of the other's at that offset
+
+    @property
+    def near(self) -> bool:
+        """Whether the clocks agree already: no chance, where collectives are further apart."""
+        return abs(self.offset_ns) <= ENDS_AGREE_NS
+
+    def likely(self) -> tuple[float, ...]:
+        """Sort key, the likeliest first: clocks that agree, most ends that meet, least to explain."""
+        stray = max(self.stray_ns, SPREADS_ALIKE_NS)
+        return (
+            not self.near,
+            -self.in_time,
+            self.wrong,
+            stray,
+            -self.pairs.shape[1],
+            abs(self.offset_ns),
+        )
+
+
+def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
+    """Return the places of two runs that pair up, as two rows of numbers; None if they do not fit.
+
+    And whether that is certain: an iteration earlier or later may fit as well where all take the same time.
+    """
+    shorter = min(len(one.rows), len(other.rows))
+    least = max(1, round(LEAST_SHARE * shorter))
+    found = list(_pairings(one, other, least))
+    steady = sorted((each for each in found if each.in_time >= least), key=_Pairing.likely)
+    merged = [(each, _merge(one, other, each.offset_ns)) for each in steady[:LIKELIEST]]
+    merged = [(each, pairs) for each, pairs in merged if pairs.shape[1] >= least]
+    if merged:
+        best, pairs = max(merged, key=lambda each: (each[0].near, each[1].shape[1]))
+        shift = np.unique(pairs[0] - pairs[1])
+        for each in found if len(shift) == 1 else []:  # nothing is lost in between: the order alone tells
+            if not each.wrong and each.pairs[0, 0] - each.pairs[1, 0] == shift[0]:
+                pairs = each.pairs
+        alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
+        return pairs, best.near or len(alike) < 2
+    # Clocks that drift: nothing but the order is left, and only a whole sequence shows that.
+    whole = [each for each in found if not each.wrong]
+    if not whole:
+        return None
+    return min(whole, key=lambda each: (-each.pairs.shape[1], each.stray_ns)).pairs, True
+
+
+def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
+    """Yield the ways to lay one sequence along the other in which enough operations and sizes agree."""
+    shifts = range(least - len(other.rows), len(one.rows) - least + 1)
+    middle = len(one.rows) - len(other.rows)
+    ends = np.sort(other.end_ns)
+    for shift in sorted(shifts, key=lambda shift: (abs(2 * shift - middle), shift))[:MOST_PAIRINGS]:
+        here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
+        agrees = _alike(one, other, here, here - shift)
+        if agrees.sum() < least:
+            continue
+        here = here[agrees]
+        apart = one.end_ns[here] - other.end_ns[here - shift]
+        offset = float(np.median(apart))
+        stray = float(np.percentile(np.abs(apart - offset), 90))
+        looked_for = one.end_ns - offset
+        after = np.minimum(np.searchsorted(ends, looked_for), len(ends) - 1)
+        nearest = np.minimum(
+            np.abs(ends[after] - looked_for), np.abs(ends[np.maximum(after - 1, 0)] - looked_for)
+        )
+        in_time = int((nearest <= ENDS_AGREE_NS).sum())
+        yield _Pairing(np.stack([here, here - shift]), float((~agrees).mean()), offset, stray, in_time)
+
+
+def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    sizes, others = one.nbytes[here], other.nbytes[there]
+    return np.asarray(
+        (one.what[here] == other.what[there]) & ((sizes == others) | (sizes < 0) | (others < 0))
+    )
+
+
+def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
+    """Pair two runs by their ends on aligned clocks, where rows are missing in between."""
+    pairs: list[tuple[int, int]] = []
+    here = there = 0
+    while here < len(one.rows) and there < len(other.rows):
+        apart = one.end_ns[here] - other.end_ns[there] - offset_ns
+        if abs(apart) <= ENDS_AGREE_NS and _alike(one, other, np.array([here]), np.array([there]))[0]:
+            if here + 1 < len(one.rows) and abs(apart + one.end_ns[here + 1] - one.end_ns[here]) < abs(apart):
+                here += 1
+            elif there + 1 < len(other.rows) and abs(
+                apart - np.diff(other.end_ns[there : there + 2])[0]
+            ) < abs(apart):
+                there += 1
+            else:
+                pairs.append((here, there))
+                here, there = here + 1, there + 1
+        elif apart > 0:
+            there += 1
+        else:
+            here += 1
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def _spanned(
+    ranks: list[int], ties: Iterable[tuple[int, int, int, int, int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return each rank's offset to the first rank it met, itself or through others, and its noise."""
+    near: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in ranks}
+    for one, other, offset, noise, _ in sorted(ties, key=lambda tie: (-tie[4], tie)):
+        near[one].append((other, offset, noise))
+        near[other].append((one, -offset, noise))
+    offsets: dict[int, int] = {}
+    noises: dict[int, int] = {}
+    for first in ranks:
+        if first in offsets or not near[first]:
+            continue
+        offsets[first], noises[first] = 0, 0
+        waiting = deque([first])
+        while waiting:
+            rank = waiting.popleft()
+            for other, offset, noise in near[rank]:
+                if other not in offsets:
+                    offsets[other], noises[other] = offsets[rank] + offset, max(noises[rank], noise)
+                    waiting.append(other)
+    return offsets, noises

@@ -1,0 +1,382 @@
+"""Which call of an operator a task belongs to, what a device runs, and which work runs at once.
+
+A CPU task lies within the row it is a piece of, device work within the call that launched it. Operators
+nest: `aten::layer_norm` calls `aten::native_layer_norm`, which launches the kernel. So a task has an
+innermost call and an outermost one, and any regular expression on operator names picks one between. What
+edits inserted belongs to no call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daydream.arrays import distinct, unique
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.tables import CPU, Lane
+from daydream.lazy import regex
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.graph.selection import Selection
+
+
+def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
+    """Return the trace's row of the call of an operator that each task belongs to.
+
+    Args:
+        graph: the graph of the trace.
+        ids: tasks, shape (tasks,), int64 (`selection.ids`).
+        name: regular expression that the operator's name must match; ranges that the program named
+            (`record_function`, NVTX) count only when they are asked for by name.
+        inner: the innermost such call; else the outermost.
+
+    Returns:
+        shape (tasks,), int64; -1 for none.
+
+    Raises:
+        GraphError: the name is not a regular expression.
+    """
+    rows, trace = graph.columns["row"][ids].astype(np.int64), graph.recorded
+    if name is None:
+        parent = np.asarray(trace["parent"], np.int64)
+        return _enclosing(parent, trace.is_kind("operator"), rows, inner=inner)
+    try:
+        match = re.compile(name).search
+    except re.error as error:
+        raise GraphError(f"{name!r} is not a regular expression ({error})") from None
+    fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
+    wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
+    return _enclosing(_with_hand_offs(graph), wanted, rows, inner=inner)
+
+
+def _with_hand_offs(graph: Graph) -> np.ndarray:
+    """Return the row around each row; around what the autograd thread runs is the range that waits for it.
+
+    A thread that calls `backward()` stands still until the autograd thread is done, so a range
+    that the program put around the call holds that work, too.
+    """
+    if "hand_offs" not in graph._of_trace:
+        trace = graph.recorded
+        parent = np.array(trace["parent"], np.int64)
+        backward = [*trace.text("phase"), "backward"].index("backward")
+        host = trace.is_kind("operator", "annotation", "runtime")
+        is_range = trace.is_kind("annotation")
+        ranges = np.flatnonzero(is_range)
+        ranks, tids, starts = (np.asarray(trace[name], np.int64) for name in ("rank", "tid", "start_ns"))
+        ends = starts + np.asarray(trace["duration_ns"], np.int64)
+        phase = np.asarray(trace["phase"])
+        for rank in unique(ranks[ranges]).tolist():
+            here = host & (ranks == rank)
+            own = ranges[ranks[ranges] == rank]
+            caller = np.flatnonzero(here & (phase >= 0) & (phase != backward))
+            values, counts = np.unique(tids[caller if len(caller) else own], return_counts=True)
+            main = int(values[counts.argmax()])
+            waiting = own[tids[own] == main]
+            top = np.flatnonzero(here & (phase == backward) & (parent < 0) & (tids != main))
+            latest = np.searchsorted(starts[waiting], starts[top], side="right") - 1
+            around = np.append(waiting, -1)[latest]
+            while (over := (around >= 0) & ((ends[around] <= starts[top]) | ~is_range[around])).any():
+                around[over] = parent[around[over]]
+            parent[top] = around
+        graph._of_trace["hand_offs"] = parent
+    return np.asarray(graph._of_trace["hand_offs"])
+
+
+def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:
+    """Return the outermost (or innermost) wanted row among each row and those around it, -1 for none."""
+    found = np.full(len(rows), -1)
+    active = np.flatnonzero(rows >= 0)
+    up = rows[active]
+    while len(active):
+        hit = wanted[up]
+        found[active[hit]] = up[hit]
+        up = parent[up]
+        going = (up >= 0) & ~hit if inner else up >= 0
+        active, up = active[going], up[going]
+    return found
+
+
+def instances(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
+    """Return a number for the call each task belongs to, -1 for none; a repeated call has its own."""
+    return _numbered(graph, ids, call_rows(graph, ids, name, inner=inner))
+
+
+def row_numbers(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return a number for the row that each task is a piece of, -1 for none; a repeated row has its own."""
+    return _numbered(graph, ids, graph.columns["row"][ids].astype(np.int64))
+
+
+def _numbered(graph: Graph, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    repeat = graph.columns["repeat"][ids].astype(np.int64)
+    return np.where(rows >= 0, rows + repeat * len(graph.recorded), -1)
+
+
+def operators(tasks: Selection) -> Selection:
+    """Return the CPU tasks of the operator calls that did this work and no other.
+
+    For device work: every call of an operator whose device work, that of its inner calls
+    included, is all selected; with it go its inner calls, its launches and its
+    synchronizations. An operator that also launched something else stays whole. For CPU
+    tasks: the call that each is a piece of, inner calls included, under the same condition
+    on its device work. Raises `NotApplicableError` where the trace records no operators.
+    """
+    graph = tasks.graph
+    trace, columns = graph.recorded, graph.columns
+    parent, is_operator = np.asarray(trace["parent"], np.int64), trace.is_kind("operator")
+    if not is_operator.any():
+        raise NotApplicableError("this trace records no operators, so whose CPU time goes is not known")
+    alive = np.flatnonzero(graph.alive & (columns["row"] >= 0))
+    rows, repeat = columns["row"][alive].astype(np.int64), columns["repeat"][alive]
+    device, chosen = columns["kind"][alive] != CPU, np.isin(alive, tasks.ids)
+    picked = np.zeros(len(alive), bool)
+    for number in unique(repeat[chosen]).tolist():
+        mine = repeat == number
+        others = _around(parent, rows[mine & device & ~chosen])
+        own = _around(parent, rows[mine & device & chosen])
+        call = _enclosing(parent, is_operator, rows[mine & ~device & chosen], inner=True)
+        own[call[call >= 0]] = True
+        whole = is_operator & own & ~others
+        cpu = np.flatnonzero(mine & ~device)
+        picked[cpu] = _enclosing(parent, whole, rows[cpu], inner=True) >= 0  # the nearest is enough
+    return tasks.of(alive[picked], f"operators of {tasks.words}")
+
+
+def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the other pieces of some runtime calls, and the place of each one's call among them.
+
+    A blocking call is cut into the call and its return, a long one into the time before it
+    submits its work and the rest; the pieces are CPU tasks of one row.
+    """
+    runtime = np.append(graph.recorded.is_kind("runtime"), False)
+    known = np.flatnonzero(runtime[graph.columns["row"][calls]])[::-1]
+    _, number = distinct(row_numbers(graph, np.arange(graph.size)))
+    place = np.full(int(number.max(initial=-1)) + 1, -1)
+    place[number[calls[known]]] = known  # of several pieces of one call, the first
+    of = np.where(graph.alive & (graph.columns["kind"] == CPU), place[number], -1)
+    of[calls] = -1
+    ids = np.flatnonzero(of >= 0)
+    return ids, of[ids]
+
+
+def _around(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return a mask of rows and of all that enclose them."""
+    around = np.zeros(len(parent), bool)
+    while len(rows):
+        around[rows] = True
+        rows = parent[rows]
+        rows = unique(rows[(rows >= 0) & ~around[rows]])
+    return around
+
+
+def shapes_in(text: str) -> list[list[int]]:
+    """Return the shapes of tensors in a recorded text, those within lists of tensors too.
+
+    `[[32, 64], [64], []]` holds a matrix, a vector, and an argument that is no tensor (or a scalar).
+    """
+    return [*_shapes_in(text)]
+
+
+@lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
+def _shapes_in(text: str) -> list[list[int]]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return _flat(found) if isinstance(found, list) else []
+
+
+def _flat(found: list[Any]) -> list[list[int]]:
+    shapes: list[list[int]] = []
+    for each in found:
+        if not isinstance(each, list) or not each:
+            continue
+        if all(isinstance(size, int) for size in each):
+            shapes.append(each)
+        else:
+            shapes += _flat(each)
+    return shapes
+
+
+def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
+    trace = graph.recorded
+    rows = graph.columns["row"][ids].astype(np.int64)
+    return _enclosing(np.asarray(trace["parent"], np.int64), trace["shapes"] >= 0, rows, inner=True)
+
+
+GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
+
+LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
+
+
+def device_work(graph: Graph) -> np.ndarray:
+    """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
+    mask: np.ndarray = graph.columns["kind"] != CPU
+    host = np.array([lane.host for lane in graph.lanes], bool)
+    if host.any():
+        mask &= ~host[graph.columns["lane"]]
+    return mask
+
+
+def fused_parts(graph: Graph) -> np.ndarray:
+    """Return a mask of the parts of fused work: what a map of debug handles gives several owners.
+
+    Returns:
+        A mask of the tasks: bool, shape (tasks of the graph,).
+    """
+    handles = graph.recorded.handles
+    if handles is None:
+        return np.zeros(graph.size, bool)
+    several = np.array([*(len(handles[each]) > 1 for each in handles), False])
+    row = graph.columns["row"]
+    return np.asarray(several[graph.recorded["handle"][row]] & (row >= 0))
+
+
+def whole_duration_ns(tasks: Selection) -> np.ndarray:
+    """Return how long the kernel of each task runs: of a part of fused work that of all parts together.
+
+    int64, shape (tasks,), in ns.
+    """
+    graph, duration = tasks.graph, tasks.duration_ns
+    parts, row = fused_parts(graph), graph.columns["row"]
+    if not parts[tasks.ids].any():
+        return duration
+    mine = graph.alive & parts & (graph.columns["repeat"] == 0)
+    of_row = np.zeros(int(row.max()) + 1, np.int64)
+    np.add.at(of_row, row[mine], graph.columns["duration_ns"][mine])
+    return np.where(parts[tasks.ids], of_row[row[tasks.ids]], duration)
+
+
+def in_replays(tasks: Selection) -> Selection:
+    """Return those of some device tasks that a replayed CUDA (or HIP) graph runs: its call launched them.
+
+    What nsys records of a graph as a whole is one task; work between its nodes that was not traced counts.
+    """
+    graph = tasks.graph
+    columns = graph.columns
+    replays = np.array([GRAPH_LAUNCH in name for name in graph.texts["name"]] + [False], bool)
+    call = columns["launch"][tasks.ids]
+    found = (call >= 0) & replays[columns["name"][call]] & device_work(graph)[tasks.ids]
+    return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
+
+
+def mostly_replayed(tasks: Selection) -> bool:
+    """Tell whether most of some device work, by number or by time, runs inside replays of graphs."""
+    inside = in_replays(tasks)
+    return 2 * len(inside) > len(tasks) or 2 * inside.total("duration_ns") > tasks.total("duration_ns")
+
+
+def unrecorded_launches(graph: Graph) -> bool:
+    """Tell whether calls of the trace launched kernels, of which it has none."""
+    if device_work(graph)[graph.alive].any():
+        return False
+    names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
+    return bool(names[graph.columns["name"][graph.alive]].any())
+
+
+class Coverage:
+    """The time that any of some intervals covers: `start_ns` and `end_ns` bound its pieces, in order."""
+
+    def __init__(self, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
+        lasting = end_ns > start_ns
+        order = np.argsort(start_ns[lasting], kind="stable")
+        start = start_ns[lasting][order]
+        end = np.maximum.accumulate(end_ns[lasting][order])
+        first = np.ones(len(start), bool)
+        first[1:] = start[1:] > end[:-1]
+        self.start_ns: np.ndarray = start[first]
+        self.end_ns: np.ndarray = end[np.append(first[1:], True)[: len(end)]]
+        self.before_ns = np.append(0, np.cumsum(self.end_ns - self.start_ns))  # covered ahead of each piece
+        self._ends_ns = np.append(-(2**62), self.end_ns)  # of the piece that has begun; of none, before all
+
+    def until(self, time_ns: np.ndarray) -> np.ndarray:
+        """Return how much is covered before each time."""
+        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+        covered: np.ndarray = self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0)
+        return covered
+
+    def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+        """Return how much of each span is covered."""
+        return self.until(end_ns) - self.until(start_ns)
+
+
+def sharing(lanes: Sequence[Lane]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return, for each device, masks of the lanes whose kernels run on it and of those with its transfers.
+
+    Of a rank with several devices the lanes of no device (a link that an edit made) carry transfers
+    of all of them. Pools of CPU threads are on no device.
+    """
+    rank = np.array([lane.rank for lane in lanes], np.int64)
+    device = np.array([lane.device for lane in lanes], np.int64)
+    on_device = np.array([lane.on_device and not lane.host for lane in lanes], bool)
+    found = []
+    for each in unique(rank[on_device]).tolist():
+        mine = on_device & (rank == each)
+        named = unique(device[mine & (device >= 0)]).tolist()
+        if len(named) < 2:
+            found.append((mine, mine))
+            continue
+        for number in named:
+            own = mine & (device == number)
+            transfers = own | (mine & (device < 0))
+            found.append((transfers if number == named[0] else own, transfers))
+    return found
+
+
+# Calls of what torch.compile (its piece, its region, its node) and ExecuTorch made of a model.
+COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
+
+
+class WholeCalls(NamedTuple):
+    """Device work of calls that run many layers as one.
+
+    `inside` and `unplaced` are masks of the tasks, bool: what such calls launch, and what of it has no layer
+    but the call's. `layers` are the codes of the calls' layers, `around` of those that hold others besides
+    what is in their paths, as a model does; `where` says what runs most of the unplaced work.
+    """
+
+    inside: np.ndarray
+    unplaced: np.ndarray
+    layers: frozenset[int]
+    around: frozenset[int]
+    where: str
+
+
+def whole_calls(graph: Graph) -> WholeCalls | None:
+    """Return the device work of replays and compiled calls; None where all of it has a layer of its own."""
+    found: WholeCalls | None = graph.derived("whole_calls", lambda: _whole_calls(graph))
+    return found
+
+
+def within(path: str, outer: str) -> bool:
+    """Tell whether a layer is another one, or inside it."""
+    return path == outer or path.startswith(f"{outer}.")
+
+
+def _whole_calls(graph: Graph) -> WholeCalls | None:
+    device = np.flatnonzero(device_work(graph) & graph.alive)
+    layers = graph.columns["layer"]
+    row = call_rows(graph, device, COMPILED_CALL)
+    replayed = np.isin(device, in_replays(graph.tasks(device)).ids)
+    of_call = np.append(graph.recorded["layer"], -1)[row]
+    call = np.where(row >= 0, of_call, layers[graph.columns["launch"][device]])
+    inside = (row >= 0) | replayed
+    unplaced = inside & ((layers[device] < 0) | (layers[device] == call))
+    if not unplaced.any():
+        return None
+    texts = graph.texts["layer"]
+    pairs = {*zip(call[inside].tolist(), layers[device][inside].tolist(), strict=True)}
+    around = {one for one, other in pairs if min(one, other) >= 0 and not within(texts[other], texts[one])}
+    layers_of_calls = frozenset(one for one, _ in pairs if one >= 0)
+    of_replays = 2 * graph.columns["duration_ns"][device[unplaced & replayed]].sum()
+    mostly = of_replays > graph.columns["duration_ns"][device[unplaced]].sum()
+    masks = np.zeros((2, graph.size), bool)
+    masks[0, device], masks[1, device] = inside, unplaced
+    where = "CUDA graphs" if mostly else "compiled calls"
+    return WholeCalls(masks[0], masks[1], layers_of_calls, frozenset(around), where)

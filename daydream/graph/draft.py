@@ -1,0 +1,384 @@
+"""Draft: the graph under construction, with what was recorded beside it.
+
+The rules fill it one after the other, through its few writing methods; what is looked up (tasks by lane,
+what a call launched, what holds a task) is worked out from what it holds, so that no rule has to keep
+anything up to date for the next. Recorded times live here and not in the graph: a graph holds causes and
+costs, never observed outcomes (only `measured_start_ns`, for comparing a replay with the recording).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from daydream.arrays import distinct, unique
+from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause, around, stable_order
+from daydream.graph.tables import CODED, COLUMNS, CPU, DEFAULTS, Facts, Lane, Table
+from daydream.trace.schema import PHASES
+from daydream.trace.trace import Trace
+
+RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
+NEVER = -(2**60)  # before any recorded time
+ROOM = 8  # for this part of the tasks room is left, for those that later rules add
+NONE = np.empty(0, np.int64)
+OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
+
+
+@dataclass
+class DeviceWork:
+    """Device rows that are no tasks yet, by lane and in launch order."""
+
+    row: np.ndarray  # -1 for work that was not traced
+    like: np.ndarray  # a row that it resembles
+    lane: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    launch: np.ndarray
+    order: np.ndarray
+    unit: np.ndarray  # correlation, the same for all nodes of a graph launch
+
+
+class Draft:
+    """What the rules read and write: a column is an attribute, with one entry per task.
+
+    `end_ns` is the recorded end, `waited` is true where a wait was taken out of the time of a task, `unit` is
+    the correlation of device work, the same for all nodes of a graph launch. Columns are written to in place;
+    `add` makes new arrays where there is no room, so an array is not kept over it.
+    """
+
+    lane: np.ndarray
+    kind: np.ndarray
+    name: np.ndarray
+    op: np.ndarray
+    layer: np.ndarray
+    phase: np.ndarray
+    step: np.ndarray
+    row: np.ndarray
+    duration_ns: np.ndarray
+    gap_ns: np.ndarray
+    release_ns: np.ndarray
+    launch: np.ndarray
+    latency_ns: np.ndarray
+    order: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    waited: np.ndarray
+    unit: np.ndarray
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.texts: dict[str, list[str]] = {name: list(trace.text(name)) for name in CODED}
+        self.steps = [dict(step) for step in trace.metadata.get("steps", [])]
+        self.lanes: list[Lane] = []
+        self.thread_ids: list[tuple[int, int, int]] = []  # (rank, pid, tid) by CPU lane
+        self.task_of_row = np.full(len(trace), -1, np.int64)  # the first CPU task of each row
+        self.syncs = Table.of("task", "lane", "point", "latency_ns")
+        self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
+        self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
+        self.queue_depth: dict[int, int] = {}
+        self.facts = Facts()
+        self.device_work: DeviceWork | None = None
+        self.checked: Graph | None = None  # the graph, if the last rule has lowered it already
+        self.size = 0
+        types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
+        types |= {"end_ns": np.int64, "waited": bool, "unit": np.int64}
+        self._room = {name: np.empty(0, dtype) for name, dtype in types.items()}
+        self._by_lane: dict[int, np.ndarray] = {}  # tasks in program order, as far as they are looked up
+        self._looked_up = 0
+        self.add(0)
+
+    # writing ----------------------------------------------------------------------------------
+
+    def add(self, count: int, **columns: Any) -> np.ndarray:
+        """Add tasks and return their ids; a value for all or one for each, else the column's default.
+
+        The recorded end is that of the duration if it is not given.
+        """
+        first = self.size
+        self.size = self.size + count
+        if len(self._room["lane"]) < self.size:
+            self.reserve(self.size)
+        if "end_ns" not in columns:
+            columns["end_ns"] = np.add(columns.get("start_ns", -1), columns.get("duration_ns", 0))
+        for name, room in self._room.items():
+            room[first : self.size] = columns.get(name, DEFAULTS.get(name, -1 if name == "start_ns" else 0))
+            setattr(self, name, room[: self.size])
+        return np.arange(first, self.size)
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many tasks, and some more."""
+        for name, room in self._room.items():
+            self._room[name] = np.empty(count + count // ROOM, room.dtype)
+            self._room[name][: len(room)] = room
+
+    def add_lane(self, lane: Lane) -> int:
+        """Add a lane and return its number."""
+        self.lanes.append(lane)
+        return len(self.lanes) - 1
+
+    def code(self, column: str, text: str) -> int:
+        """Return the code of a text in a coded column, made if it is new."""
+        texts = self.texts[column]
+        if text not in texts:
+            texts.append(text)
+        return texts.index(text)
+
+    def move(self, tasks: Any, **columns: Any) -> None:
+        """Set columns of tasks by which they are looked up: their lane, their order."""
+        for name, values in columns.items():
+            getattr(self, name)[tasks] = values
+        self._by_lane = {}
+        self._looked_up = 0
+
+    def link(
+        self,
+        src: np.ndarray,
+        dst: np.ndarray,
+        *,
+        latency_ns: Any = 0,
+        from_start: Any = False,
+        cause: Cause,
+    ) -> None:
+        """Let each task of `dst` start no earlier than its task of `src` ends (or starts), plus a latency."""
+        if len(src):
+            self.links.add(src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause))
+
+    def follow_instead(self, tasks: np.ndarray, others: np.ndarray) -> None:
+        """Let what follows the ends of tasks follow those of others, one for each."""
+        moved = np.arange(self.size)
+        moved[tasks] = others
+        from_start = self.links["from_start"]
+        src = self.links["src"]
+        self.links.put("src", np.where(from_start != 0, src, moved[src]))
+
+    def add_waits(self, record: Any, source: Any, wait: Any, target: Any) -> None:
+        """Let work launched on lane `target` after `wait` follow the work on `source` up to `record`."""
+        self.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
+
+    def note(self, sentence: str) -> None:
+        """Say something that a reader of any result from this graph should know."""
+        self.facts.notes.append(sentence)
+
+    def add_cpu_tasks(
+        self, like: np.ndarray, start: np.ndarray, order: Any, name: str | None = None, **columns: Any
+    ) -> np.ndarray:
+        """Add CPU tasks without duration, each to the thread of another task, with its name by default."""
+        same = self.values(like, "lane", "op", "layer", "phase", "step", "name")
+        if name is not None:
+            same["name"] = self.code("name", name)
+        return self.add(len(like), order=order, start_ns=start, **same, **columns)
+
+    def turn_into_wait(
+        self,
+        tasks: np.ndarray,
+        begin: np.ndarray,
+        woken: np.ndarray,
+        end: np.ndarray,
+        *,
+        order: Any,
+        inside: Any = True,
+        like: np.ndarray | None = None,
+        name: str | None = None,
+        works_on: bool = False,
+    ) -> np.ndarray:
+        """Cut a wait out of CPU time and return the tasks that go on behind it; they are to be given a cause.
+
+        Args:
+            tasks: those whose time it is, or whose gap.
+            begin: when they began to wait, in ns of the recording; what came before stays.
+            woken: when what they waited for had come.
+            end: when their time or gap was over: what is left from `woken` on is the gap of what goes on.
+            order: the place of what goes on in program order.
+            inside: whether the wait lies in the time of a task, not in the gap behind it.
+            like: the tasks that those that go on resemble, by default those that waited.
+            name: the name of what goes on, by default that of the task.
+            works_on: whether what is left is work of the task, not a gap.
+
+        """
+        gap = np.where(inside, self.gap_ns[tasks], 0)
+        before = np.where(inside, self.start_ns[tasks], self.end_ns[tasks])
+        kept = np.maximum(begin - before, 0)
+        self.duration_ns[tasks] = np.where(inside, kept, self.duration_ns[tasks])
+        self.gap_ns[tasks] = np.where(inside, 0, kept)
+        self.end_ns[tasks] = np.where(inside, before + kept, before)
+        rest = {"duration_ns": end - woken, "row": self.row[tasks]} if works_on else {}
+        gap = gap if works_on else gap + end - woken
+        return self.add_cpu_tasks(tasks if like is None else like, woken, order, name, gap_ns=gap, **rest)
+
+    def wait_first(self, calls: np.ndarray, until: np.ndarray) -> None:
+        """Take the wait at the begin of calls out of their time: they begin when it was over, in ns."""
+        self.duration_ns[calls] = self.end_ns[calls] - until
+        self.start_ns[calls] = until
+        self.waited[calls] = True
+
+    def finish(self) -> Graph:
+        """Return the graph of what was found so far."""
+        if self.checked is not None:
+            return self.checked
+        graph = Graph(self.trace)
+        graph.texts = self.texts
+        graph.steps = self.steps
+        graph.facts = self.facts
+        for lane in self.lanes:
+            graph.add_lane(lane)
+        for name in COLUMNS:
+            graph.columns.put(name, getattr(self, OF_GRAPH.get(name, name)).view())
+        graph.syncs = self.syncs
+        graph.waits = self.waits
+        graph.links = self.links
+        graph.queue_depth = self.queue_depth
+        graph.freeze()
+        return graph
+
+    # looking up tasks -------------------------------------------------------------------------
+
+    def values(self, tasks: np.ndarray, *names: str) -> dict[str, Any]:
+        """Return columns of some tasks, all columns by default."""
+        return {name: getattr(self, name)[tasks] for name in names or self._room}
+
+    def on(self, lane: int) -> np.ndarray:
+        """Return the tasks of a lane in program order."""
+        return self._lane_tasks().get(lane, NONE)
+
+    def threads(self) -> list[int]:
+        """Return the lanes of the CPU that have tasks."""
+        return sorted(lane for lane in self._lane_tasks() if not self.lanes[lane].on_device)
+
+    def streams(self) -> list[tuple[int, np.ndarray]]:
+        """Return (lane, its tasks in program order) for each stream of a device that has tasks."""
+        found = sorted(self._lane_tasks().items())
+        return [(n, tasks) for n, tasks in found if self.lanes[n].on_device and not self.lanes[n].host]
+
+    def ranks(self, tasks: np.ndarray) -> np.ndarray:
+        """Return the rank of each task."""
+        return np.array([lane.rank for lane in self.lanes], np.int64)[self.lane[tasks]]
+
+    def launched(self) -> np.ndarray:
+        """Return the tasks that a call launched."""
+        return np.flatnonzero(self.launch >= 0)
+
+    def launched_by(self, thread: int) -> np.ndarray:
+        """Return the tasks that the calls of a thread launched, in program order."""
+        work = self.launched()
+        return self.in_order(work[self.lane[self.launch[work]] == thread])
+
+    def launched_around(self, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the task that the thread of each call launched last before it, and next; -1 for none."""
+        return around(self.launched_by, self.order, self.lane[calls], self.order[calls])
+
+    def on_streams(self) -> np.ndarray:
+        """Return the tasks of the streams, stream by stream in program order."""
+        return np.concatenate([NONE, *(tasks for _, tasks in self.streams())])
+
+    def in_order(self, tasks: np.ndarray) -> np.ndarray:
+        """Return tasks in program order."""
+        return tasks[np.argsort(self.order[tasks], kind="stable")]
+
+    def _lane_tasks(self) -> dict[int, np.ndarray]:
+        if self._looked_up < self.size:
+            new = np.arange(self._looked_up, self.size)
+            new = new[stable_order(self.lane[new], len(self.lanes))]
+            self._looked_up = self.size
+            for begin, end in runs_of(self.lane[new]):
+                lane = int(self.lane[new[begin]])
+                tasks = np.concatenate([self._by_lane.get(lane, NONE), new[begin:end]])
+                self._by_lane[lane] = self.in_order(tasks)
+        return self._by_lane
+
+    def held_by(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (device tasks, the task each waits for, row of `waits` or -1), as lowering will find."""
+        waits = self.waits
+        order = self.order
+        earlier, _ = around(self.on, order, waits["source"], order[waits["record"]])
+        _, later = around(self.on, order, waits["target"], order[waits["wait"]])
+        rows = np.flatnonzero((earlier >= 0) & (later >= 0) & (order[earlier] < order[later]))
+        linked = self.kind[self.links["dst"]] != CPU
+        return (
+            np.append(later[rows], self.links["dst"][linked]),
+            np.append(earlier[rows], self.links["src"][linked]),
+            np.append(rows, np.full(int(linked.sum()), -1)),
+        )
+
+    def held_until(self) -> np.ndarray:
+        """Return, by task, when the work of other streams that it waits for had ended, or `NEVER`."""
+        later, earlier, _ = self.held_by()
+        until = np.full(self.size, NEVER)
+        np.maximum.at(until, later, self.end_ns[earlier])
+        return until
+
+    def ended_before(self, tasks: np.ndarray) -> np.ndarray:
+        """Return when the task before each device task on its stream had ended; `NEVER` for none."""
+        ended = np.full(self.size, NEVER)
+        for _, run in self.streams():
+            ended[run[1:]] = self.end_ns[run[:-1]]
+        return ended[tasks]
+
+    def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
+        """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
+        codes, number = distinct(self.name if tasks is None else self.name[tasks])
+        fits = [code >= 0 and bool(match(self.texts["name"][code])) for code in codes.tolist()]
+        return np.array(fits, bool)[number]
+
+    @cached_property
+    def calls(self) -> np.ndarray:
+        """The tasks that are runtime calls (their first piece), ascending."""
+        first = np.sort(self.task_of_row[self.trace.is_kind("runtime")])
+        return first[first >= 0]
+
+    def calls_named(self, match: Callable[[str], Any]) -> np.ndarray:
+        """Return the runtime calls whose name fits a predicate on names, ascending."""
+        return self.calls[self.named(match, self.calls)]
+
+    def usual_costs(self, calls: np.ndarray, otherwise: int = 0) -> np.ndarray:
+        """Return the median duration of calls by code of their name, in ns; `otherwise` for names of none.
+
+        int64; the last is that of tasks without a name.
+        """
+        costs = np.full(len(self.texts["name"]) + 1, otherwise, np.int64)
+        names = self.name[calls]
+        durations = self.duration_ns[calls]
+        for name in unique(names).tolist():
+            costs[name] = np.median(durations[names == name])
+        return costs
+
+    # looking up rows of the trace -------------------------------------------------------------
+
+    def texts_of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns that tasks take over from their rows."""
+        trace = self.trace
+        rows = rows.astype(np.intp)  # NumPy looks up other types slowly
+        phases = np.array(
+            [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1], np.int8
+        )
+        same = {name: trace[name].take(rows) for name in ("name", "op", "layer", "step")}
+        return {**same, "phase": phases.take(trace["phase"].take(rows))}
+
+    def units(self, rows: np.ndarray, column: str = "correlation") -> np.ndarray:
+        """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
+        correlation = np.asarray(self.trace[column][rows], np.int64)
+        rank = np.maximum(np.asarray(self.trace["rank"][rows], np.int64), 0)
+        return np.where(correlation >= 0, correlation + (rank << RANK_BITS), -1)
+
+    @cached_property
+    def lane_of_stream(self) -> dict[tuple[int, int], int]:
+        """The lane of each stream of a rank, the busiest if several have it."""
+        found: dict[tuple[int, int], int] = {}
+        for number, tasks in sorted(self._lane_tasks().items(), key=lambda item: (-len(item[1]), item[0])):
+            if self.lanes[number].on_device:
+                row = self.row[tasks.min()]
+                stream = int(self.trace["stream"][row])
+                found.setdefault((max(int(self.trace["rank"][row]), 0), stream), number)
+        return found
+
+
+def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of each run of equal values."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))

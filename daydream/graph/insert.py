@@ -1,0 +1,256 @@
+"""Insertion: one task by its causes, or one next to each task of a selection.
+
+Device work brings its launch, a call of the graph's usual cost. Because lanes keep
+program order, work that is inserted next to a task on that task's lane needs no edge:
+it runs between the task and its neighbor. On another lane an edge ties it to the task.
+
+Keys of program order are whole numbers, with room between those of recorded tasks.
+Where insertions have used the room up, all later tasks move on: the order of what
+is there stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.arrays import distinct
+from daydream.errors import GraphError
+from daydream.graph.calls import row_numbers
+from daydream.graph.select import in_program_order, is_text, lanes_for, one_each, same_graph
+from daydream.graph.tables import COLLECTIVE, CPU, ORDER_STEP, kind_code, nanoseconds, phase_code
+from daydream.trace.schema import FIELDS
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.graph.selection import Selection
+
+TAKEN_OVER = ("phase", "layer", "step", "op", "repeat")
+
+
+def insert_next_to(
+    graph: Graph,
+    tasks: Selection,
+    name: str,
+    *,
+    behind: bool,
+    duration_ns: Any,
+    kind: str | None = None,
+    lane: str | Sequence[str] | None = None,
+    gap_ns: Any = None,
+    launched: bool = True,
+    after: Any = None,
+    before: Any = None,
+    **columns: Any,
+) -> Selection:
+    """Insert one task beside each of `tasks`; return the new ones, in the same order.
+
+    A new task has its neighbour's kind and lane unless others are given (a lane that is new
+    is made, one for each rank), and takes over phase, layer, step and op. Lanes, durations, gaps
+    and other columns are one value or one for each.
+
+    Device work brings its launch: a call of the graph's usual cost on the thread that
+    launched the neighbour, right behind (or before) that call; beside a node of a CUDA
+    graph it is one more node of the graph. Not with `launched=False`, nor beside work whose
+    launch was not recorded.
+
+    On the neighbour's own lane the new work runs between it and the next (or previous) task.
+    On another lane an edge lets it follow (or precede) its neighbour and delays nothing
+    else: `before` (or `after`) names tasks, one for all or one for each, that wait for it (or
+    that it waits for). `gap_ns` is the start-up cost of the trace for device work, 0 for others.
+    """
+    tasks.to_edit().need_all()
+    same_graph(graph, tasks)
+    own = graph.columns
+    ids, count = tasks.ids, len(tasks)
+    kinds = own["kind"][ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
+    on_device, beside_device = kinds != CPU, own["kind"][ids] != CPU
+    # A CPU task's call is itself: beside it the new work is launched, or runs.
+    call = np.where(beside_device, own["launch"][ids].astype(np.int64), ids)
+    lanes, other = _lanes(graph, tasks, on_device, beside_device, call, lane)
+
+    durations = one_each(nanoseconds(duration_ns), count, "duration_ns")
+    startup = np.where(on_device & (kinds != COLLECTIVE), graph.facts.startup_ns, 0)
+    gaps = startup if gap_ns is None else one_each(nanoseconds(gap_ns, "gap_ns"), count, "gap_ns")
+    values = {key: own[key][ids] for key in TAKEN_OVER}
+    values |= {key: one_each(value, count, key) for key, value in encode(graph, columns).items()}
+
+    launches = own["launch"][own["launch"] >= 0]
+    is_node = beside_device & (call >= 0) & (np.bincount(launches, minlength=graph.size)[call] > 1)
+    brings = on_device & (call >= 0) & launched
+    new_call = brings & ~is_node
+    anchor = _anchors(graph, ids, call, on_device, beside_device & ~is_node, behind=behind)
+    # The launch comes before its work: both at one anchor, in this order.
+    twice = np.repeat(np.arange(count), np.where(new_call, 2, 1))
+    keys = place_next_to(graph, anchor[twice], behind=behind)
+    is_launch = np.append(twice[:-1] == twice[1:], False)
+
+    launch = np.where(brings, call, -1)
+    if new_call.any():
+        launch[new_call] = graph.add(
+            int(new_call.sum()),
+            name=graph.code("name", "launch"),
+            kind=CPU,
+            lane=own["lane"][call[new_call]],
+            order=keys[is_launch],
+            duration_ns=graph.facts.launch_cost_ns,
+            **{key: values[key][new_call] for key in TAKEN_OVER},
+        )
+    latency = np.where(new_call, graph.facts.launch_latency_ns, np.where(brings, own["latency_ns"][ids], 0))
+    new = graph.add(
+        count,
+        name=graph.code("name", name),
+        kind=kinds,
+        lane=lanes,
+        order=keys[~is_launch],
+        duration_ns=durations,
+        gap_ns=gaps,
+        launch=launch,
+        latency_ns=latency,
+        **values,
+    )
+    # Behind a CPU task, the launch on its thread is tie enough.
+    tied = other & ~(~beside_device & brings)
+    graph.link(*((ids[tied], new[tied]) if behind else (new[tied], ids[tied])))
+    for side, given in (("after", after), ("before", before)):
+        if given is not None:
+            named = one_each(np.array(ids_of(graph, given), np.int64), count, side)
+            graph.link(*((named, new) if side == "after" else (new, named)))
+    return tasks.of(new, name, ordered=True)
+
+
+def encode(graph: Graph, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return columns with texts as codes. Raises `GraphError` for one that cannot be given."""
+    coded: dict[str, Any] = {}
+    for key, value in columns.items():
+        if is_text(key) and key != "lane":
+            code = {"phase": phase_code, "kind": kind_code}.get(key, partial(graph.code, key))
+            one = value is None or isinstance(value, str)
+            coded[key] = np.int64(code(value)) if one else np.array([code(each) for each in value], np.int64)
+        elif key == "release_ns":
+            coded[key] = nanoseconds(value, key)
+        elif key == "step" or (key in FIELDS and not is_text(key)):
+            coded[key] = np.asarray(value, np.int64)
+        else:
+            raise GraphError(f"cannot give tasks {key!r}; see `Selection.set` for what can be given")
+    return coded
+
+
+def _lanes(
+    graph: Graph,
+    tasks: Selection,
+    on_device: np.ndarray,
+    beside_device: np.ndarray,
+    call: np.ndarray,
+    name: str | Sequence[str] | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lane of each new task, and whether it is another lane than its neighbour's."""
+    own = graph.columns["lane"][tasks.ids].astype(np.int64)
+    if name is not None:
+        lanes = lanes_for(graph, name, own, on_device=bool(on_device.all()))
+        return lanes, lanes != own
+    if (on_device & ~beside_device).any():
+        raise GraphError("device work inserted next to CPU tasks needs its lane: name the stream")
+    lanes = np.where(~on_device & beside_device, graph.columns["lane"][call], own)
+    if (~on_device & beside_device & (call < 0)).any():
+        raise GraphError(
+            "CPU work goes to the thread that launched its neighbour; some of these have no launch"
+        )
+    return lanes, np.zeros(len(lanes), bool)
+
+
+def _anchors(
+    graph: Graph,
+    ids: np.ndarray,
+    call: np.ndarray,
+    on_device: np.ndarray,
+    launched: np.ndarray,
+    *,
+    behind: bool,
+) -> np.ndarray:
+    """Return the task beside which each new one goes in program order.
+
+    Behind device work that is the last of the work and of the pieces of its call (a blocking
+    copy returns after it), before it the first piece of its call.
+    """
+    columns, anchor = graph.columns, ids.copy()
+    use = np.flatnonzero(launched & (call >= 0))
+    calls, rows = call[use], row_numbers(graph, np.arange(graph.size))
+    _, number = distinct(rows)
+    cpu = graph.ids[columns["kind"][graph.ids] == CPU][:: 1 if behind else -1]
+    outermost = np.full(int(number.max(initial=-1)) + 1, -1)
+    outermost[number[calls]] = calls
+    outermost[number[cpu]] = cpu  # the last write wins
+    end = np.where(rows[calls] >= 0, outermost[number[calls]], calls)
+    if behind:
+        end = np.where(columns["order"][end] > columns["order"][ids[use]], end, ids[use])
+    anchor[use] = np.where(on_device[use] | behind, end, calls)
+    return anchor
+
+
+def ids_of(graph: Graph, tasks: Any) -> list[int]:
+    """Return the ids of tasks given as a selection, an id, or several of either."""
+    if tasks is None:
+        return []
+    alone = isinstance(tasks, int | np.integer) or hasattr(tasks, "ids")
+    listed: Iterable[Any] = [tasks] if alone else tasks
+    ids: list[int] = []
+    for task in listed:
+        if hasattr(task, "ids"):  # a selection
+            same_graph(graph, task)
+            ids.extend(task.ids.tolist())
+        else:
+            ids.append(int(task))
+    for task in ids:
+        if not 0 <= task < graph.size or not graph.alive[task]:
+            raise GraphError(f"task {task} is not in the graph; it may have been removed")
+    return ids
+
+
+def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
+    """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
+    order, lanes = graph.columns["order"], graph.columns["lane"]
+    sequence = np.argsort(order, kind="stable")
+    if causes:
+        launched = np.flatnonzero(np.isin(graph.columns["launch"], causes))
+        tasks = in_program_order(graph, np.append(causes, launched))
+        later = sequence[np.flatnonzero(sequence == tasks[-1])[0] + 1 :]
+        key = int(order[tasks[-1]]) + 1
+        crowded = lane in lanes[tasks] and (order[later] <= key).any()
+    elif followers:
+        first = in_program_order(graph, np.array(followers))[0]
+        later = sequence[np.flatnonzero(sequence == first)[0] :]
+        crowded = ((lanes == lane) & (order == order[first]))[:first].any()
+        key = int(order[first]) + (1 if crowded else -1)
+    else:
+        return int(order[lanes == lane].max(initial=-ORDER_STEP)) + ORDER_STEP
+    if crowded:
+        graph.write("order", later, order[later] + 2)
+    return key
+
+
+def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:
+    """Return a key for a new task beside each anchor (ids; one may stand there several times).
+
+    The keys lie between the anchor's and its neighbour's; those of one anchor ascend in the
+    order given. Where there is no room, all that is behind moves on.
+    """
+    order = graph.columns["order"]
+    sequence = np.argsort(order, kind="stable")
+    position = np.empty_like(sequence)
+    position[sequence] = np.arange(len(sequence))
+    places = position[anchors]
+    count = np.bincount(places, minlength=len(order))
+    wanted = count[:-1] if behind else count[1:]  # between each task and the next
+    push = np.where(wanted > 0, np.maximum(wanted + 1 - np.diff(order[sequence]), 0), 0)
+    if push.any():
+        order = order.copy()
+        order[sequence[1:]] += np.cumsum(push)
+        graph.columns.put("order", order)
+    by_place = np.argsort(places, kind="stable")
+    turn = np.empty(len(places), np.int64)
+    turn[by_place] = np.arange(len(places)) - np.searchsorted(places[by_place], places[by_place])
+    return order[anchors] + 1 + turn if behind else order[anchors] - count[places] + turn

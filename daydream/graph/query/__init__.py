@@ -1,1 +1,0 @@
-"""Questions to a graph: which tasks match, how they group, what their columns, calls and layers are."""

@@ -1,0 +1,382 @@
+"""Selecting: columns of tasks, which tasks fit the words of a selection, and what to say when none does.
+
+Columns are the graph's own, the trace's through the row behind each task, and derived ones.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from daydream import lazy
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.calls import call_rows, device_work, instances, shape_rows, shapes_in
+from daydream.graph.tables import CODED, KINDS, UNSET
+from daydream.lazy import regex
+from daydream.text import closest
+from daydream.trace.schema import FIELDS, PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.graph.selection import Selection
+
+Where: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # words, and the texts wanted of each
+
+BY_GLOB = ("layer",)
+BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
+GLOB = regex(r"[*?[]")
+MOST_LAYERS = 6  # that a message lists
+
+
+def texts_of(where: Mapping[str, Any]) -> Where:
+    """Return the words of a selection that are texts, as they are kept with it."""
+    words = {name: (wanted,) if isinstance(wanted, str) else wanted for name, wanted in where.items()}
+    return tuple((name, tuple(texts)) for name, texts in sorted(words.items()) if isinstance(texts, Sequence))
+
+
+def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> np.ndarray:
+    """Return a mask of the tasks that match every word."""
+    mask = np.ones(len(ids), bool)
+    for name, wanted in where.items():
+        left = np.flatnonzero(mask)
+        mask[left] = _matches(graph, ids[left], name, wanted)
+    return mask
+
+
+def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
+    if name == "on":
+        if wanted not in ("cpu", "gpu"):
+            raise GraphError(f"on={wanted!r}; choose cpu or gpu")
+        on_device = device_work(graph)[ids]
+        return on_device if wanted == "gpu" else ~on_device
+    options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+    if name == "within":
+        return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
+    if name == "handle":
+        return _of_handles(graph, ids, options)
+    if not is_text(name):
+        values = read_column(graph, name, ids)
+        return values == options[0] if len(options) == 1 else np.isin(values, options)
+    _known(name, options)
+    if name == "lane":
+        return np.isin(
+            graph.columns["lane"][ids], [n for option in options for n in lanes_named(graph, option)]
+        )
+    patterns = tuple(options)
+    return _by_text(*coded(graph, name, ids), lambda text: _fits(name, text, patterns), bool)
+
+
+def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.ndarray:
+    """Return a mask of the tasks of these identifiers in the trace's map of debug handles."""
+    handles = graph.recorded.handles
+    if handles is None:
+        raise GraphError("this trace has no debug handles; give a map with --handles FILE")
+    places = {each: place for place, each in enumerate(handles)}
+    unknown = [each for each in identifiers if each not in places]
+    if unknown:
+        near = closest(str(unknown[0]), map(str, places))
+        hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(places):,} are known."
+        raise GraphError(f"no compiled piece has the identifier {unknown[0]!r:.60}. {hint}")
+    return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
+
+
+@lru_cache(maxsize=1 << 16)  # optimizations ask the same of the same texts
+def _fits(name: str, text: str | None, options: tuple[str, ...]) -> bool:
+    if text is None:
+        return False
+    if name in BY_REGEX:
+        try:
+            return any(re.search(option, text) for option in options)
+        except re.error as error:
+            raise GraphError(f"{name}: not a regular expression ({error})") from None
+    if name in BY_GLOB:
+        return any(fnmatch.fnmatchcase(text, option) for option in options)
+    return text in options
+
+
+def _known(name: str, options: Iterable[Any]) -> None:
+    if not all(isinstance(option, str) for option in options):
+        raise GraphError(f"{name} is matched by text, not by {options!r}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name)
+    if vocabulary:
+        for option in options:
+            if option not in vocabulary:
+                near = closest(option, vocabulary)
+                hint = f". Did you mean {near[0]!r}?" if near else ""
+                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
+
+
+def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
+    """Return what to say when nothing matched: what is missing from the trace, and what to do."""
+    lines = [f"no task matched {words or 'the selection'}."]
+    pairs = [pair for where in conditions for pair in where]
+    columns = graph.columns
+    wanted = [pattern for name, patterns in pairs if name == "layer" for pattern in patterns]
+    devices = any(part in str(texts) for _, texts in pairs for part in ("kernel", "gpu"))
+    if any(name == "phase" for name, _ in pairs) and not (columns["phase"][graph.alive] >= 0).any():
+        lines.append(
+            "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
+        )
+    if wanted:
+        lines += _layers_meant(graph, wanted)
+    if devices and not device_work(graph)[graph.alive].any():
+        lines.append("This trace holds no device work; it was recorded on the CPU only.")
+    return "\n       ".join(lines)
+
+
+def _layers_meant(graph: Graph, wanted: Sequence[str]) -> list[str]:
+    """Return what to say of layers that were looked for, where the trace has none of them."""
+    used = np.unique(graph.columns["layer"][graph.alive])
+    layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
+    if not layers:
+        return ["This trace has no layers. Record it with `daydream collect`, or select by name or op."]
+    said = []
+    for pattern in wanted:
+        if not fnmatch.filter(layers, pattern):
+            near = nearest_layers(pattern, layers)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            said.append(f"No layer matches {pattern!r}.{hint}")
+    if said:
+        more = f" and {len(layers) - MOST_LAYERS:,} more" if len(layers) > MOST_LAYERS else ""
+        said.append(f"Layers are {', '.join(layers[:MOST_LAYERS])}{more}.")
+    return said
+
+
+def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
+    """Return patterns (or paths) like the one that was `wanted` which some of the layers match.
+
+    The first part of the path that no layer has is spelled as the nearest one that layers have there.
+    """
+    parts, paths = wanted.split("."), [layer.split(".") for layer in layers]
+    for place, part in enumerate(parts):
+        paths = [path for path in paths if len(path) > place]
+        here = sorted({path[place] for path in paths})
+        fitting = fnmatch.filter(here, part)
+        if fitting:
+            paths = [path for path in paths if path[place] in fitting]
+            continue
+        spelled = [
+            ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
+            for each in closest(GLOB.sub("", part), here, 3, 0.7)
+        ]
+        matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
+        if matched:
+            return matched[:2]
+        break
+    return closest(GLOB.sub("", wanted).strip("."), layers, 3)
+
+
+def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return the place of each task's layer in the order layers first run forward, from 0; -1 for unknown.
+
+    Raises `NotApplicableError` if no task has a layer.
+    """
+    columns = graph.columns
+    tasks = graph.ids[columns["layer"][graph.ids] >= 0]
+    if not len(tasks):
+        raise NotApplicableError("this trace has no layers; record it with `daydream collect`")
+    first_phases = [PHASES.index("forward"), PHASES.index("loss")]
+    rest = ~np.isin(columns["phase"][tasks], first_phases)  # layers that are never seen forward come last
+    layers, first = np.unique(columns["layer"][tasks[np.argsort(rest, kind="stable")]], return_index=True)
+    place = np.full(len(graph.texts["layer"]) + 1, -1)
+    place[layers[np.argsort(first)]] = np.arange(len(layers))
+    found: np.ndarray = place[columns["layer"][ids]]
+    return found
+
+
+def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return how many elements the inputs of the innermost call have in all, -1 for unknown."""
+    codes, texts = coded(graph, "shapes", ids)
+    return np.array([*(sum(map(math.prod, shapes_in(text))) for text in texts), -1], np.int64)[codes]
+
+
+DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
+    "layer_index": layer_order,
+    "grad_bytes": lambda graph, ids: lazy.ask("gradient_bytes", graph, ids),
+    "instance": instances,
+    "call": lambda graph, ids: instances(graph, ids, inner=True),
+    "input_elements": _input_elements,
+    "measured_duration_ns": lambda graph, ids: _of_trace(graph, "duration_ns", ids),
+    "rank": lambda graph, ids: graph.ranks[graph.columns["lane"][ids]],
+}
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a column holds texts."""
+    return name in (*CODED, "kind", "phase", "lane") or (name in FIELDS and FIELDS[name].type == "text")
+
+
+def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Return a text column as codes (-1 for unknown) and the texts they point into."""
+    if name in graph.columns:
+        lanes = [lane.name for lane in graph.lanes]
+        texts = {"kind": [*KINDS], "phase": [*PHASES], "lane": lanes, **graph.texts}[name]
+        return graph.columns[name][ids], texts
+    if name not in FIELDS:
+        raise GraphError(f"tasks have no column {name!r}")
+    return _of_trace(graph, name, ids), graph.texts.get(name, graph.recorded.text(name))
+
+
+def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
+    """Return a column for some tasks: integers (-1 for unknown), or an object array of texts."""
+    if is_text(name):
+        codes, texts = coded(graph, name, ids)
+        return np.array([*texts, None], dtype=object)[codes]
+    if name in graph.columns:
+        return graph.columns[name][ids]
+    if name in DERIVED:
+        return DERIVED[name](graph, ids)
+    if name in FIELDS:
+        return _of_trace(graph, name, ids)
+    near = closest(name, (*graph.columns, *DERIVED, *FIELDS))
+    raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
+
+
+def _of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
+    """Return a column of the trace, or what edits gave the tasks instead; shapes also of the call around."""
+    rows = shape_rows(graph, ids) if name == "shapes" else graph.columns["row"][ids]
+    found = np.full(len(ids), FIELDS[name].null)
+    found[rows >= 0] = graph.recorded[name][rows[rows >= 0]]
+    if name in graph.overrides:
+        own = graph.overrides[name][ids]
+        found = np.where(own == UNSET, found, own)
+    return found
+
+
+def lanes_named(graph: Graph, name: str) -> list[int]:
+    """Return the lanes of this name, that of each rank where names begin with a rank (`rank 0 stream 7`)."""
+    lanes = [*enumerate(graph.lanes)]
+    exact = [number for number, lane in lanes if lane.name == name]
+    return exact or [number for number, lane in lanes if lane.name == f"rank {lane.rank} {name}"]
+
+
+def lanes_for(
+    graph: Graph, names: str | Sequence[str], beside: np.ndarray, *, on_device: bool, new: bool = True
+) -> np.ndarray:
+    """Return the lane of this name (one for all, or one for each) on the rank of each of some lanes.
+
+    One that is new is made, for each rank; unless `new`, it is refused. Shape (lanes,), int64.
+    """
+    each = one_each(np.array(names, dtype=object), len(beside), "lane")
+    ranks = graph.ranks
+    of, lanes = ranks[beside], np.zeros(len(beside), np.int64)
+    for name in dict.fromkeys(each.tolist()):
+        by_rank = {graph.lanes[number].rank: number for number in lanes_named(graph, name)}
+        for rank in np.unique(of[each == name]).tolist():
+            if rank not in by_rank and not new:
+                raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+            several = (ranks != ranks[0]).any() and not name.startswith("rank ")
+            full = f"rank {rank} {name}" if several else name
+            number = by_rank[rank] if rank in by_rank else graph.lane_id(full, on_device=on_device, rank=rank)
+            if graph.lanes[number].on_device != on_device:
+                kind = "a CPU thread" if on_device else "a lane of the device"
+                raise GraphError(f"{graph.lanes[number].name!r} is {kind}")
+            lanes[(each == name) & (of == rank)] = number
+    return lanes
+
+
+def one_each(values: Any, count: int, what: str) -> np.ndarray:
+    """Return as many values as there are tasks: one for all of them, or one for each."""
+    array = np.asarray(values)
+    if array.shape not in ((), (1,), (count,)):
+        raise GraphError(f"{what}: {array.size} values for {count} tasks; give one, or one for each")
+    return np.broadcast_to(array, count)
+
+
+def same_graph(graph: Graph, tasks: Selection) -> None:
+    """Raise `GraphError` if tasks of another graph were given."""
+    if tasks.graph is not graph:
+        raise GraphError("a task of another graph was given; select it from this one")
+
+
+def priorities(
+    graph: Graph, lane: int, key: str | Callable[[Selection], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks of a scheduled lane and the key of each, a whole number."""
+    tasks = graph.select(lane=graph.lanes[lane].name)
+    values = np.asarray(key(tasks) if callable(key) else read_column(graph, key, tasks.ids))
+    if values.shape != (len(tasks),) or values.dtype.kind not in "iub":
+        raise GraphError(
+            f"the key of lane {graph.lanes[lane].name!r} must give a whole number for each of its "
+            f"{len(tasks)} tasks, not {values.dtype} {values.shape}"
+        )
+    return tasks.ids, values.astype(np.int64)
+
+
+def for_each(texts: np.ndarray, tell: Callable[[str | None], object], dtype: npt.DTypeLike) -> np.ndarray:
+    """Return what `tell` gives for each of some texts (object, None for unknown): of `dtype`, their shape."""
+    listed = texts.tolist()
+    known = {text: tell(text) for text in set(listed)}
+    return np.fromiter(map(known.__getitem__, listed), dtype, len(listed))
+
+
+def is_among(texts: np.ndarray, wanted: Iterable[str]) -> np.ndarray:
+    """Return a mask of the texts (object, None for unknown) that are among some: bool, their shape."""
+    return for_each(texts, frozenset(wanted).__contains__, bool)
+
+
+def of_tasks(
+    tasks: Selection, column: str, tell: Callable[[str | None], object], dtype: npt.DTypeLike
+) -> np.ndarray:
+    """Return what `for_each` does for a column of texts of some tasks, without making these texts."""
+    return _by_text(*coded(tasks.graph, column, tasks.ids), tell, dtype)
+
+
+def _by_text(
+    codes: np.ndarray, texts: Sequence[str], tell: Callable[[str | None], object], dtype: npt.DTypeLike
+) -> np.ndarray:
+    """Return what `tell` gives for the text of each code; each text that is used is looked at once."""
+    told = np.zeros(len(texts) + 1, dtype)
+    for code in np.flatnonzero(np.bincount(codes + 1, minlength=len(told))).tolist():
+        told[code] = tell(texts[code - 1] if code else None)
+    found: np.ndarray = told[codes + 1]
+    return found
+
+
+def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return tasks by `order`, then by id.
+
+    Args:
+        graph: the graph of the tasks.
+        ids: tasks, removed ones and repeated ones too, int64, shape (n,).
+
+    Returns:
+        int64, shape (n,).
+
+    """
+    return ids[np.lexsort((ids, graph.columns["order"][ids]))]
+
+
+def among(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return a mask of all ids ever given out that is true for these: bool, shape (ids,)."""
+    mask = np.zeros(graph.size, bool)
+    mask[ids] = True
+    return mask
+
+
+SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
+
+
+def passes(tasks: Selection, expression: str, values: dict[str, Any]) -> np.ndarray:
+    """Return a mask of the tasks for which the expression holds."""
+    words = re.findall(r"[A-Za-z_]\w*", expression)
+    known = {*tasks.graph.columns, *DERIVED, *FIELDS}
+    frame = tasks.to_pandas([word for word in dict.fromkeys(words) if word in known])
+    try:
+        mask = frame.eval(expression, local_dict=values, engine="python")
+    except Exception as error:  # noqa: BLE001 - the expression is the user's, and pandas raises what its parts raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise GraphError(
+            f"cannot ask for {expression!r}: {why}. Columns are {', '.join(SHOWN)} and those of the trace."
+        ) from None
+    found = np.asarray(mask)
+    if found.shape != tasks.ids.shape or found.dtype != bool:
+        raise GraphError(f"{expression!r} is not true or false for each task")
+    return found

@@ -1,0 +1,353 @@
+"""Avoidable costs: what a step could do without, and the what-ifs that may remove it.
+
+A rule looks for a general cause on the critical path, or beside it, and says what it costs a step now. What
+its absence would save is never derived from that: `daydream.predict.suggest` simulates it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from daydream.errors import NotApplicableError
+from daydream.graph.calls import call_rows, device_work
+from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
+from daydream.graph.selection import Selection
+from daydream.graph.tables import MEMCPY
+from daydream.lazy import regex
+from daydream.model.graph_breaks import breaks_of
+from daydream.model.loading import untraced_waits
+from daydream.predict.breakdown import Chain, labels, waits
+from daydream.results import Live, Record
+from daydream.simulate.critical_path import PathCause
+from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.transforms.real_change import why_not_offered
+from daydream.transforms.registry import find
+
+if TYPE_CHECKING:
+    from daydream.predict.suggest import WhatIfResult
+
+LEAST = 0.005  # of a step: what costs less is not worth a sentence
+LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
+LONG_GAP_NS = 500_000  # more than Python takes between two operators
+MOST_WAITS = 4  # groups of waiting calls
+MOSTLY = 0.5  # of a cost: what holds more of it names its place
+TO_DEVICE = regex(r"HtoD|HostToDevice")
+FROM_DEVICE = regex(r"DtoH|DeviceToHost")
+BREAKS = "graph breaks"
+ALLOCATION = regex(r"(?i)malloc|free")
+MODEL = ("forward", "loss", "backward")
+
+WhatIf: TypeAlias = tuple[str, Mapping[str, Any]]  # a name and its options
+
+
+class Place(NamedTuple):
+    """What holds the largest part of a cost, that part, and where it is; None where unknown."""
+
+    label: str | None = None
+    label_share: float = 0.0
+    layer: str | None = None
+    phase: str | None = None
+    source: str | None = None
+
+
+class Avoidable(Record, eq=False):
+    """One avoidable cost: what it is, where, what it costs a step, and the what-ifs that remove it.
+
+    Attributes:
+        sort: what it is.
+        label: what holds the largest part of it: the operator on the CPU, the family of a kernel.
+        label_share: that part of the cost, 0 to 1.
+        layer: where that is; None where unknown.
+        phase: likewise.
+        source: its line of the program.
+        count_per_step: tasks.
+        cost_ns: what it takes a step: time on the critical path, or time that CPU calls are blocked.
+        selection: its tasks in words.
+        tasks: how many they are.
+        saving_ns: what the best what-if would save, without one what the cost's absence would.
+        code: the line of a training script that makes the best change, None if none does.
+        whatifs: the changes that may remove it, the one that saves most first.
+        without_ns: the step if the cost were gone, where no change takes it away as a whole.
+    """
+
+    sort: str
+    label: str | None
+    label_share: float
+    layer: str | None
+    phase: str | None
+    source: str | None
+    count_per_step: float
+    cost_ns: int
+    selection: str
+    tasks: int
+    saving_ns: int | None = None
+    code: str | None = None
+    whatifs: Sequence[WhatIfResult] = ()
+    without_ns: int | None = None
+
+    selected = Live[Selection]()
+    best = Live["WhatIfResult | None"]()  # the what-if that saves most, None if none gives an answer
+    limit = Live["WhatIfResult | None"]()  # what the cost's absence gives
+
+
+class Cost(NamedTuple):
+    """An avoidable cost before anything was simulated: what the fields of `Avoidable` are taken from.
+
+    `asked` are the what-ifs that may remove it, `made_of` what it is made of, as options of `scale`.
+    """
+
+    sort: str
+    place: Place
+    per_step: float  # how many tasks
+    cost_ns: int
+    tasks: Selection
+    asked: tuple[WhatIf, ...]
+    made_of: Mapping[str, Any] | None = None
+
+
+class _Costs:
+    """The costs of a critical path, as rules find them."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain, self.found = chain, list[Cost]()
+        self.least_ns = max(LEAST * chain.step_ns, 1)
+
+    def add(
+        self,
+        sort: str,
+        words: str,
+        mask: np.ndarray,
+        *whatifs: str | WhatIf,
+        made_of: Mapping[str, Any] | None = None,
+        place: Place | None = None,
+        with_source: bool = False,
+    ) -> None:
+        """Add stretches of the path, if they take long enough, and if a line of the program is known.
+
+        Args:
+            sort: the sort of cost.
+            words: what the stretches hold.
+            mask: of the stretches of the path.
+            whatifs: what may remove them, with options if any.
+            made_of: see `Cost`.
+            place: where the cost lies; by default where most of it does.
+            with_source: whether a line has to be known.
+        """
+        chain = self.chain
+        cost_ns = chain.per_step(mask)
+        if cost_ns < self.least_ns:
+            return
+        place = place or place_of(chain.graph, chain.task[mask], chain.ns[mask])
+        if with_source and place.source is None:
+            return
+        pieces = np.stack([chain.window[mask], chain.task[mask]])
+        count = len(np.unique(pieces, axis=1).T) / len(chain.steps)
+        tasks = chain.tasks(chain.task[mask], f"{words} on the critical path")
+        asked = tuple((each, {}) if isinstance(each, str) else each for each in whatifs)
+        self.found.append(Cost(sort, place, count, cost_ns, tasks, asked, made_of))
+
+
+def _calls_that_block(costs: _Costs) -> None:
+    """Add calls that wait for the device: each holds up its thread, and the device runs dry behind it.
+
+    Calls are told apart by their operator and by what they copy. A copy that blocks shows its
+    wait in the copy itself or in the synchronization of the same operator call.
+    """
+    graph, found = costs.chain.graph, waits(costs.chain, Cause.SYNC)
+    tasks = Selection(graph, found.task)
+    direction = _copied(graph, tasks)
+    op, name = tasks.op, tasks.name
+    allocates = np.array([bool(ALLOCATION.search(text)) for text in name.tolist()], bool)
+    label = np.where((op != None) & ~allocates, op, name).astype(str)  # noqa: E711 - a column of texts and None
+    keys, group = np.unique(np.char.add(np.char.add(direction.astype(str), "|"), label), return_inverse=True)
+    group = group.reshape(-1)
+    total = np.bincount(group, weights=found.ns, minlength=len(keys))
+    for number in np.argsort(-total, kind="stable")[:MOST_WAITS].tolist():
+        mine = group == number
+        cost_ns = found.per_step(mine)
+        if cost_ns < costs.least_ns:
+            continue
+        copied, called = str(direction[mine][0]), str(label[mine][0])
+        asked: tuple[WhatIf, ...] = (("remove-sync", {"which": _exactly(called)}),)
+        if copied == "to the device":
+            asked = (("pinned-memory", {}), ("prefetch", {}), *asked)
+        sort = f"blocking copies {copied}" if copied else "synchronization"
+        place = place_of(graph, found.task[mine], found.ns[mine])._replace(label=called)
+        blocked = tasks.of(np.unique(found.task[mine]), f"{sort}: waits of {called}")
+        costs.found.append(Cost(sort, place, int(mine.sum()) / found.steps, cost_ns, blocked, asked))
+
+
+def _stretches(costs: _Costs) -> None:
+    """Add stretches of the path that have a cause in common, with the what-ifs that may remove it."""
+    chain, graph, add = costs.chain, costs.chain.graph, costs.add
+    of, code, texts = chain.of, graph.columns["name"][chain.task], graph.texts["name"]
+    # Stretches in which a thread records nothing for long.
+    idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+    # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
+    batches = np.zeros(len(idle), bool)
+    if not len(graph.select(phase="data")):
+        with suppress(NotApplicableError):
+            batches = idle & np.isin(chain.task, untraced_waits(graph).tasks.ids)
+    # Where worker processes load already, as many of them are asked about as the trace suggests.
+    suggests = find("dataloader").suggested_options
+    workers = {} if suggests is None else suggests(graph)
+    add(
+        "data loading", "data loading", of(PathCause.LOADING) | batches,
+        *([] if workers is None else [("dataloader", workers)]),
+        made_of=None if workers == {} else {"on": "cpu", "phase": "data"},
+    )  # fmt: skip
+    # Where the critical path of a rank's step runs on another rank, it waits for that one.
+    ranks = chain.column("rank")
+    elsewhere = ranks != chain.windows[chain.window, 2]
+    if elsewhere.any():
+        total = np.bincount(ranks[elsewhere], weights=chain.ns[elsewhere])
+        slowest = int(np.argmax(total))
+        place = Place(f"rank {slowest}", float(total[slowest] / total.sum()))
+        add("stragglers", "work of other ranks", elsewhere, "no-stragglers", place=place)
+    # Between two graphs of one compiled call the program is in Python, and guards come before the next.
+    if breaks := breaks_of(graph):
+        first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
+        mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))
+        place = Place(first.reason, first.ns / whole, None, "forward", first.source)
+        add(BREAKS, "work between compiled graphs", mask, "compile", place=place)
+    # Time in one piece in which a thread records nothing while the step waits for it.
+    for number in np.unique(code[idle & ~batches]).tolist():
+        gap = {"on": "cpu", "name": _exactly(texts[number]), "only_gaps": True}
+        mask = idle & ~batches & (code == number)
+        add("idle gap", f"untraced time after {texts[number]}", mask, made_of=gap)
+    # A collective costs what nothing else hides; a network without limits shows how much that is.
+    add(
+        "exposed communication", "collectives", of(PathCause.COMMUNICATION), "overlap", "compression",
+        made_of={"kind": "collective"},
+    )  # fmt: skip
+    # A copy on the stream of the kernels holds them up for as long as it takes.
+    copies, to_device = of(PathCause.COPIES), _named(graph, TO_DEVICE)[code]
+    add("copies to the device", "copies to the device", copies & to_device, "prefetch", "pinned-memory")
+    others = {"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"}
+    add("other copies", "copies", copies & ~to_device, made_of=others)
+    phase = graph.columns["phase"][chain.task]
+    model = np.isin(phase, [PHASES.index(name) for name in MODEL])
+    optimizer, other = (phase == PHASES.index(name) for name in ("optimizer", "other"))
+    if device_work(graph)[graph.alive].any():
+        # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
+        launches = of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
+        add(
+            "launch-bound CPU", "CPU work of forward, backward and optimizer", launches,
+            "cuda-graphs", "compile",
+        )  # fmt: skip
+    else:
+        # Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls.
+        operators = of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle
+        fused = ("compile", "flash-attention", "fused-cross-entropy")
+        add("CPU operators", "operators of forward and backward", operators, *fused)
+    # Each small kernel costs its fixed part and the pause behind it: fused, they cost that once.
+    small = of(PathCause.SMALL, PathCause.BETWEEN) & model
+    add("small-kernel chains", "small kernels", small, "compile")
+    # Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts.
+    add(
+        "memory-bound kernels", "memory-bound kernels", of(PathCause.MEMORY) & model,
+        "compile", "flash-attention", "fused-cross-entropy", "fused-norm", "channels-last",
+    )  # fmt: skip
+    # Kernels that compute, or whose bound is unknown: attention and convolutions have others to choose.
+    add(
+        "other kernels", "kernels not known to be bound by memory",
+        of(PathCause.COMPUTE, PathCause.KERNELS) & model, "flash-attention", "channels-last", "compile",
+    )  # fmt: skip
+    # Work of the program itself that the step waits for: preparing a batch needs no place in the step. Told
+    # where lines of the program are recorded: without them nobody knows what it is.
+    add(
+        "work between batches", "CPU work",
+        of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED) & other & ~idle,
+        made_of={"on": "cpu", "phase": "other"}, with_source=True,
+    )  # fmt: skip
+    # An update that goes parameter by parameter launches a kernel or more for each of them.
+    updates = ("fused-adam", "fused-optimizer", "foreach-optimizer")
+    add("optimizer", "the optimizer's work", optimizer, *updates)
+    # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
+    kernels = of(PathCause.COMPUTE, PathCause.MEMORY, PathCause.SMALL, PathCause.KERNELS) & model
+    add("32-bit kernels", "32-bit kernels", kernels & (chain.column("dtype") == "float32"), "amp", "tf32")
+
+
+def avoidable_costs(chain: Chain) -> list[Cost]:
+    """Return the avoidable costs of the steps, the largest first, each with the what-ifs that may remove it.
+
+    One what-if may remove several costs; it is named with the largest of them. What the recorded script
+    cannot have is not named.
+    """
+    costs = _Costs(chain)
+    _calls_that_block(costs)
+    _stretches(costs)
+    names = {name for cost in costs.found for name, _ in cost.asked}
+    offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
+    named: list[WhatIf] = []
+    found = []
+    # What removes graph breaks is named with them: of compiled code it removes nothing else.
+    for cost in sorted(costs.found, key=lambda each: (each.sort != BREAKS, -each.cost_ns)):
+        asked = tuple(each for each in cost.asked if each not in named and each[0] in offered)
+        named += asked
+        if asked or cost.made_of is not None:
+            found.append(cost._replace(asked=asked))
+    return found
+
+
+def place_of(graph: Graph, tasks: np.ndarray, weights: np.ndarray) -> Place:
+    """Return where the largest part of a cost lies; `weights` is each task's part of it."""
+    if not len(tasks) or weights.sum() <= 0:
+        return Place()
+    code, names = labels(graph, tasks)
+    total = np.bincount(code, weights=weights)
+    largest = int(np.argmax(total))
+    share = float(total[largest] / weights.sum())
+    tasks, weights = tasks[code == largest], weights[code == largest]
+    layer, phase = (_most(graph.column(name, tasks), weights) for name in ("layer", "phase"))
+    source, trace = None, graph.trace
+    if trace is not None and trace.text("stack"):  # of the operator call that holds most of the cost
+        rows = call_rows(graph, tasks, inner=True)
+        codes = np.where(rows >= 0, trace["stack"][np.maximum(rows, 0)], UNKNOWN)
+        source = _most(np.array([*trace.text("stack"), None], dtype=object)[codes], weights)
+    return Place(names[largest], share, layer, phase, source)
+
+
+def _most(values: np.ndarray, weights: np.ndarray) -> str | None:
+    """Return the value that holds more than half of the weight, None if there is none or it is unknown."""
+    names, place = np.unique(np.where(values == None, "", values).astype(str), return_inverse=True)  # noqa: E711
+    total = np.bincount(place.reshape(-1), weights=weights)
+    first = int(np.argmax(total))
+    return str(names[first]) or None if total[first] > MOSTLY * weights.sum() else None
+
+
+def _exactly(name: str) -> str:
+    """Return the regular expression that only this name matches."""
+    return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
+
+
+def _named(graph: Graph, words: re.Pattern[str]) -> np.ndarray:
+    """Return a mask of the names of a graph by their codes: those with these words; at its end for none."""
+    return np.array([*(bool(words.search(text)) for text in graph.texts["name"]), False])
+
+
+def _copied(graph: Graph, tasks: Selection) -> np.ndarray:
+    """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
+    columns = graph.columns
+    moved = np.flatnonzero(graph.alive & (columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
+    found = np.full(len(tasks), "", dtype="<U16")
+    if not len(moved) or not len(tasks):
+        return found
+    code = columns["name"][moved]
+    word = np.where(_named(graph, FROM_DEVICE)[code], "from the device", "")
+    word = np.where(_named(graph, TO_DEVICE)[code], "to the device", word)
+    calls = Selection(graph, columns["launch"][moved].astype(np.int64))
+    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
+        known = getattr(calls, column)
+        order = np.argsort(known, kind="stable")
+        mine = getattr(tasks, column)
+        at = np.minimum(np.searchsorted(known[order], mine), len(order) - 1)
+        same = (known[order][at] == mine) & (mine >= 0)
+        found[same] = word[order][at][same]
+    return found

@@ -1,0 +1,548 @@
+"""Compare: the steps of two recordings, or of a prediction and what came of it, side by side."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from msgspec import field
+
+from daydream.arrays import distinct_rows
+from daydream.display import NotebookFigure
+from daydream.graph.calls import device_work as on_device
+from daydream.graph.graph import Graph
+from daydream.graph.tables import CPU
+from daydream.predict.basis import UNPROFILED, Basis, timed_steps
+from daydream.predict.breakdown import Parts, parts_of, parts_of_change
+from daydream.predict.prediction import Prediction
+from daydream.predict.replay import Replay, Source, as_replay
+from daydream.results import Live, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DOUBTFUL = 0.03  # with a larger replay error, where the time goes is uncertain
+# Of its time: kernels of ResNet-50 recorded twice on a V100 differ by 0.3 % in the median, nine of ten by up
+# to 2.5 %.
+SAME = 0.05
+
+
+class Key(NamedTuple):
+    """Where work belongs: its layer and operator, where known, and its name (of a kernel, a copy, a call)."""
+
+    layer: str | None
+    operator: str | None
+    name: str
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How often work is done in a step, and how long it takes, in ns; means over the covered steps."""
+
+    count: float = 0.0
+    ns: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.count + other.count, self.ns + other.ns)
+
+
+Work: TypeAlias = Mapping[Key, Amount]
+
+
+class Change(Record, kw_only=True):
+    """Some work of a step before and after, times in ns.
+
+    Attributes:
+        before: the names that it went by, those first that take longest; none if there was no such work.
+        after: likewise after.
+        layer: where it belongs.
+        operator: likewise.
+        state: new, vanished, replaced (by other names), changed or same.
+        before_count: how often it is done in a step.
+        after_count: likewise after.
+        before_ns: how long it takes.
+        after_ns: likewise after.
+        change_ns: how much longer it takes after.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    layer: str | None = None
+    operator: str | None = None
+    state: str = ""
+    before_count: float
+    after_count: float
+    before_ns: int
+    after_ns: int
+    change_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from both sides."""
+        self.change_ns = self.after_ns - self.before_ns
+        if not self.before or not self.after:
+            self.state = "vanished" if self.before else "new"
+        elif set(self.before) != set(self.after):
+            self.state = "replaced"
+        else:
+            often = round(self.before_count, 6) == round(self.after_count, 6)
+            near = abs(self.change_ns) <= SAME * max(self.before_ns, self.after_ns)
+            self.state = "same" if often and near else "changed"
+
+
+class Side(Record, kw_only=True):
+    """One of the two: a recording as it was measured, or what was predicted from one; times in ns.
+
+    Attributes:
+        name: what it is called.
+        prediction: what was predicted; None for a recording.
+        step_ns: the mean step; None where it cannot be predicted, for this `reason`.
+        low_ns: four of five steps lie between this and `high_ns`; of a prediction, its 90 % interval.
+        high_ns: likewise.
+        reason: why there is no prediction, None if there is.
+        basis: which step that is: `unprofiled`, `estimated` or `recorded`.
+        recorded_ns: the step as it was recorded, measured or predicted.
+        steps: how many are covered.
+        ranks: how many ranks were recorded.
+        devices: the names of the GPUs that did any work.
+        max_replay_error: the largest replay error of a step, unsigned.
+        ns_by_cause: the mean step, as it replays, by cause.
+        ns_by_bound: the same by what the step waits for.
+        by_phase: the same by phase.
+        by_layer: the same by layer.
+    """
+
+    name: str
+    prediction: str | None = None
+    step_ns: int | None = None
+    low_ns: int | None = None
+    high_ns: int | None = None
+    reason: str | None = None
+    basis: Basis
+    recorded_ns: int | None
+    steps: int
+    ranks: int
+    devices: list[str]
+    max_replay_error: float
+    ns_by_cause: Mapping[str, int]
+    ns_by_bound: Mapping[str, int]
+    by_phase: Mapping[str, int]
+    by_layer: Mapping[str, int]
+
+    simulated_ns = Live[int]()  # the mean step, whatever it is worth
+    graph = Live[Graph]()
+    breakdown = Live[Parts]()  # where the mean step's time goes
+    own_notes = Live[list[str]]()  # the prediction's
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the trace."""
+        return {} if self.graph.trace is None else self.graph.trace.metadata
+
+    @property
+    def on_device(self) -> bool:
+        """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
+        return bool(on_device(self.graph)[self.graph.alive].any())
+
+
+class Difference(Record, NotebookFigure, eq=False, kw_only=True):
+    """What is different between two steps, and what is not; of each part the largest change comes first.
+
+    The work of layers, operators (each in its layer) and kernels is that of the GPU, or of the CPU where a
+    side has no GPU. Counts and times are per step, means over the covered ones. Work that runs side by side
+    adds up to more than a step.
+
+    Attributes:
+        before: the step before.
+        after: the step after.
+        change_ns: how much longer the step takes after.
+        speedup: before / after; infinite, null in JSON, if nothing is left of the step.
+        error: of the predicted step, signed; None between two recordings, or without a prediction.
+        started_from_ns: of a prediction, the measured step it was made from.
+        layers: what changed by layer.
+        operators: the same by operator.
+        kernels: the same by kernel, where both sides have a GPU.
+        cpu: the CPU work by operator, where both have a GPU.
+        notes: what else is different, and what a reader should know before trusting the figures.
+
+    Example::
+
+        prediction = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
+        found = daydream.compare(prediction, "examples/mlp_cpu.json.gz")
+        print(found.error)  # of the predicted step: 0.02 is 2 % too long
+        for change in found.operators[:3]:
+            print(change.before, change.before_ns, change.after_ns)
+
+    """
+
+    before: Side
+    after: Side
+    change_ns: int = 0
+    speedup: float = 1.0
+    error: float | None = None
+    started_from_ns: int | None = None
+    layers: tuple[Change, ...]
+    operators: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+    cpu: tuple[Change, ...]
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from both sides."""
+        one, two = self.before, self.after
+        old, new = one.simulated_ns, two.simulated_ns
+        self.change_ns, self.speedup = new - old, old / new if new else float("inf")
+        self.error = self.speedup - 1 if one.prediction and not one.reason else None
+        self.notes = [*one.own_notes, *other_differences(one, two)]
+        if one.reason:
+            self.notes.insert(0, f"The step cannot be predicted from the trace before, because {one.reason}.")
+        if not self.clear and not one.prediction:  # a prediction that holds overlaps what came
+            self.notes.append("The step times of the two overlap: the change may be noise.")
+        self.notes += [
+            f"A step of {it.name} replays {it.max_replay_error:.1%} off: where its time goes is uncertain."
+            for it in (one, two)
+            if it.max_replay_error > DOUBTFUL
+        ]
+        alone = [side.name for side in (one, two) if side.steps == 1]
+        if alone:
+            verb = "cover" if len(alone) > 1 else "covers"
+            self.notes.append(f"{' and '.join(alone)} {verb} a single step: how steps vary is not known.")
+
+    def __repr__(self) -> str:
+        steps = f"{self.before.simulated_ns / 1e6:,.3f} ms, {self.after.simulated_ns / 1e6:,.3f} ms"
+        return f"<Difference {self.before.name}, {self.after.name}: {steps}, {self.speedup:.2f}x>"
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the ranges of both steps have something in common."""
+        one, two = self.before, self.after
+        if one.low_ns is None or one.high_ns is None or two.low_ns is None or two.high_ns is None:
+            return False
+        return one.low_ns <= two.high_ns and two.low_ns <= one.high_ns
+
+    @property
+    def clear(self) -> bool:
+        """Whether the steps of one side are shorter than those of the other, a few of them aside."""
+        return not self.overlap
+
+    @property
+    def new(self) -> list[Change]:
+        """Kernels that only the step after has, those that take longest first."""
+        return sorted((each for each in self.kernels if each.state == "new"), key=lambda each: -each.after_ns)
+
+    @property
+    def vanished(self) -> list[Change]:
+        """Kernels that only the step before has, those that take longest first."""
+        gone = (each for each in self.kernels if each.state == "vanished")
+        return sorted(gone, key=lambda each: -each.before_ns)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row for each phase, cause, layer, operator and kernel: counts and ns, before and after."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for part in ("by_phase", "by_cause"):
+            old, new = self.before.breakdown[part], self.after.breakdown[part]
+            for name in {**old, **new}:
+                before_ns, after_ns = old.get(name, 0), new.get(name, 0)
+                times = {
+                    "before_ns": before_ns, "after_ns": after_ns, "change_ns": after_ns - before_ns,
+                }  # fmt: skip
+                rows.append({"part": part.removeprefix("by_"), "name": name, **times})
+        for part in ("layers", "operators", "kernels", "cpu"):
+            for change in getattr(self, part):
+                fields = change.to_json()
+                sides = fields.pop("before"), fields.pop("after")
+                names = dict.fromkeys(", ".join(side) for side in sides if side)
+                rows.append({"part": part.removesuffix("s"), "name": " -> ".join(names), **fields})
+        columns = [
+            "part", "name", "layer", "operator", "state", "before_count", "after_count", "before_ns",
+            "after_ns", "change_ns",
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=columns)
+
+
+def compare(
+    before: Source | Replay | Prediction,
+    after: Source | Replay,
+    *,
+    names: tuple[str, str] | None = None,
+) -> Difference:
+    """Return what is different between the steps of two traces, or of a prediction and a trace.
+
+    A `Prediction` (of `whatif`) as `before` stands for the predicted step, which is compared with the
+    one that was recorded after the change was made. `names` are what the two are called; the names
+    of their files by default.
+
+    Returns:
+        A `Difference`: both steps in ns, means over the covered steps, and the changes of layers,
+        operators and kernels, the largest first.
+
+    Raises:
+        TraceError: a trace cannot be read.
+        GraphError: a trace covers no step.
+
+    """
+    start = None
+    if isinstance(before, Prediction):
+        start = before.replayed_ns if before.measured_ns is None else before.measured_ns
+    found = before if isinstance(before, Prediction) else as_replay(before)
+    other = as_replay(after)
+    shared = _covered_ranks(found.graph) & _covered_ranks(other.graph)
+    if isinstance(found, Prediction):
+        one, two = _predicted(found), _recorded(other, shared)
+    else:  # what was measured tells more than an estimate of it
+        if not found.basis == other.basis == UNPROFILED:
+            found, other = found.as_recorded(), other.as_recorded()
+        one, two = _recorded(found, shared), _recorded(other, shared)
+    if names is None:
+        names = (one.name or "the first trace", two.name or "the second trace")
+    if names[0] == names[1]:
+        names = (f"{names[0]} (before)", f"{names[1]} (after)")
+    sides = one, two = one.but(name=names[0]), two.but(name=names[1])
+    both = one.on_device and two.on_device
+    cpu = [cpu_work(side.graph) for side in sides]
+    work = [  # where there is no device, what is no CPU work is collectives on the host
+        device_work(side.graph) if side.on_device else {**device_work(side.graph), **own}
+        for side, own in zip(sides, cpu, strict=True)
+    ]
+    return Difference(
+        before=one,
+        after=two,
+        layers=changes_by("layer", *work),
+        operators=changes_by("operator", *work),
+        kernels=changes_by("name", *work) if both else (),
+        cpu=changes_by("operator", *cpu) if both else (),
+        started_from_ns=start,
+    )
+
+
+def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
+    """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
+    times, trace, step_ns = [step.measured_ns for step in found.steps], found.graph.trace, found.basis_ns
+    low, high = float(step_ns), float(step_ns)
+    if found.basis_measured_ns is not None:  # it was measured
+        timed = timed_steps(trace, times) if trace is not None and found.basis == UNPROFILED else None
+        low, high = np.percentile(times if timed is None else timed.kept, [10, 90]).tolist()
+        step_ns = found.basis_measured_ns
+    steps = [step for step in found.settled.first_pass() if not ranks or _rank(found.graph, step) in ranks]
+    parts = parts_of(found.timeline, 0, steps)
+    return (
+        _side(found, found.graph, parts, found.basis, found.measured_ns)
+        .having(simulated_ns=step_ns)
+        .but(step_ns=step_ns, low_ns=round(low), high_ns=round(high))
+    )
+
+
+def _predicted(prediction: Prediction) -> Side:
+    replay, parts = prediction.replay, parts_of_change(prediction)[1]
+    known = _side(replay, prediction.graph, parts, prediction.basis, prediction.recorded_after_ns)
+    own_notes = [note for note in prediction.notes if note not in replay.notes]
+    return known.having(simulated_ns=prediction.simulated_ns, own_notes=own_notes).but(
+        prediction=prediction.optimization,
+        step_ns=prediction.predicted_ns,
+        low_ns=prediction.predicted_low_ns,
+        high_ns=prediction.predicted_high_ns,
+        reason=prediction.reason,
+    )
+
+
+def _side(found: Replay, graph: Graph, parts: Parts, basis: Basis, recorded_ns: int | None) -> Side:
+    """Return what both sides tell of a replay, and of its graph or a changed one."""
+    metadata = {} if graph.trace is None else graph.trace.metadata
+    used = {lane.device for lane in graph.lanes if lane.on_device}
+    listed = metadata.get("devices", [])
+    names = [each.get("name") for each in listed if each.get("id") in used]
+    side = Side(
+        name=_source(found.graph),
+        basis=basis,
+        recorded_ns=recorded_ns,
+        steps=len(found.steps),
+        ranks=len({step.get("rank", 0) for step in graph.steps}),
+        devices=sorted({str(name) for name in names or [each.get("name") for each in listed] if name}),
+        max_replay_error=found.max_error,
+        ns_by_cause=parts["by_cause"],
+        ns_by_bound=parts["by_bound"],
+        by_phase=parts["by_phase"],
+        by_layer=parts["by_layer"],
+    )
+    return side.having(graph=graph, breakdown=parts, own_notes=[])
+
+
+def _covered_ranks(graph: Graph) -> set[int]:
+    return {_rank(graph, number) for number, step in enumerate(graph.steps) if step.get("covered")}
+
+
+def _rank(graph: Graph, step: int) -> int:
+    return int(graph.steps[step].get("rank", 0))
+
+
+def _source(graph: Graph) -> str:
+    return "" if graph.trace is None else str(graph.trace.metadata.get("source") or "")
+
+
+def other_differences(one: Side, two: Side) -> list[str]:
+    """Return what is different about the recordings themselves, in sentences."""
+    sides = (one, two)
+    runs = ((side.name, side.metadata.get("typical_run")) for side in sides)
+    found = [f"{name}: {run}" for name, run in runs if run]
+    if one.on_device != two.on_device:
+        gpu, cpu = sides if one.on_device else (two, one)
+        found.append(
+            f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other."
+        )
+    elif one.devices != two.devices:
+        names = [", ".join(side.devices) or "an unnamed one" for side in sides]
+        found.append(f"The devices differ: {names[0]} and {names[1]}.")
+    for what, values in {
+        "step is": (one.basis, two.basis),
+        "number of ranks is": (one.ranks, two.ranks),
+        "size of the job is": tuple(side.metadata.get("world_size") for side in sides),
+        "steps are told by": tuple(side.metadata.get("step_source") for side in sides),
+    }.items():
+        if None not in values and values[0] != values[1]:
+            found.append(f"The {what} {values[0]} and {values[1]}.")
+    old, new = (dict(side.metadata.get("versions") or {}) for side in sides)
+    other = [name for name in old if name in new and old[name] != new[name]]
+    if other:
+        pairs = (f"{name.replace('_', ' ')} {old[name]} and {new[name]}" for name in other)
+        found.append(f"Versions differ: {', '.join(pairs)}.")
+    for column, what in (("layer", "layers"), ("op", "operators")):
+        known = [bool((side.graph.columns[column][side.graph.alive] >= 0).any()) for side in sides]
+        if known[0] != known[1]:
+            missing = (two if known[0] else one).name
+            found.append(f"Only one of the two knows {what}; {missing} was recorded without them.")
+    return found
+
+
+def device_work(graph: Graph) -> dict[Key, Amount]:
+    """Return the device work of a step: kernels, copies, collectives."""
+    tasks = _of_covered_steps(graph, graph.columns["kind"] != CPU)
+    return _added_up(graph, tasks, np.arange(len(tasks)))
+
+
+def cpu_work(graph: Graph) -> dict[Key, Amount]:
+    """Return the CPU work of a step by operator, waits not counted; what belongs to none has its own name.
+
+    A call of an operator counts once, in however many pieces it was recorded.
+    """
+    background = np.array([lane.background for lane in graph.lanes] + [False])
+    columns = graph.columns
+    tasks = _of_covered_steps(graph, (columns["kind"] == CPU) & ~background[columns["lane"]])
+    call = graph.column("call", tasks)
+    row = columns["row"][tasks].astype(np.int64)
+    rows = 0 if graph.trace is None else len(graph.trace)
+    alone = np.where(row >= 0, row, rows + tasks)  # what an edit inserted is a piece of nothing else
+    piece_of = np.where(call >= 0, call, -1 - alone)
+    return _added_up(graph, tasks, piece_of, by_operator=True)
+
+
+def _of_covered_steps(graph: Graph, mask: np.ndarray) -> np.ndarray:
+    columns = graph.columns
+    covered = np.array([bool(step.get("covered")) for step in graph.steps] + [False])
+    # Where ranks meet, an arrival stands in the graph that takes no time and is no work.
+    works = (columns["row"] >= 0) | (columns["duration_ns"] > 0)
+    return np.flatnonzero(mask & graph.alive & works & covered[columns["step"]])
+
+
+def _added_up(
+    graph: Graph, tasks: np.ndarray, piece_of: np.ndarray, *, by_operator: bool = False
+) -> dict[Key, Amount]:
+    """Return count and time a step; tasks with the same `piece_of` and key count once."""
+    columns = graph.columns
+    steps = sum(bool(step.get("covered")) for step in graph.steps)
+    name, op = columns["name"][tasks], columns["op"][tasks]
+    if by_operator:
+        name = np.where(op >= 0, -1, name)
+    first, group = distinct_rows([columns["layer"][tasks], op, name])
+    ns = np.bincount(group, weights=columns["duration_ns"][tasks], minlength=len(first))
+    single, _ = distinct_rows([group, piece_of])
+    count = np.bincount(group[single], minlength=len(first))
+    texts = [graph.column(column, tasks[first]).tolist() for column in ("layer", "op", "name")]
+    found: dict[Key, Amount] = defaultdict(Amount)
+    for layer, operator, text, often, time in zip(*texts, count.tolist(), ns.tolist(), strict=True):
+        own = operator or text or "unnamed"
+        key = Key(layer, own, own) if by_operator else Key(layer, operator, text or "unnamed")
+        found[key] += Amount(often / steps, time / steps)
+    return found
+
+
+# The key of a row, and the fields by which the two sides are matched, one set after the other: layers
+# may have other names on the other side, operators and kernels may have been replaced. A key whose last field
+# is unknown is matched by a later set.
+ROWS: dict[str, tuple[Callable[[Key], Key], tuple[str, ...]]] = {
+    "layer": (lambda key: Key(key.layer, None, key.layer or "no layer"), ("layer name",)),
+    "operator": (
+        lambda key: Key(key.layer, key.operator, key.operator or "no operator"),
+        ("layer operator name", "operator", "layer"),
+    ),
+    "name": (
+        lambda key: key,
+        ("layer operator name", "layer operator", "operator name", "operator", "name", "layer"),
+    ),
+}
+
+
+def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
+    """Return how work changed by `layer`, `operator` (in its layer) or `name`, the largest change first.
+
+    The two sides are matched as `ROWS` says; what still has no match is new or vanished. Rows with the same
+    place and names on both sides are added up.
+    """
+    row_key, labels = ROWS[what]
+    sides: list[dict[Key, Amount]] = []
+    for work in (before, after):
+        own: dict[Key, Amount] = defaultdict(Amount)
+        for key, amount in work.items():
+            own[row_key(key)] += amount
+        sides.append(own)
+    left = [dict(side) for side in sides]
+    pairs: list[tuple[list[Key], list[Key]]] = []
+    for label in labels:
+        fields = label.split()
+        old, new = (_together(side, fields) for side in left)
+        for each in [each for each in old if each in new]:
+            pairs.append((old[each], new[each]))
+            for side, matched in zip(left, pairs[-1], strict=True):
+                for key in matched:
+                    del side[key]
+    pairs += [([key], []) for key in left[0]] + [([], [key]) for key in left[1]]
+
+    rows: dict[Any, tuple[list[Amount], list[Counter[str]]]] = {}
+    for pair in pairs:
+        first = (pair[0] or pair[1])[0]
+        layer = None if what == "name" else first.layer
+        place = layer, first.operator, *(frozenset(key.name for key in keys) for keys in pair)
+        amounts, times = rows.setdefault(place, ([Amount(), Amount()], [Counter(), Counter()]))
+        for number, keys in enumerate(pair):
+            for key in keys:
+                amounts[number] += sides[number][key]
+                times[number][key.name] += round(sides[number][key].ns)
+    found = [
+        Change(
+            before=_longest_first(times[0]), after=_longest_first(times[1]), layer=layer, operator=operator,
+            before_count=old.count, after_count=new.count, before_ns=round(old.ns), after_ns=round(new.ns),
+        )
+        for (layer, operator, *_), ((old, new), times) in rows.items()
+    ]  # fmt: skip
+    return tuple(
+        sorted(found, key=lambda each: (-abs(each.change_ns), each.before, each.after, each.layer or ""))
+    )
+
+
+def _longest_first(times: Counter[str]) -> tuple[str, ...]:
+    return tuple(sorted(times, key=lambda name: (-times[name], name)))
+
+
+def _together(keys: Iterable[Key], fields: Sequence[str]) -> dict[Any, list[Key]]:
+    """Return the keys by these of their fields; those whose last field is unknown are left out."""
+    found: dict[Any, list[Key]] = defaultdict(list)
+    label = attrgetter(*fields)
+    for key in keys:
+        if getattr(key, fields[-1]) is not None:
+            found[label(key)].append(key)
+    return found

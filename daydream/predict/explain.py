@@ -1,0 +1,449 @@
+"""Explain: why a step takes its time, what bounds it, what it could do without, and what holds its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import asdict
+
+from daydream.costs.devices import device_of
+from daydream.costs.kernels import number_formats, peaks, work
+from daydream.errors import DaydreamError, GraphError, NotApplicableError
+from daydream.graph.calls import device_work
+from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
+from daydream.graph.selection import Selection
+from daydream.graph.tables import KERNEL, covered_steps
+from daydream.memory.prediction import MemoryPrediction, changed, worst_device
+from daydream.memory.report import at_peak
+from daydream.memory.result import DeviceMemory
+from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
+from daydream.predict.avoidable import LEAST, Avoidable
+from daydream.predict.basis import Basis
+from daydream.predict.breakdown import (
+    Chain,
+    Communication,
+    Launching,
+    Share,
+    busy_ns,
+    communication,
+    labels,
+    launching,
+    shares,
+    trace_back,
+    waits,
+)
+from daydream.predict.memory import answer_of, held_now
+from daydream.predict.prediction import Prediction
+from daydream.predict.replay import Replay, as_replay
+from daydream.predict.suggest import WhatIfResult, WhatIfs
+from daydream.results import Live, Record
+from daydream.simulate.critical_path import Bound, PathCause, has_cpu
+
+if TYPE_CHECKING:
+    import os
+
+    from daydream.trace.trace import Trace
+
+NEARLY = 0.9  # of the step: what alone would still take this long bounds it
+MOST = 0.5  # of the step: a cause that bounds it by itself
+LARGELY = 0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
+NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING, PathCause.PAUSES)
+# cuDNN's algorithms that fit any convolution. Without `benchmark` it chooses by rules of thumb, and takes
+# them at times where Winograd's or a product with precomputed offsets would be faster.
+GENERAL = r"implicit_convolve_sgemm|dgrad_engine|wgrad_alg0_engine|convolve_common_engine"
+LEAST_OF_KERNELS = 0.03  # of their time: smaller families are left out
+MOST_FAMILIES = 3
+MOST_SMALLER = 4  # what-ifs, of the largest holders first: each is simulated
+ANY = ("batch-size", "vdnn")  # asked behind those: they need no layers
+OPTIONS: dict[str, dict[str, Any]] = {"batch-size": {"factor": 0.5}}  # of what has no default
+
+
+class Explanation(Record, eq=False):
+    """Why a step takes its time. Times are ns per step, means over the covered steps.
+
+    `causes` are the critical path and add up to `step_ns`. `bound` is a `Bound`: GPU, CPU, copies,
+    communication, data loading, turns where CPU and device wait for each other,
+    "CPU and GPU" where each takes as long without the other, or unrecorded where most of
+    the step is device work that is not in the trace. It rests on three simulations: the
+    step without any CPU cost, without any time on the device, and without collectives.
+
+    `avoidable` is sorted by what its best what-if would save.
+
+    Attributes:
+        whatif: the change that is explained, None without one.
+        basis: which step is explained: `unprofiled`, `estimated` or `recorded`.
+        measured_ns: the mean measured step of that basis; None where it is estimated.
+        replayed_ns: the settled step, which savings are counted from.
+        replay_error: simulated / measured - 1 of that step.
+        steps: the names of the covered steps.
+        step_ns: their mean.
+        bound: what bounds the step.
+        causes: the critical path by cause; they add up to `step_ns`.
+        device_busy_share: the part of the step in which the device runs something, 0 to 1.
+        launch_calls: time in calls that launch work on a device; None without a device.
+        synchronization_wait_ns: how long CPU calls wait for the device, per step.
+        communication: collectives; None if the step has none.
+        kernels: what the families of kernels that take longest reach of the device's peak.
+        general_convolutions_ns: time per step in algorithms of cuDNN that fit any convolution.
+        without_cpu: the step without any CPU cost.
+        without_device: the step without any time on the device.
+        without_communication: the step without collectives.
+        avoidable: what the step could do without.
+        memory: the peak; None where the trace, or the change, does not tell it.
+        memory_unsaid: why, in a clause, where the trace has memory or a capacity was given.
+        notes: what a reader should know before trusting the figures.
+
+    Example::
+
+        explanation = daydream.explain("examples/synthetic_gpt_gpu.json.gz")
+        print(explanation.bound, explanation.step_ns)
+        for cost in explanation.avoidable:
+            print(cost.sort, cost.cost_ns, cost.saving_ns)
+
+    """
+
+    whatif: str | None
+    basis: Basis
+    measured_ns: int | None
+    replayed_ns: int
+    replay_error: float | None
+    steps: tuple[str, ...]
+    step_ns: int
+    bound: Bound
+    causes: tuple[Share, ...]
+    device_busy_share: float | None
+    launch_calls: Launching | None
+    synchronization_wait_ns: int
+    communication: Communication | None
+    kernels: tuple[PeakShare, ...]
+    general_convolutions_ns: int
+    without_cpu: WhatIfResult
+    without_device: WhatIfResult | None
+    without_communication: WhatIfResult | None
+    avoidable: tuple[Avoidable, ...]
+    memory: PeakMemory | None
+    memory_unsaid: str | None
+    notes: tuple[str, ...]
+
+    replay = Live[Replay]()
+    after = Live["Prediction | None"]()  # the change that is explained, if any
+
+    def __repr__(self) -> str:
+        first = f", {self.causes[0].cause.label} {self.causes[0].share:.0%}" if self.causes else ""
+        return f"<Explanation of a step of {self.step_ns / 1e6:,.3f} ms: {self.bound}-bound{first}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is explained."""
+        return self.replay.graph if self.after is None else self.after.graph
+
+    def share(self, cause: str) -> float:
+        """Return a cause's share of the step."""
+        return sum(each.share for each in self.causes if each.cause == cause)
+
+    def bound_share(self, bound: str) -> float:
+        """Return the share of the step that waits for GPU, CPU, copies or communication."""
+        return sum(each.share for each in self.causes if each.bound == bound)
+
+    @property
+    def worth_it(self) -> tuple[Avoidable, ...]:
+        """The avoidable costs whose removal would save half a percent of the step or more."""
+        return tuple(each for each in self.avoidable if (each.saving_ns or 0) >= LEAST * self.replayed_ns)
+
+
+def explain(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    whatif: str | Callable[..., None] | Sequence[Any] | None = None,
+    *,
+    capacity: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    **options: Any,
+) -> Explanation:
+    """Return why a step takes its time: as it was recorded, or after a what-if with its options.
+
+    It is the step that `replay` chose, its `basis`. Every saving is simulated, on top of the what-if if
+    there is one. `capacity` is what each device has in bytes, by default what the trace says of it: whether
+    the step fits.
+
+    Returns:
+        An `Explanation`: the critical path by cause, what bounds the step, and avoidable costs with
+        what their removal would save, all in ns per step.
+
+    Raises:
+        GraphError: the trace covers no step.
+        UnknownOptimizationError: there is no what-if of that name.
+
+    """
+    from daydream.predict.whatif import whatif as ask
+
+    say = progress or (lambda _what, _share: None)
+    before = as_replay(source)
+    if whatif is None and options:
+        raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
+    after = None if whatif is None else ask(before, whatif, **options)
+    asker = WhatIfs(before, after, options)
+    settled = before.settled if after is None else after.after
+    known = [*before.notes, *(after or Prediction.unchanged(before)).notes]
+    say("following the critical path", -1.0)
+    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    if not chain.steps:
+        raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
+    say("asking what would save time", -1.0)
+    without = ask_without(asker, chain)
+    causes = tuple(shares(chain))
+    busy = busy_ns(chain)
+    memory, unsaid = peak_memory(asker, capacity)
+    found = Explanation(
+        whatif=None if after is None else after.optimization,
+        basis=before.basis,
+        measured_ns=before.basis_measured_ns,
+        replay_error=before.basis_error,
+        steps=tuple(str(chain.graph.steps[step]["name"]) for step in chain.steps),
+        step_ns=round(chain.step_ns),
+        replayed_ns=asker.step_ns,
+        causes=causes,
+        bound=bound(causes, without),
+        without_cpu=without.cpu,
+        without_device=without.device,
+        without_communication=without.communication,
+        device_busy_share=None if busy is None else busy / max(chain.step_ns, 1),
+        launch_calls=launching(chain),
+        communication=communication(chain),
+        synchronization_wait_ns=waits(chain, Cause.SYNC).per_step(),
+        avoidable=tuple(asker.avoidable(chain)),
+        kernels=reached(chain),
+        general_convolutions_ns=general_convolutions_ns(chain),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *known,
+                    *sentences(breaks_of(chain.graph)),
+                    *uncompiled_sentences(chain.graph.trace),
+                    *(memory.recording_notes if memory else ()),
+                ]
+            )
+        ),
+        memory=memory,
+        memory_unsaid=unsaid,
+    )
+    return found.having(replay=before, after=after)
+
+
+@dataclass(frozen=True)
+class Without:
+    """What a step would take if one side of it took no time; None where the step has no such side."""
+
+    cpu: WhatIfResult
+    device: WhatIfResult | None
+    communication: WhatIfResult | None
+    has_cpu: bool = True  # whether any CPU work was recorded
+
+
+def ask_without(asker: WhatIfs, chain: Chain) -> Without:
+    """Ask what the step would take without each side."""
+    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
+    return Without(
+        asker.without(on="cpu"),
+        asker.without(on="gpu") if on_device else None,
+        asker.without(kind="collective") if communication(chain) else None,
+        has_cpu(chain.graph),
+    )
+
+
+def bound_now(replay: Replay) -> tuple[Bound, float]:
+    """Return what bounds a step as it was recorded, and its share of the critical path.
+
+    The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
+    """
+    settled = replay.settled
+    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    causes = shares(chain)
+    found = bound(causes, ask_without(WhatIfs(replay, bare=True), chain))
+    share = shares_of(causes).get(found, 0.0)
+    return found, share if share >= MOST else 0.0
+
+
+def shares_of(causes: Sequence[Share]) -> Mapping[Bound, float]:
+    """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
+    found: dict[Bound, float] = {}
+    for each in causes:
+        for what in [each.bound, *[Bound.LOADING] * (each.cause is PathCause.LOADING)]:
+            found[what] = found.get(what, 0.0) + each.share
+    return found
+
+
+def bound(causes: Sequence[Share], without: Without) -> Bound:
+    """Return what bounds the step: the side that alone takes nearly as long, and what most of it is.
+
+    Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
+    is a little shorter, both bound the step: neither gains anything alone.
+    """
+    step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
+    transfers = without.communication
+    on_device = Bound.COPIES if waits.get(Bound.COPIES, 0.0) >= MOST else Bound.GPU
+    if transfers is not None and (transfers.saving_ns or 0) >= MOST * step_ns:
+        on_device = Bound.COMMUNICATION
+    if without.device is None:
+        return Bound.COMMUNICATION if on_device is Bound.COMMUNICATION else Bound.CPU
+    missing = sum(each.share for each in causes if each.cause in NOT_RECORDED)
+    if missing >= (MOST if without.has_cpu else 1 - NEARLY):  # without a CPU the device alone remains
+        return Bound.UNRECORDED
+    if not without.has_cpu:
+        return on_device
+    # What each side would take alone, as a part of the step.
+    device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without.cpu, without.device))
+    found = Bound.CPU if cpu > device else on_device
+    if waits.get(Bound.LOADING, 0.0) >= MOST and 1 - device >= MOST:
+        found = Bound.LOADING
+    elif 1 - device >= LARGELY:
+        found = Bound.CPU
+    elif max(device, cpu) < NEARLY and 1 - cpu < LARGELY:
+        found = Bound.TURNS
+    elif min(device, cpu) >= NEARLY and (waits.get(Bound.CPU, 0.0) >= MOST) != (cpu >= device):
+        found = Bound.BOTH
+    return found
+
+
+class PeakShare(Record):
+    """Kernels of one family: their time per step and the share of the peak that bounds them, 0 to 1.
+
+    `peak` is arithmetic or memory, whichever the family's work would take longer on at the peak rate.
+    """
+
+    name: str
+    ns: int
+    share_of_peak: float
+    peak: str
+
+
+def reached(chain: Chain) -> tuple[PeakShare, ...]:
+    """Return what the families of kernels that take longest reach; none without shapes or a known device.
+
+    Kernels whose work is unknown do not count, nor do those that a cache serves: more than the memory's peak.
+    """
+    graph = chain.graph
+    kernels = _kernels(chain)
+    try:
+        device = device_of(graph)
+    except NotApplicableError:
+        return ()
+    if not len(kernels):
+        return ()
+    amounts = work(graph, kernels)
+    rate = peaks(number_formats(kernels, amounts, device), device)
+    arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, np.nan)
+    memory = np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, np.nan)
+    known = np.isfinite(arithmetic) | np.isfinite(memory)
+    family, names = labels(graph, kernels.ids)
+    took = kernels.duration_ns.astype(np.float64)
+
+    def by_family(values: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.bincount(family[known], np.nan_to_num(values[known]), len(names))
+        return found
+
+    ns, flop_ns, byte_ns = (by_family(values) for values in (took, arithmetic, memory))
+    found = []
+    for each in np.argsort(-ns, kind="stable")[:MOST_FAMILIES].tolist():
+        bound_ns = max(flop_ns[each], byte_ns[each])
+        if LEAST_OF_KERNELS * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
+            of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
+            share = float(bound_ns / ns[each])
+            found.append(PeakShare(names[each], round(ns[each] / len(chain.steps)), share, of))
+    return tuple(found)
+
+
+def general_convolutions_ns(chain: Chain) -> int:
+    """Return what convolutions by cuDNN's general algorithms take a step; 0 where it is next to nothing."""
+    kernels = _kernels(chain)
+    general = int(kernels.where(name=GENERAL).duration_ns.sum())
+    return round(general / len(chain.steps)) if general > LEAST_OF_KERNELS * kernels.duration_ns.sum() else 0
+
+
+def _kernels(chain: Chain) -> Selection:
+    """Return the kernels of the covered steps."""
+    graph = chain.graph
+    covered = covered_steps(graph)[graph.columns["step"]]
+    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered
+    return Selection(graph, np.flatnonzero(chosen))
+
+
+class SmallerPeak(WhatIfResult, kw_only=True):
+    """A what-if that makes the peak smaller, the peak then in bytes, and whether it fits."""
+
+    after_bytes: int
+    fits: bool | None
+
+
+class PeakMemory(MemoryPrediction, kw_only=True):
+    """The peak of a step, as it was recorded and after the change that is explained.
+
+    Attributes:
+        peak_step: the step of the peak.
+        peak_phase: its phase.
+        peak_layer: the layer that ran then.
+        by_kind: bytes held at the peak by kind.
+        whatifs: what would make it smaller, the best first; asked only where it may not fit.
+    """
+
+    peak_step: str | None
+    peak_phase: str | None
+    peak_layer: str | None
+    by_kind: Mapping[str, int]
+    whatifs: tuple[SmallerPeak, ...] = ()
+
+    holders = Live[DeviceMemory]()  # who holds it
+
+
+def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | None, str | None]:
+    """Return the peak of the step that is explained; None without it, and in a clause why it is not known.
+
+    Args:
+        runner: asks what would make it smaller, on top of the change that is explained.
+        capacity: what the device has, in bytes; by default what the trace says of it.
+    """
+    graph, after = runner.replay.graph, runner.after
+    changes = after.memory_changes() if after is not None and after.memory_changes is not None else []
+    answer = answer_of(graph, changes, capacity)
+    if answer.memory is None or graph.trace is None:
+        return None, answer.unsaid
+    held = held_now(graph.trace, graph)
+    held = changed(held, changes) if changes else held
+    found = at_peak(held, *worst_device(held))
+    limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
+    names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []
+    peak = PeakMemory(
+        **asdict(answer.memory),
+        peak_step=found.peak_step,
+        peak_phase=found.peak_phase,
+        peak_layer=found.peak_layer,
+        by_kind=found.by_kind,
+        whatifs=_smaller(runner, names, answer.memory),
+    )
+    return peak.having(holders=found), None
+
+
+def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tuple[SmallerPeak, ...]:
+    """Return which of some what-ifs make the peak smaller: what fits first."""
+    found = []
+    for name in list(dict.fromkeys(names))[:MOST_SMALLER]:
+        options = OPTIONS.get(name, {})
+        try:
+            prediction = runner.predicted(name, options)
+        except DaydreamError:
+            continue  # it does not apply
+        changes = prediction.memory_changes() if prediction.memory_changes is not None else []
+        memory = answer_of(runner.replay.graph, changes, now.capacity_bytes).memory
+        if memory is not None and memory.after_bytes < now.after_bytes:
+            fields = asdict(runner.answer(name, options, prediction))
+            found.append(SmallerPeak(**fields, after_bytes=memory.after_bytes, fits=memory.fits))
+
+    def place(each: SmallerPeak) -> tuple[int, ...]:
+        if not each.fits:
+            return 1, each.after_bytes
+        return 0, each.needs is not None, each.predicted_ns or 0
+
+    return tuple(sorted(found, key=place))

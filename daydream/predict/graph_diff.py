@@ -1,0 +1,378 @@
+"""What turned a graph into its changed copy: how much time of a step it affects, and what it does not reach.
+
+A change may leave device work as it is that it should be about, since the recording does not tell that work
+apart. That is no answer about the whole step, and a narrow interval around it would look like one.
+
+- A *replay of a CUDA graph* names no operators and no shapes: what needs them (a type, a fusion, a size)
+  changes the kernels outside alone.
+- A replay and a *compiled call* launch the work of many layers as one. What is not told apart in them has the
+  layer of the call, or none, and may be a part of any layer inside the call.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from math import hypot
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daydream.arrays import distinct
+from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
+from daydream.graph.select import matching
+from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code
+from daydream.model import trained_parameters
+from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
+from daydream.trace.schema import PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+# Errors over affected time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
+# validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
+# user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
+# `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
+# emulated link, the others from small models on a CPU.
+MODEL_ERROR: Mapping[str, float] = {
+    "moved": 0.14, "copied": 0.08, "computed": 0.22, "kernels": 0.20, "transfers": 0.08,
+}  # fmt: skip
+MUCH = 0.05  # of a step's device work: less that a change does not reach is not said
+NOT_BY_LAYER = [phase_code("optimizer"), phase_code("data")]  # updates are told apart by their parameters
+RECORD = {"CUDA graphs": "without CUDA graphs", "compiled calls": "without torch.compile"}
+
+
+class Affected(NamedTuple):
+    """What a change affects of a step, in ns: on each sort's busiest lane.
+
+    `moved` goes away, or is CPU time that a factor changes. `copied` is recorded work that is done again,
+    `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
+    what a model gave and what a factor changes. `waits` are what a step changes by beyond all that is
+    affected, since something waits less or more: moved time, too. `doubt` is how far kernels may be off
+    beyond what kernels are as a rule, where the model that gave their times says so: an error, and no time
+    affected. `waiting` is how far transfers are off, either way, if what was recorded of them was waiting
+    for peers.
+    """
+
+    moved: float = 0.0
+    copied: float = 0.0
+    computed: float = 0.0
+    kernels: float = 0.0
+    transfers: float = 0.0
+    waits: float = 0.0
+    doubt: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def together(self) -> float:
+        """All sorts together."""
+        return sum(self.by_sort().values())
+
+    def by_sort(self) -> dict[str, float]:
+        """Return the ns of each sort of `MODEL_ERROR`."""
+        return dict(zip(MODEL_ERROR, (self.moved + self.waits, *self[1:5]), strict=True))
+
+    @property
+    def errors_ns(self) -> list[float]:
+        """How far each sort may be off, in ns, where nothing hides it; the last is what models doubt."""
+        found = {sort: MODEL_ERROR[sort] * ns for sort, ns in self.by_sort().items()}
+        found["kernels"] += self.doubt
+        return list(found.values())
+
+
+class OutOfReach(NamedTuple):
+    """Device work of a step in ns: all, and what a change leaves though it may be about that, too.
+
+    `share` is how far the work that is changed changes, as a part of it; `where` says what runs the rest.
+    """
+
+    device_ns: float
+    left_ns: float
+    share: float
+    where: str
+
+    @property
+    def is_much(self) -> bool:
+        """Whether it is more than a small part of all."""
+        return self.left_ns > MUCH * self.device_ns
+
+    @property
+    def unknown_ns(self) -> float:
+        """How far the step would be off if it changed as the rest does."""
+        return self.share * self.left_ns
+
+    def __str__(self) -> str:
+        times = f"{self.left_ns / 1e6:,.2f} of {self.device_ns / 1e6:,.2f} ms of device work per step"
+        return f"{times} {self.where}"
+
+
+class GraphDiff:
+    """What turned a copy of the graph `before` into `after`, task by task.
+
+    Attributes:
+        counts: how many tasks were changed, inserted and removed.
+        ids: the tasks that take another time or were inserted, int64, ascending.
+        affected_ns, sort: how much time of each of them is affected, and of which sort of `MODEL_ERROR`.
+        doubt_ns, waiting_ns: by how much each may be off (see `Affected`).
+        was_ns, now_ns: how long each task of `before` and of `after` takes, 0 where it is removed.
+        covered: whether a task of `after` belongs to a covered step.
+    """
+
+    def __init__(self, before: Graph, after: Graph) -> None:
+        size, old, new = before.size, before.columns, after.columns
+        differs = {
+            name: old[name] != new[name][:size] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
+        }
+        removed = before.alive & ~after.alive[:size]
+        changed = np.logical_or.reduce([*differs.values()]) & before.alive & after.alive[:size]
+        self.before, self.after = before, after
+        self.counts = tuple(int(np.count_nonzero(mask)) for mask in (changed, after.alive[size:], removed))
+        self.was_ns = np.where(before.alive, old["duration_ns"], 0)
+        self.now_ns = np.where(after.alive, new["duration_ns"], 0)
+        self.covered = covered_steps(after)[new["step"]]
+        retimed = differs["duration_ns"] | differs["gap_ns"] | (before.alive != after.alive[:size])
+        self.ids = ids = np.append(np.flatnonzero(retimed), np.arange(size, after.size))
+        inserted, alive, kind = ids >= size, after.alive[ids], new["kind"][ids]
+        was = np.zeros(len(ids), np.int64)
+        there = ids[~inserted]
+        was[~inserted] = np.where(before.alive[there], old["duration_ns"][there] + old["gap_ns"][there], 0)
+        now = np.where(alive, new["duration_ns"][ids] + new["gap_ns"][ids], 0)
+        copied = inserted & (new["row"][ids] >= 0)
+        modelled = inserted & ~copied
+        if after.modelled:
+            given = np.zeros(after.size, bool)
+            given[np.concatenate(after.modelled)] = True
+            modelled |= given[ids] & (inserted | (alive & (was != now)))
+        cpu, transfer = kind == CPU, (kind == MEMCPY) | (kind == COLLECTIVE)
+        self.affected_ns = np.where(inserted | modelled, now, np.abs(now - was))
+        moved, done_again, computed, kernels, transfers = range(len(MODEL_ERROR))
+        self.sort = np.select(
+            [~alive, copied & ~modelled, cpu & modelled, cpu, transfer],
+            [moved, done_again, computed, moved, transfers],
+            kernels,
+        )
+        self.doubt_ns, self.waiting_ns = np.zeros(len(ids)), np.zeros(len(ids))
+        if after.doubted:
+            doubted = np.zeros(after.size)
+            for each, error in after.doubted:
+                doubted[each] = error
+            off = doubted[ids]
+            self.waiting_ns = np.where(transfer & alive, off * np.maximum(new["duration_ns"][ids], 1), 0)
+            beyond = np.maximum(off - MODEL_ERROR["kernels"], 0) * now
+            self.doubt_ns = np.where(modelled & alive & ~cpu & ~transfer, beyond, 0)
+
+    @property
+    def _steps_a_rank(self) -> int:
+        ranks = [step.get("rank", 0) for step in self.after.steps if step.get("covered")]
+        return max(len(ranks) // max(len(set(ranks)), 1), 1)
+
+    @property
+    def unknown_longer_ns(self) -> float:
+        """By how much device work of a step that was not recorded takes longer, on its busiest lane.
+
+        What it is nobody knows: work of before the window, or a driver that loads modules. So nothing says
+        that it takes longer at all.
+        """
+        columns, size = self.after.columns, self.before.size
+        if not self.before.facts.untraced_ns:
+            return 0.0
+        # Device work without a row stands for it, in a covered step or in none.
+        untraced = (columns["row"] < 0) & (columns["kind"] != CPU) & (self.covered | (columns["step"] < 0))
+        ids = self.ids[untraced[self.ids] & (self.ids < size)]
+        was, now = (
+            np.where(graph.alive[ids], graph.columns["duration_ns"][ids] + graph.columns["gap_ns"][ids], 0)
+            for graph in (self.before, self.after)
+        )
+        longer = np.bincount(columns["lane"][ids], np.maximum(now - was, 0), 1)
+        return float(longer.max()) / self._steps_a_rank
+
+    def affected(self, changes_by_ns: int) -> Affected:
+        """Return what the change affects of a step, which it makes longer or shorter by so much."""
+        counts = self.covered[self.ids]
+        lane, sort = self.after.columns["lane"][self.ids[counts]].astype(np.int64), self.sort[counts]
+
+        def busiest(ns: np.ndarray, each: np.ndarray | int = 0, number: int = 1) -> list[float]:
+            lanes = np.bincount(lane * number + each, ns[counts], len(self.after.lanes) * number)
+            found = lanes.reshape(-1, number).max(axis=0, initial=0) / self._steps_a_rank
+            return list(map(float, found))
+
+        found = busiest(self.affected_ns, sort, len(MODEL_ERROR))
+        waits = max(abs(changes_by_ns) - sum(found), 0.0)
+        off = [*busiest(self.doubt_ns), *busiest(np.abs(self.waiting_ns))]
+        return Affected._make([*found, waits, *off])
+
+    def longer(self, affected: Affected) -> Graph:
+        """Return the changed graph with all that is affected longer by its sort's error.
+
+        The sorts' errors are independent, so all are scaled down to the root of the sum of their squares.
+        What was removed is missed where it was: behind the task before it on its lane.
+        """
+        parts = affected.errors_ns
+        scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
+        errors = np.array([*MODEL_ERROR.values()])[self.sort]
+        return self._longer_by(scale * (errors * self.affected_ns + self.doubt_ns))
+
+    def waiting_for_peers(self) -> Graph:
+        """Return the changed graph with transfers that take as long as they waited for peers, if all did."""
+        return self._longer_by(self.waiting_ns)
+
+    def _longer_by(self, more: np.ndarray) -> Graph:
+        columns, alive = self.after.columns, self.after.alive[self.ids]
+        duration, gap = columns["duration_ns"].copy(), columns["gap_ns"]
+        duration[self.ids[alive]] += np.rint(more[alive]).astype(np.int64)
+        gone = ~alive & (more > 0)
+        if gone.any():
+            before = _alive_before(self.after, self.ids[gone])
+            there = before >= 0
+            tasks, place = distinct(before[there])
+            gap = gap.copy()
+            gap[tasks] += np.rint(np.bincount(place, more[gone][there], len(tasks))).astype(np.int64)
+        return self.after.retimed(duration, gap)
+
+
+def _alive_before(graph: Graph, gone: np.ndarray) -> np.ndarray:
+    """Return for each removed task the last one before it on its lane that is still there, -1 for none."""
+    order, lane = graph.columns["order"], graph.columns["lane"]
+    lanes = np.zeros(len(graph.lanes), bool)
+    lanes[lane[gone]] = True
+    mates = graph.ids[lanes[lane[graph.ids]]]
+    tasks = np.append(mates, gone)
+    place = np.lexsort((tasks, order[tasks], lane[tasks]))
+    last = np.maximum.accumulate(np.where(place < len(mates), np.arange(len(place)), -1))
+    at = np.flatnonzero(place >= len(mates))
+    before = tasks[place[last[at]]]
+    there = (last[at] >= 0) & (lane[before] == lane[tasks[place[at]]])
+    found = np.full(len(gone), -1)
+    found[place[at] - len(mates)] = np.where(there, before, -1)
+    return found
+
+
+def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
+    """Return what a change of device work leaves out in replays of graphs; None if that is little or nothing.
+
+    Only work of the phases counts that the change is about.
+    """
+    before, after, size = diff.before, diff.after, diff.before.size
+    if not any(GRAPH_LAUNCH in name for name in before.texts["name"]):
+        return None
+    counts = before.alive & device_work(before) & diff.covered[:size]
+    replayed = np.zeros(size, bool)
+    replayed[in_replays(before.tasks(np.flatnonzero(counts))).ids] = True
+    same = before.columns["duration_ns"] == diff.now_ns[:size]
+    calculates = before.columns["kind"] != COLLECTIVE  # a change of transfers leaves no kernels out
+    affected = counts & ~replayed & ~same & calculates
+    phase = before.columns["phase"]
+    left_ns = diff.was_ns[replayed & same & np.isin(phase, phase[affected])].sum()
+    if left_ns <= MUCH * diff.was_ns[counts].sum():
+        return None
+    calculates = device_work(after)[size:] & (after.columns["kind"][size:] != COLLECTIVE)
+    inserted_ns = diff.now_ns[size:][calculates & diff.covered[size:]].sum()
+    now_ns, was_ns = diff.now_ns[:size][affected].sum() + inserted_ns, diff.was_ns[affected].sum()
+    return _out_of_reach(
+        diff, counts, left_ns, abs(1 - now_ns / max(was_ns, 1)),
+        "run inside replays of CUDA graphs, whose kernels this change leaves as they are: the answer is "
+        "about the rest.",
+    )  # fmt: skip
+
+
+def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
+    """Return what a change by layer may be about, too; None for other changes, and if there is none."""
+    before, after, size = diff.before, diff.after, diff.before.size
+    chosen_by = [dict(where) for where in after.edited_by if {"layer", "block"} & {*dict(where)}]
+    calls = whole_calls(before) if chosen_by else None
+    if calls is None:
+        return None
+    columns = after.columns
+    edited = np.ones(after.size, bool)
+    edited[:size] = (diff.was_ns != diff.now_ns[:size]) | (before.columns["lane"] != columns["lane"][:size])
+    edited[:size] |= before.alive != after.alive[:size]
+    parameters = list(trained_parameters(before).tensors)
+    paths = list(dict.fromkeys([*after.texts["layer"], *parameters]))
+    may_be, chosen = np.zeros(size, bool), np.zeros(len(paths) + 1, bool)
+    layer, phase = before.columns["layer"], before.columns["phase"]
+    for words in chosen_by:
+        if "layer" in words:
+            fits = _mask(any(fnmatch.fnmatchcase(path, each) for each in words["layer"]) for path in paths)
+        else:
+            fits = _in_blocks(paths, matching_blocks(after, words["block"]))
+        if not fits[columns["layer"][edited]].any():
+            continue
+        chosen |= fits
+        # The other words of the selection that are known in any call.
+        where: dict[str, Any] = {name: words[name] for name in ("kind", "name", "phase") if name in words}
+        if "on" in words:
+            (where["on"],) = words["on"]
+        like = matching(before, np.arange(size), where)
+        enclosed = _encloses(calls, paths, fits, parameters)[layer]
+        may_be |= like & enclosed & _may_hold(before, calls, fits, np.isin(paths, parameters))[phase]
+    may_be &= calls.unplaced & ~np.isin(phase, NOT_BY_LAYER)
+    on_device = device_work(before) & before.alive & diff.covered[:size]
+    left_ns = diff.was_ns[may_be & on_device].sum()
+    if not left_ns:
+        return None
+    of_chosen = device_work(after) & chosen[columns["layer"]] & diff.covered
+    was_ns, now_ns = diff.was_ns[of_chosen[:size]].sum(), diff.now_ns[of_chosen].sum()
+    return _out_of_reach(
+        diff, on_device, left_ns, abs(now_ns - was_ns) / was_ns if was_ns else 1.0,
+        f"are known only as part of {calls.where}: which of it is of these layers is not recorded "
+        f"(record {RECORD[calls.where]})",
+    )  # fmt: skip
+
+
+def _out_of_reach(
+    diff: GraphDiff, device: np.ndarray, left_ns: float, share: float, where: str
+) -> OutOfReach:
+    """Return what is left of the device work of all covered steps, per step."""
+    steps = max(sum(bool(step.get("covered")) for step in diff.after.steps), 1)
+    return OutOfReach(diff.was_ns[device].sum() / steps, left_ns / steps, min(float(share), 1.0), where)
+
+
+def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
+    """Return a mask of the tasks that may be of any repeated block, and what runs most of them."""
+    calls, paths = whole_calls(graph), graph.texts["layer"]
+    if calls is None:
+        return np.zeros(graph.size, bool), ""
+    fits = _in_blocks(paths, [block for family in repeated_blocks(graph) for block in family])
+    encloses = _encloses(calls, paths, fits, list(trained_parameters(graph).tensors))
+    return calls.unplaced & encloses[graph.columns["layer"]], calls.where
+
+
+def _mask(fits: Iterable[bool]) -> np.ndarray:
+    """Return what fits of some texts as a mask by their codes; at its end that of none does not."""
+    return np.array([*fits, False])
+
+
+def _in_blocks(paths: list[str], blocks: Iterable[str]) -> np.ndarray:
+    """Return a mask of the paths that are some blocks, or in them."""
+    parts = {each for block in blocks for each in block.split(TOGETHER)}
+    return _mask(any(within(path, part) for part in parts) for path in paths)
+
+
+def _encloses(calls: WholeCalls, paths: list[str], fits: np.ndarray, parameters: list[str]) -> np.ndarray:
+    """Tell of which layers, and at the end of none, work may be of the layers that fit.
+
+    A model's own name is in no path: calls of it hold other layers, and it has no parameters by that name.
+    """
+    inner = [path for path, fit in zip(paths, fits.tolist(), strict=False) if fit]
+    found = np.array([any(within(each, path) for each in inner) for path in paths] + [True])
+    for code in calls.layers:
+        nameless = not any(within(each, paths[code]) for each in parameters)
+        found[code] |= code in calls.around or (nameless and bool(parameters))
+    return np.asarray(found & ~fits)
+
+
+def _may_hold(graph: Graph, calls: WholeCalls, fits: np.ndarray, has_parameters: np.ndarray) -> np.ndarray:
+    """Tell by phase, and at the end for none, whether calls may hold layers that fit.
+
+    Not where each with parameters, or with work in such a call, does its work outside: that of the
+    backward pass, or all other.
+    """
+    columns = graph.columns
+    backward = np.arange(len(PHASES) + 1) == phase_code("backward")
+    outside = np.zeros((2, len(fits)), bool)
+    there = np.flatnonzero(device_work(graph) & graph.alive & ~calls.inside)
+    outside[backward[columns["phase"][there]].astype(np.int64), columns["layer"][there]] = True
+    needs = np.append(has_parameters, False)
+    needs[columns["layer"][calls.inside]] = True
+    may_hold = np.asarray(~outside[:, needs & fits].all(axis=1) | ~outside[:, fits].any(axis=1))
+    return may_hold[backward.astype(np.int64)]

@@ -1,0 +1,295 @@
+"""The interval of a prediction: how far the step may be from the predicted one, and from which causes.
+
+Seven causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
+independent, so the interval is the root of the sum of their squares:
+
+- *variation*: steps that do the same work differ, and their mean is known only so well. A standard
+  error: more steps make it smaller. What a change takes away (a loader that is hidden) varies no more, and
+  work that it moves from a step into the next is none: of the steps before and after those count that
+  vary less.
+- *replay*: the simulation of the baseline misses the recorded steps by so much. That further steps would take
+  longer than those (a queue that fills) is no miss.
+- *model*: the change is simulated once more with all that it affects longer by the error that
+  predictions of this sort of time were found to have (`MODEL_ERROR`): what stays hidden behind other
+  work does not count. A model that says itself how far its times may be off (`Selection.doubt`) widens
+  this where that is more.
+- *rerun*: the change is seen in another run than the recorded one, and the same work takes another time in
+  each (`ANOTHER_RUN`), the most where the CPU was hidden and shows after the change (`HIDDEN_CPU`). In a
+  CPU's recordings it is part of the model's errors, which were measured so.
+- *recording*: a trace that does not say what recording cost is corrected with a typical cost, of which so
+  much may be wrong (`RECORDING_ERROR`). Recorded steps that are faster than those timed without a profiler
+  may be off by all of the difference.
+- *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
+  that a change may not reach (inside replays of CUDA graphs, of no known layer, held to a recorded start),
+  and stream waits that could not be resolved. What they do after the change is not known; at most they eat
+  up what it moves. Where the change makes unrecorded device work longer, what it adds is as unknown; so is
+  what it takes off calls that start up the driver, in the only step.
+- *waiting*: what transfers took may have been waiting for ranks that were not recorded, which no network
+  changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
+
+A change that affects nothing has the first two and the rerun only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import hypot, isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.calls import device_work
+from daydream.graph.profiler_overhead import cost_of_recording
+from daydream.graph.tables import CPU, covered_steps
+from daydream.predict.basis import ESTIMATED, variation, whole_recording
+from daydream.predict.graph_diff import MODEL_ERROR
+from daydream.simulate.critical_path import Bound
+from daydream.simulate.steady_state import settle
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.graph.tables import Facts
+    from daydream.predict.graph_diff import Affected, GraphDiff
+    from daydream.predict.prediction import Prediction
+
+# Half-widths at 90 % of how far the same work is from itself in another run, by what the step waits for;
+# rounded up. From public recordings with and without a change, by what the change leaves alone: kernels
+# of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7 % apart over four pairs of runs; launches of a GPT on an
+# A10, 3 % over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
+# Runs of a few cold passes are further apart (a MoE's forward pass, repeated: 11 to 32 %) and not covered.
+ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
+# The same for CPU time that was hidden behind a device when it was recorded, and that the step waits for
+# after the change. One program's CPU took 8.6, 8.7, 11.0, 11.2 and 12.3 ms a step in five recordings on the
+# same shared host of an H200 (validation/h200, without the cost of recording): its pairs are 0 to 43 % apart,
+# 27 % in the median. Where a step waits for the CPU on both sides, that cancels. Traces of Nsight Systems
+# record little of the CPU: three GPTs on an A10 are 0.5 to 3.6 % from what the longest one's launches tell.
+HIDDEN_CPU = 0.3
+# Of what the typical cost of recording changes of an answer, this much may be wrong: half-width at 90 %,
+# rounded up from what it misses in recordings that know better (validation/typical_cost.py).
+RECORDING_ERROR = 0.5
+LEAST_SAID = 0.0005  # of a step
+NOTHING_LEFT = 0.001  # of a step of which a change takes work away: no step is that short
+NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
+OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Half-widths of a prediction's 90 % interval, in ns, by cause.
+
+    `waiting` is of one end: the upper one, or below 0 the lower one.
+    """
+
+    variation: float = 0.0
+    replay: float = 0.0
+    model: float = 0.0
+    unknown: float = 0.0
+    rerun: float = 0.0
+    recording: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def total_ns(self) -> float:
+        """How far the step may be above the predicted one."""
+        return hypot(self._either_way_ns, max(self.waiting, 0.0))
+
+    @property
+    def shorter_ns(self) -> float:
+        """How far the step may be below the predicted one."""
+        return hypot(self._either_way_ns, max(-self.waiting, 0.0))
+
+    @property
+    def _either_way_ns(self) -> float:
+        return hypot(self.of_the_change_ns, self.variation, self.rerun, self.recording)
+
+    @property
+    def of_the_change_ns(self) -> float:
+        """What is uncertain, either way, about before against after: without how steps and runs vary."""
+        return hypot(self.replay, self.model, self.unknown)
+
+    def whole_ns(self) -> dict[str, int | None]:
+        """Return each cause's half-width in whole ns, None where it has no bound."""
+        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: round(value) if isfinite(value) else None for name, value in known.items()}
+
+    def words(self, step_ns: int, most: int = 3) -> str:
+        """Return the largest causes as shares of a step, in their order; empty if none matters."""
+        causes = {
+            "cost models": self.model,
+            "step-to-step variation": self.variation,
+            "replay error": self.replay,
+            "unknown causes": self.unknown,
+            "another run": self.rerun,
+            "cost of recording": self.recording,
+            "waiting for peers": abs(self.waiting),
+        }
+        largest = sorted(causes, key=lambda words: -causes[words])[:most] if step_ns else []
+        shares = {words: causes[words] / step_ns for words in largest}
+        return ", ".join(f"{words} {100 * at:.1f} %" for words, at in shares.items() if at >= LEAST_SAID)
+
+    def reason(self, comparison: Prediction) -> str:
+        """Return in words what keeps the step from being predicted: the largest of the causes."""
+        step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
+        unknown = {
+            "delays without a known cause": facts.unexplained_ns,
+            "device work that was not recorded": facts.untraced_ns,
+            "CPU time that may be a wait": facts.doubtful_ns,
+        }
+        affected = comparison.affected.together / step_ns
+        unknown_words = max(unknown, key=lambda cause: unknown[cause])
+        changed = f"the change affects {affected:.0%} of the step"
+        most, words = max(
+            (self.replay, "the replay of the unchanged trace misses the recording by {}"),
+            (self.model, changed + ", and what that takes then is known to within {} only"),
+            (self.unknown, unknown_words + " may carry it by {}"),
+            (abs(self.waiting), "not all ranks were recorded, and {} may be waiting for them"),
+            key=lambda cause: cause[0],
+        )
+        return words.format(f"{most / step_ns:.0%} of the step")
+
+
+def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> None:
+    """Set the interval of a prediction and why there is none: a simulation or two.
+
+    None is made where `interval` is not asked for and a bound that needs none tells that the step can be
+    predicted. It cannot where the range reaches from next to nothing to the step as it is, or beyond. How
+    steps vary does not count: it is common to both sides. Nor can it where layers were chosen, and much
+    work may be theirs or not.
+    """
+    replay, step_ns, affected = comparison.replay, comparison.simulated_ns, comparison.affected
+    facts = replay.graph.facts
+    side_by_side = _side_by_side_ns(replay.graph) if facts.event_waits["unresolved"] else 0.0
+    recorded_ns = sum(step.measured_ns for step in replay.steps)
+    unknown = unknown_ns(facts, recorded_ns, comparison.replayed_ns, affected, side_by_side)
+    beyond = [part.unknown_ns for part in (comparison.left_out, comparison.unplaced) if part is not None]
+    if comparison.held is not None:
+        beyond.append(min(replay.held_ns, affected.together))
+    found = Uncertainty(
+        variation=_variation(comparison) * step_ns,
+        replay=max(abs(replay.error), replay.residual) * step_ns,
+        model=hypot(*affected.errors_ns, affected.waiting),
+        unknown=unknown + diff.unknown_longer_ns + float(min(sum(beyond), comparison.replayed_ns)),
+    )
+    tells = _tells(comparison, found)
+    if interval or not tells:
+        waits = MODEL_ERROR["moved"] * affected.waits
+        model = waits
+        if affected.together != affected.waits:
+            model = hypot(max(_longer_ns(comparison, diff.longer(affected)), 0), waits)
+        found = replace(
+            found,
+            model=model,
+            rerun=_another_run_ns(comparison),
+            recording=_recording_ns(comparison),
+            waiting=_longer_ns(comparison, diff.waiting_for_peers()) if affected.waiting else 0.0,
+        )
+        tells = tells or _tells(comparison, found)
+    comparison.uncertainty = found
+    if comparison.removed and step_ns < NOTHING_LEFT * comparison.replayed_ns:
+        comparison.reason = "nothing would be left of the step: all its work is what the change takes away"
+    elif comparison.unplaced is not None and comparison.unplaced.is_much:
+        comparison.reason = str(comparison.unplaced)
+    elif not tells:
+        comparison.reason = found.reason(comparison)
+    elif interval:
+        ends = [max(round(step_ns - found.shorter_ns), 0), round(step_ns + found.total_ns)]
+        if whole_recording(replay.graph.trace):
+            ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
+        comparison.predicted_low_ns, comparison.predicted_high_ns = min(ends), max(ends)
+
+
+def _tells(comparison: Prediction, found: Uncertainty) -> bool:
+    low = comparison.simulated_ns - hypot(found.of_the_change_ns, max(-found.waiting, 0.0))
+    high = comparison.simulated_ns + hypot(found.of_the_change_ns, max(found.waiting, 0.0))
+    return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
+
+
+def _longer_ns(comparison: Prediction, graph: Graph) -> float:
+    """Return how much longer the step of another changed graph is than the predicted one."""
+    choice = comparison.contention
+    slowed = None if choice is None else choice.between(comparison.replay.graph, graph)
+    longer = settle(graph, contention=slowed, copies=comparison.after.passes)
+    return float(comparison.replay.settled.mean_after(longer) - comparison.simulated_ns)
+
+
+def _recording_ns(comparison: Prediction) -> float:
+    """Return how far the cost of recording may carry the step, where that was not measured."""
+    replay, recorded_ns = comparison.replay, comparison.recorded_after_ns
+    cost_ns = abs(replay.recording_cost) * comparison.simulated_ns
+    if replay.basis != ESTIMATED:
+        return cost_ns
+    if replay.start_up_ns or recorded_ns is None:  # then the recorded step changes by another ratio
+        return RECORDING_ERROR * cost_ns
+    before_ns = replay.recording.settled.step_ns
+    recorded = recorded_ns / before_ns if before_ns else 0.0
+    ratio = comparison.simulated_ns / comparison.replayed_ns if comparison.replayed_ns else 0.0
+    return RECORDING_ERROR * abs(ratio - recorded) * comparison.replayed_ns
+
+
+def _another_run_ns(comparison: Prediction) -> float:
+    """Return how far another run of the changed program may be from this one, by what its step waits for."""
+    if not device_work(comparison.graph)[comparison.graph.alive].any():
+        return 0.0
+    waits = dict(comparison.waited_for_ns)
+    cpu = waits.pop(Bound.CPU, 0)
+    scale = comparison.simulated_ns / max(cpu + sum(waits.values()), 1)
+    shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
+    trace = comparison.replay.graph.trace
+    if trace is None or cost_of_recording(trace) is None:
+        shown = 0.0  # where little is recorded of the CPU, its time is about that of other runs
+    both = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * sum(waits.values())
+    return hypot(*both, HIDDEN_CPU * shown)
+
+
+def _variation(comparison: Prediction) -> float:
+    """Return the relative half-width of the mean of the recorded steps, or of those after the change."""
+    replay = comparison.replay
+    measured = {
+        number: int(step["measured_ns"])
+        for number, step in enumerate(replay.graph.steps)
+        if step.get("covered")
+    }
+    counts = replay.tasks_of_steps.tolist()
+
+    def of(times: Mapping[int, int]) -> float:
+        """Judge those together that do the same work: about as many tasks."""
+        kinds: list[list[int]] = []
+        least = -1.0
+        for step in sorted(times, key=counts.__getitem__):
+            if not kinds or counts[step] > (1 + OTHER_WORK) * least:
+                kinds.append([])
+                least = float(counts[step])
+            kinds[-1].append(times[step])
+        return variation(kinds)
+
+    return max(min(of(measured), of(comparison.after.step_times())), replay.spread)
+
+
+def unknown_ns(
+    facts: Facts, recorded_ns: int, step_ns: int, affected: Affected, side_by_side_ns: float
+) -> float:
+    """Return how far what has no known cause may carry the step, at most what the change affects.
+
+    `recorded_ns` are all steps that the facts are about. An unresolved wait is an order that the
+    simulation does not keep: it counts with its part of all waits of what streams do side by side, which is
+    all that another order could put one behind the other.
+    """
+    together = affected.together
+    delays = facts.unexplained_ns + facts.untraced_ns + facts.doubtful_ns
+    share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
+    waits = sum(facts.event_waits.values())
+    unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0
+    return min(share * step_ns, together) + unresolved * min(together, step_ns, side_by_side_ns)
+
+
+def _side_by_side_ns(graph: Graph) -> float:
+    """Return how long streams work that are not the busiest one of their rank, per step."""
+    covered = covered_steps(graph)
+    chosen = graph.alive & (graph.columns["kind"] != CPU) & covered[graph.columns["step"]]
+    lane, ns = graph.columns["lane"][chosen], graph.columns["duration_ns"][chosen]
+    busy = np.bincount(lane, ns, minlength=len(graph.lanes))
+    busiest: dict[int, float] = {}
+    for each, busy_ns in zip(graph.lanes, busy.tolist(), strict=True):
+        busiest[each.rank] = max(busiest.get(each.rank, 0.0), busy_ns)
+    return float(busy.sum() - sum(busiest.values())) / max(int(covered.sum()), 1)

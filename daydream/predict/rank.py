@@ -1,0 +1,364 @@
+"""Ranking: what every optimization that applies to a trace would save, and what decides after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import field
+
+from daydream.display import NotebookFigure
+from daydream.errors import DaydreamError, NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.predict.basis import Basis
+from daydream.predict.curves import Curve, curves
+from daydream.predict.explain import bound_now
+from daydream.predict.notes import preference
+from daydream.predict.prediction import Changed, Prediction, predict
+from daydream.predict.replay import Replay, as_replay
+from daydream.results import Live, Record
+from daydream.simulate.critical_path import Bound
+from daydream.transforms import stages
+from daydream.transforms.compose import edit_of, in_order, option_names, parse
+from daydream.transforms.real_change import why_not_offered
+from daydream.transforms.registry import Optimization, describe, find, names
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+    from daydream.trace.trace import Trace
+
+By = Literal["time", "memory"]
+Named = str | Optimization | Callable[..., None]
+OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
+SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
+
+
+class Ranked(Changed):
+    """What one optimization, or a pair of them, would give; notes without those that the trace has anyway.
+
+    Attributes:
+        summary: what it is; empty for a pair.
+        needs: what else it takes: other hardware, or that other work is done.
+        code: the line of a training script that makes the change, if one does.
+        bound: what most of the predicted step then waits for (GPU, CPU, copies, communication).
+        bound_share: that part of the step.
+    """
+
+    summary: str = ""
+    needs: str | None = None
+    code: str | None = None
+    bound: Bound = Bound.NOTHING
+    bound_share: float = 0.0
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the step stays as it was, but for less than anyone would notice."""
+        return self.saving_ns is not None and abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+
+    @property
+    def gains(self) -> bool:
+        """Whether the step gets noticeably shorter."""
+        return (self.saving_ns or 0) > 0 and not self.changes_nothing
+
+    @property
+    def place(self) -> tuple[float, str]:
+        """What to sort by: what saves most comes first, what cannot be predicted last."""
+        return float("inf") if self.predicted_ns is None else float(self.predicted_ns), self.optimization
+
+    @property
+    def place_by_memory(self) -> tuple[float, tuple[float, str]]:
+        """What to sort by for memory: what holds least comes first, what cannot say last."""
+        return float("inf") if self.memory is None else self.memory.after_bytes, self.place
+
+
+class LeftOut(Record):
+    """An optimization, or a pair, that is not in a ranking, and why."""
+
+    optimization: str
+    reason: str
+
+
+class Ranking(Record, NotebookFigure, eq=False):
+    """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
+
+    `by` memory they are sorted by the peak of what they hold, least first.
+
+    `curves` tell how the step depends on each part of the work; see `daydream.predict.curves`.
+
+    Attributes:
+        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
+        measured_ns: mean measured step; None where the step without the profiler is estimated.
+        replayed_ns: the step without a change.
+        replay_error: simulated / measured - 1 of that step; None where it is estimated.
+        bound: what bounds the step now.
+        bound_share: its share of the critical path; 0 where two sides bound it.
+        optimizations: a row for each change.
+        pairs: a row for two of them together.
+        reasons: what was left out, and why.
+        curves: how the step depends on each part of the work.
+        notes: what a reader should know before trusting the figures.
+        by: what the rows are sorted by: `time`, or `memory`.
+
+    Example::
+
+        ranking = daydream.rank("examples/mlp_cpu.json.gz")
+        for each in ranking.optimizations[:3]:
+            print(each.optimization, each.speedup, each.code)
+
+    """
+
+    basis: Basis
+    measured_ns: int | None
+    replayed_ns: int
+    replay_error: float | None
+    bound: Bound
+    bound_share: float
+    optimizations: list[Ranked] = field(name="changes")
+    pairs: list[Ranked]
+    reasons: list[LeftOut] = field(name="left_out")
+    curves: list[Curve]
+    notes: list[str]
+    by: By = "time"
+
+    replay = Live[Replay]()
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The reasons of what was left out, by name."""
+        return {each.optimization: each.reason for each in self.reasons}
+
+    def __repr__(self) -> str:
+        best = self.optimizations[0] if self.optimizations else None
+        first = f", {best.optimization} first ({best.speedup:.2f}x)" if best and best.speedup else ""
+        return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
+
+    @property
+    def cannot_tell(self) -> bool:
+        """Whether most intervals say neither that a change helps nor that it hurts, and are wider than 2x."""
+        known = [each for each in self.optimizations if each.predicted_ns and each.predicted_high_ns]
+        open_ = [
+            each
+            for each in known
+            if (each.predicted_low_ns or 0) < self.replayed_ns < (each.predicted_high_ns or 0)
+            and (each.predicted_high_ns or 0) > 2 * (each.predicted_low_ns or 0)
+        ]
+        return 2 * len(open_) > len(known)
+
+    @property
+    def optimizations_left_out(self) -> dict[str, str]:
+        """The reasons of the optimizations that were left out, without those of pairs."""
+        return {name: reason for name, reason in self.left_out.items() if "+" not in name}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per optimization and pair, in this order."""
+        import pandas as pd
+
+        rows = [each.to_json() for each in (*self.optimizations, *self.pairs)]
+        columns = [
+            "optimization",
+            "predicted_ns",
+            "saving_ns",
+            "speedup",
+            "bound",
+            "bound_share",
+            "needs",
+            "summary",
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+
+def rank(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    optimizations: Sequence[Named] | None = None,
+    *,
+    pairs: int = 3,
+    with_curves: bool = True,
+    by: By = "time",
+    capacity: int | None = None,
+    every: bool = False,
+    progress: Callable[[str, float], None] | None = None,
+) -> Ranking:
+    """Return what each optimization would save, most first: all there are, or the ones given.
+
+    Options are those that the trace suggests, else at their defaults. Those that do not apply are listed
+    with the reason, and so is one that fails, and what the recorded script cannot have, if not `every`
+    change is asked for. The best are tried in pairs as well, one more than `pairs`, which are kept.
+    `by` memory what holds least comes first. `capacity` is what each device has in bytes, by default what
+    the trace says of it.
+
+    Returns:
+        A `Ranking`: an entry for each that applies, times in ns per step, and the reasons of the others.
+
+    Raises:
+        GraphError: the trace covers no step.
+
+    """
+    say = progress or (lambda _what, _share: None)
+    before = as_replay(source)
+    chosen: Sequence[Named] = names() if optimizations is None else optimizations
+    left_out: dict[str, str] = {}
+    tried: list[tuple[Ranked, Optimization]] = []
+    begun: dict[str, Mapping[int, Graph]] = {}  # changed copies, for pairs: of the best
+    for number, each in enumerate(chosen):
+        name = each if isinstance(each, str) else _optimization(each).name
+        say(f"predicting {name}", number / len(chosen))
+        apt = optimizations is None
+        parsed, result = _tried([each], before, capacity, begun, only_apt=apt, every=every)
+        if isinstance(result, Ranked):
+            tried.append((result, parsed[0]))
+            best = sorted(tried, key=lambda pair: -_worth(pair[0], by))[: pairs + 1]
+            begun = {one.name: begun[one.name] for _, one in best if one.name in begun and pairs > 0}
+        else:
+            left_out[name] = result
+    found: list[tuple[Ranked, Optimization]] = []
+    for ranked, optimization in sorted(
+        tried, key=lambda pair: preference(pair[0].notes, pair[0].optimization)
+    ):
+        same = (other.optimization for other, kept in found if _same(ranked, optimization, other, kept))
+        twin = next(same, None)
+        if twin is None:
+            found.append((ranked, optimization))
+        else:
+            left_out[ranked.optimization] = f"the same change as {twin} in this trace"
+    found.sort(key=lambda pair: pair[0].place)
+    together: list[Ranked] = []
+    for number, couple in enumerate(_couples(found, by) if pairs > 0 else []):
+        if len(together) > pairs or number >= 4 * pairs:
+            break
+        name = "+".join(each.name for each in couple)
+        say(f"predicting {name}", -1.0)
+        _, result = _tried(couple, before, capacity, begun, only_apt=optimizations is None, every=every)
+        if isinstance(result, Ranked):
+            together.append(result)
+        else:
+            left_out[name] = result
+    together = sorted(together, key=lambda ranked: ranked.place)[:pairs]
+    if by == "memory":
+        found.sort(key=lambda pair: pair[0].place_by_memory)
+        together.sort(key=lambda ranked: ranked.place_by_memory)
+    say("drawing curves", -1.0)
+    bound, share = bound_now(before)
+    found_rows = Ranking(
+        basis=before.basis,
+        measured_ns=before.basis_measured_ns,
+        replayed_ns=before.basis_ns,
+        replay_error=before.basis_error,
+        bound=bound,
+        bound_share=share,
+        optimizations=[ranked for ranked, _ in found],
+        pairs=together,
+        reasons=[LeftOut(name, reason) for name, reason in left_out.items()],
+        curves=curves(before) if with_curves else [],
+        notes=[*before.notes],
+        by=by,
+    )
+    return found_rows.having(replay=before)
+
+
+def _optimization(each: Optimization | Callable[..., None]) -> Optimization:
+    return each if isinstance(each, Optimization) else describe(each)
+
+
+def _same(ranked: Ranked, optimization: Optimization, other: Ranked, kept: Optimization) -> bool:
+    """Tell whether two that exclude each other are one change: as many tasks are edited, to the same step."""
+    figures = [(each.predicted_ns, each.changed, each.inserted, each.removed) for each in (ranked, other)]
+    excluded = kept.name in optimization.excludes or optimization.name in kept.excludes
+    return excluded and figures[0] == figures[1]
+
+
+def _worth(ranked: Ranked, by: By) -> float:
+    """Return what makes an optimization worth trying in a pair: ns a step, or bytes; 0 if nothing does."""
+    if by == "memory":
+        return 0 if ranked.memory is None else ranked.memory.before_bytes - ranked.memory.after_bytes
+    return (ranked.saving_ns or 0) if ranked.gains and ranked.needs != stages.NEEDS[stages.HARDWARE] else 0
+
+
+def _couples(found: Sequence[tuple[Ranked, Optimization]], by: By) -> list[tuple[Optimization, Optimization]]:
+    """Return the pairs worth trying, those first that save most together if they do not touch each other."""
+    worth = [(_worth(ranked, by), optimization) for ranked, optimization in found]
+    better = [pair for pair in worth if pair[0] > 0]
+    couples = sorted(combinations(better, 2), key=lambda couple: -couple[0][0] - couple[1][0])
+    return [(one, other) for (_, one), (_, other) in couples]
+
+
+def _tried(
+    chosen: Sequence[Named],
+    before: Replay,
+    capacity: int | None,
+    begun: dict[str, Mapping[int, Graph]],
+    *,
+    only_apt: bool = True,
+    every: bool = False,
+) -> tuple[list[Optimization], Ranked | str]:
+    """Return the optimizations, and what they would give together or the reason why they give nothing.
+
+    `begun` takes the copies that one changes, by name; several go on from those of the first of them.
+
+    With `only_apt` what asks about jobs of several processes gives nothing for a process by itself, nor does
+    what the recorded script cannot have, if not `every` change is asked for.
+    """
+    parsed: list[Optimization] = []
+    try:
+        parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
+        if only_apt and any(each.of_jobs for each in parsed) and _alone(before):
+            return parsed, OF_JOBS
+        if only_apt and not every:
+            reasons = filter(None, [why_not_offered(each, before.graph) for each in parsed])
+            if reason := next(reasons, None):
+                return parsed, reason
+        needed = [option.flag for each in parsed for option in each.options if option.required]
+        if needed:
+            return parsed, f"needs {' and '.join(needed)}"
+        options = _suggested(parsed, before.graph)
+        first = in_order(parsed)[:1] if len(parsed) > 1 else []
+        known = begun.get(first[0].name) if first else None
+        edit = edit_of(parsed, options, keep=not first, begun=known, of=first)
+        prediction = predict(before, edit, capacity_bytes=capacity, recorded=False)
+        if edit.copies is not None:
+            begun[parsed[0].name] = edit.copies
+        return parsed, _ranked(parsed, prediction, options)
+    except DaydreamError as error:
+        return parsed, " ".join(str(error).split())
+    except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
+        return parsed, f"it failed: {type(error).__name__}: {error}"
+
+
+def _alone(before: Replay) -> bool:
+    """Tell whether a trace is of a process that trains by itself."""
+    metadata = {} if before.graph.trace is None else before.graph.trace.metadata
+    return metadata.get("world_size", 1) <= 1 and not len(before.graph.select(kind="collective"))
+
+
+def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
+    """Return the options that the trace suggests, by the names that they go by together."""
+    found: dict[str, Any] = {}
+    for name, (owner, own_name) in option_names(parsed).items():
+        if owner.suggested_options is None:
+            continue
+        options = owner.suggested_options(graph)
+        if options is None:
+            raise NotApplicableError(
+                f"this trace does not show its options; `whatif {owner.name}` predicts it at the defaults"
+            )
+        if own_name in options:
+            found[name] = options[own_name]
+    return found
+
+
+def _ranked(parsed: Sequence[Optimization], prediction: Prediction, options: dict[str, Any]) -> Ranked:
+    bound, share = prediction.bound
+    needs = [stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS]
+    return prediction.shared(
+        Ranked,
+        options=options,
+        notes=[note for note in prediction.notes if note not in prediction.replay.notes],
+        summary=parsed[0].summary if len(parsed) == 1 else "",
+        needs=needs[0] if needs else None,
+        code=prediction.code,
+        bound=bound,
+        bound_share=share,
+    )

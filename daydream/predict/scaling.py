@@ -1,0 +1,386 @@
+"""Scaling: the trace of one worker on many, by data-parallel training with as much work for each.
+
+The trace of a job that was recorded with several workers already scales too: its own collectives are
+resized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import field
+
+from daydream.costs.network.networks import Network, network_of
+from daydream.costs.network.world_size import Message, RecordedCollectives, times
+from daydream.display import NotebookFigure
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.tables import COLLECTIVE
+from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
+from daydream.predict.basis import Basis
+from daydream.predict.contention_option import MEASURED, Choice, Option
+from daydream.predict.memory import answer_of
+from daydream.predict.notes import waited_for_ns
+from daydream.predict.prediction import Prediction, predict
+from daydream.predict.replay import Replay, as_replay
+from daydream.results import Live, Record
+from daydream.simulate.critical_path import Bound
+from daydream.simulate.ranks import job
+from daydream.simulate.steady_state import SETTLED
+from daydream.transforms.compose import Edit, apply, memory_changes, parse
+from daydream.transforms.registry import find
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+    from daydream.graph.graph import Graph
+    from daydream.trace.trace import Trace
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NAME = "scaling"  # of what is predicted
+ENDLESS = 1e9  # times the bandwidth: what a collective still takes is latency
+
+
+class Scaled(Record):
+    """A step of so many workers, and where the time beyond that of one goes, in ns.
+
+    Attributes:
+        workers: how many.
+        nodes: how many machines they are on; None where that is not known.
+        step_ns: the step.
+        throughput: how many times that of one worker.
+        efficiency: that of each worker, relative to one alone.
+        communication_ns: all transfers of a step, hidden or not.
+        overhead_ns: what exchanging gradients costs where nothing has to be transferred (copies, launches).
+        exposed_ns: transfers that nothing hides.
+        waiting_ns: what slower workers add.
+        bound: the largest part of the step (its own on GPU, CPU or copies, or one of the last three).
+        bound_share: that part of the step.
+        lost_to: the largest of the last three, transfers being bandwidth or latency.
+        memory: peak memory of a worker.
+    """
+
+    workers: int
+    nodes: int | None
+    step_ns: int
+    throughput: float
+    efficiency: float
+    communication_ns: int
+    overhead_ns: int
+    exposed_ns: int
+    waiting_ns: int
+    bound: Bound
+    bound_share: float
+    lost_to: Bound | None
+    memory: MemoryPrediction | None = None
+
+
+class Scaling(Record, NotebookFigure, eq=False):
+    """Steps by number of workers, throughput and efficiency being relative to one.
+
+    Attributes:
+        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
+        measured_ns: mean measured step; None where the step without the profiler is estimated.
+        replayed_ns: the same step, replayed.
+        replay_error: simulated / measured - 1 of that step, before calibration; None where it is estimated.
+        recorded_workers: how many workers there were when the trace was made.
+        alone_ns: the step of one worker.
+        network: what joins the workers.
+        options: how gradients are exchanged, and how workers differ.
+        contention: of kernels and transfers, in the last row.
+        rows: one for each number of workers.
+        notes: what a reader should know before trusting the figures.
+
+    Example::
+
+        scaling = daydream.scaling("examples/mlp_cpu.json.gz", [1, 8, 64], cluster="dgx-a100")
+        for row in scaling.rows:
+            print(row.workers, row.step_ns, row.throughput, row.efficiency)
+
+    """
+
+    basis: Basis
+    measured_ns: int | None
+    replayed_ns: int
+    replay_error: float | None
+    recorded_workers: int
+    alone_ns: int
+    network: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    contention: Choice | None = None
+    rows: list[Scaled] = field(name="workers", default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    replay = Live[Replay]()
+
+    def __repr__(self) -> str:
+        last = self.rows[-1]
+        return (
+            f"<Scaling to {last.workers:,} workers: {last.throughput:,.1f} times the throughput, "
+            f"efficiency {last.efficiency:.1%}>"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row for each number of workers."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_json() for row in self.rows])
+
+    @property
+    def waits(self) -> bool:
+        """Whether any of the workers waits for slower ones."""
+        return bool(self.options["jitter"]) or self.options["straggler"] > 1
+
+
+def scaling(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    workers: Sequence[int] = WORKERS,
+    *,
+    jitter: float = 0.0,
+    straggler: float = 1.0,
+    seed: int = 0,
+    contention: Option = MEASURED,
+    capacity: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    **options: Any,
+) -> Scaling:
+    """Return the step, throughput and efficiency of each number of workers, predicted from a trace of one.
+
+    `options` are those of the optimization `ddp`: `cluster`, `bandwidth`, `bucket_mb`, ... `jitter` is
+    the standard deviation of a worker's step from its mean, as a share of it, drawn from `seed`;
+    `straggler` how many times as long one of the workers takes for everything. A trace that has
+    collectives already takes `cluster` only. `contention` and `capacity` are as in `whatif`.
+
+    Returns:
+        A `Scaling`: a row for each number of workers, times in ns per step.
+
+    Raises:
+        GraphError: the trace covers no step, or a number makes no sense.
+        NotApplicableError: the sizes of the gradients are unknown.
+
+    """
+    if not workers or any(
+        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in workers
+    ):
+        raise GraphError(f"workers are whole numbers of 1 or more, not {list(workers)}")
+    if not 0 <= jitter < 1 or not 1 <= straggler < np.inf:
+        raise GraphError(
+            f"jitter is a share from 0 to 1 and a straggler takes 1 or more times as long, "
+            f"not {jitter:g} and {straggler:g}"
+        )
+    chosen = sorted({int(number) for number in workers})
+    before = as_replay(source)
+    recorded = (before.graph.columns["kind"][before.graph.alive] == COLLECTIVE).any()
+    model = _RecordedJob(before.graph, options) if recorded else _Ddp(options)
+    waits = bool(jitter) or straggler > 1
+    if waits and len({lane.rank for lane in before.graph.lanes}) > 1:
+        raise NotApplicableError(
+            "the trace holds several ranks, which wait for each other as recorded; "
+            "jitter and a straggler are for the trace of one"
+        )
+
+    def predicted(count: int) -> Prediction:
+        edit = model.edit(count)
+        return Prediction.unchanged(before) if edit is None else predict(before, edit, contention=contention)
+
+    alone = predicted(1)
+    alone_ns = alone.simulated_ns
+    found = Scaling(
+        before.basis, before.basis_measured_ns, before.basis_ns, before.basis_error, model.recorded, alone_ns
+    )
+    found.having(replay=before).notes = list(before.notes)
+    waited_for = dict(waited_for_ns(alone.after)) or {Bound.NOTHING: 0}  # in a step of one worker
+    scale = alone_ns / max(sum(waited_for.values()), 1)
+    own = {what: ns * scale for what, ns in waited_for.items()}
+    silent_ns = None  # the step if transfers took no time, the same for any number of workers
+    for number, count in enumerate(chosen):
+        if progress is not None:
+            progress(f"predicting {count:,} workers", number / len(chosen))
+        memory = answer_of(before.graph, model.memory(count), capacity).memory
+        if count == 1:
+            bound = _largest(own)
+            share = own[bound] / max(sum(own.values()), 1)
+            found.rows.append(Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, bound, share, None, memory))
+            continue
+        after = predicted(count)
+        graph, network = after.graph, model.network(after, count)
+        if silent_ns is None:
+            silent = predict(
+                before, _silent(model.transfers(graph)), start=graph, contention=contention
+            ).simulated_ns
+            silent_ns = _at_least(alone_ns, silent)
+        step_ns, waiting_ns = _at_least(alone_ns, after.simulated_ns), 0
+        if waits:
+            slow = {0: straggler} if straggler > 1 else {}
+            slowdown = job(
+                graph, count, jitter=jitter, stragglers=slow, seed=seed, settled_copy=after.after.copy,
+                contention=after.contention.between(before.graph, graph) if after.contention else None,
+            ).slowdown  # fmt: skip
+            waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
+        exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
+        latency = _latency_share(network, model.messages(graph))
+        lost = {
+            Bound.OVERHEAD: float(silent_ns - alone_ns),
+            Bound.NETWORK_LATENCY: exposed_ns * latency,
+            _limit(network): exposed_ns * (1 - latency),
+            Bound.SLOWER_WORKERS: float(waiting_ns),
+        }
+        parts = {**own, **lost}
+        found.rows.append(
+            Scaled(
+                workers=count,
+                nodes=None if network.cluster is None else network.cluster.nodes,
+                step_ns=whole,
+                throughput=count * alone_ns / whole if whole else float("inf"),
+                efficiency=alone_ns / whole if whole else 1.0,
+                communication_ns=_transfers_ns(graph, model.transfers(graph)),
+                overhead_ns=silent_ns - alone_ns,
+                exposed_ns=exposed_ns,
+                waiting_ns=waiting_ns,
+                bound=_largest(parts),
+                bound_share=parts[_largest(parts)] / max(sum(parts.values()), 1),
+                lost_to=_largest(lost) if any(lost.values()) else None,
+                memory=memory,
+            )
+        )
+        found.network, found.contention = network.describe(), after.contention or found.contention
+        found.notes = list(dict.fromkeys([*before.notes, network.describe(), *after.notes, *model.notes]))
+    found.notes.append("Each worker has as much work as the one that was recorded, whatever their number.")
+    found.options = {**model.options, "jitter": jitter, "straggler": straggler, "seed": seed}
+    return found
+
+
+class _Ddp:
+    """The trace of a worker without others: gradients are exchanged as `ddp` does it."""
+
+    recorded = 1
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.ddp = parse(find("ddp"))
+        self.given = options
+        self.options: dict[str, Any] = dict(options)
+        self.notes: list[str] = []
+
+    def edit(self, workers: int) -> Edit | None:
+        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
+        if workers == self.recorded:
+            return None
+        return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
+
+    def memory(self, workers: int) -> list[MemoryChange]:
+        """Return what so many workers make of the memory of one."""
+        if workers == self.recorded:
+            return []
+        return memory_changes(self.ddp, {**self.given, "workers": workers})
+
+    def network(self, after: Prediction, workers: int) -> Network:
+        """Return what joins so many workers."""
+        used = after.options
+        self.options = {name: value for name, value in used.items() if name != "workers"}
+        return network_of(
+            after.graph,
+            workers,
+            cluster=used["cluster"],
+            bandwidth=used["bandwidth"],
+            latency_us=used["latency_us"],
+        )
+
+    def transfers(self, graph: Graph) -> np.ndarray:
+        """Return the collectives of all workers, as task ids."""
+        return graph.select(kind="collective").ids
+
+    def messages(self, graph: Graph) -> list[Message]:
+        """Return operation and bytes of each transfer."""
+        sizes = graph.column("bytes", self.transfers(graph)).tolist()
+        return [("all_reduce", nbytes) for nbytes in sizes]
+
+
+class _RecordedJob:
+    """The trace of one or more of several workers: what they exchanged is resized."""
+
+    def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
+        wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
+        if wrong:
+            raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")
+        self.options = {"cluster": options.get("cluster")}
+        self.collectives = RecordedCollectives(graph, self.options["cluster"])
+        self.recorded = self.collectives.workers
+        self.notes = self.collectives.notes
+
+    def edit(self, workers: int) -> Edit | None:
+        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
+        if workers == self.recorded:
+            return None
+        if workers == 1:
+            return _silent(self.collectives.all)
+
+        def resize(graph: Graph) -> None:
+            self.collectives.resize(graph, workers)
+
+        return Edit(NAME, resize)
+
+    def memory(self, workers: int) -> list[MemoryChange]:
+        """Return nothing: each worker holds what it holds now, whatever their number."""
+        return [MemoryChange(NAME, unchanged if workers > 1 else None)]
+
+    def network(self, after: Prediction, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
+        """Return what joins so many workers."""
+        return Network(workers, self.collectives.cluster.holding(workers), None)
+
+    def transfers(self, graph: Graph) -> np.ndarray:  # noqa: ARG002 - the same in every copy
+        """Return the collectives of all workers, as task ids."""
+        return self.collectives.all
+
+    def messages(self, graph: Graph) -> list[Message]:  # noqa: ARG002 - the same in every copy
+        """Return operation and bytes of each transfer that is known."""
+        return self.collectives.messages
+
+
+def _silent(transfers: np.ndarray) -> Edit:
+    """Return the edit after which transfers take no time."""
+
+    def make(graph: Graph) -> None:
+        graph.tasks(transfers).set(duration_ns=0)
+
+    return Edit(NAME, make)
+
+
+def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
+    """Return the time of a worker's collectives in a step, in the mean of the covered ones."""
+    covered = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    inside = np.isin(graph.columns["step"][transfers], covered)
+    return round(int(graph.columns["duration_ns"][transfers[inside]].sum()) / len(covered))
+
+
+def _at_least(least: int, ns: int) -> int:
+    """Return a step that has more to do than another, without differences of steady states (0.1 %)."""
+    return max(ns, least) if ns >= (1 - 2 * SETTLED) * least else ns
+
+
+def _largest(parts: dict[Bound, float]) -> Bound:
+    return max(parts, key=lambda what: parts[what])
+
+
+def _latency_share(network: Network, messages: Sequence[Message]) -> float:
+    """Return what part of the transfers would be left if the network's bandwidth had no end."""
+    if network.cluster is not None:
+        whole = sum(times(network.cluster, messages, network.workers))
+        left = sum(times(network.cluster.scaled(bandwidth=ENDLESS), messages, network.workers))
+    else:
+        assert network.link is not None  # noqa: S101 - one of the two is there
+        endless = replace(network, link=network.link.scaled(bandwidth=ENDLESS))
+        whole = sum(network.time_ns(*message) for message in messages)
+        left = sum(endless.time_ns(*message) for message in messages)
+    return min(left / whole, 1.0) if whole else 1.0
+
+
+def _limit(network: Network) -> Bound:
+    if network.cluster is None:
+        return Bound.BANDWIDTH
+    beyond = network.workers > network.cluster.gpus_per_node
+    slower = network.cluster.inter.bandwidth < network.cluster.intra.bandwidth
+    return Bound.INTER_NODE if beyond and slower else Bound.INTRA_NODE

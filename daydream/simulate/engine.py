@@ -1,0 +1,222 @@
+"""The engines: when each task of a plan starts and ends.
+
+`run` takes the compiled loop where it was built (`compiled/_engine.c`). Without it one pass over the tasks in
+Python gives the same times, and a plan with scheduled lanes goes through `algorithm_1`, the definition that
+every engine must equal. All are exact: times are whole ns.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream import compiled
+from daydream.errors import GraphError
+
+if TYPE_CHECKING:
+    from daydream.graph.plan import Plan
+
+LONG_NS = 2.0**60
+TOO_LONG = "the times of this graph add up to more than 2**63 ns (292 years)"
+
+
+def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each task starts and ends, in ns: int64, shape (tasks,).
+
+    Raises `GraphError` for times beyond what int64 holds.
+    """
+    engine = None if plan.scheduled else compiled.engine()
+    if engine is not None:
+        start, end = np.empty((2, len(plan)), np.int64)
+        if engine.pull(
+            plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
+            plan.edge_latency_ns, plan.edge_from_start, np.empty(plan.lanes, np.int64), start, end,
+        ):  # fmt: skip
+            return start, end
+    in_floats = plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64)
+    if in_floats < LONG_NS:
+        start = in_python(plan)
+    else:  # sums of int64 could wrap
+        start = algorithm_1(plan)[0] if plan.scheduled else one_pass(plan)
+    end = start + plan.duration_ns
+    if len(end) and end.min() < 0:
+        raise GraphError(TOO_LONG)
+    return start, end
+
+
+def in_python(plan: Plan) -> np.ndarray:
+    """Return the start of each task, in ns, without the compiled loop.
+
+    Most tasks wait for the task before them on their lane only. A task that may wait for another one is the
+    head of a run; the other tasks of the run start a fixed time after it. So only heads are simulated.
+    """
+    order = plan.by_lane()
+    lane, cost = plan.lane[order], (plan.duration_ns + plan.gap_ns)[order]
+    by_priority = np.isin(np.arange(plan.lanes), plan.scheduled)
+    target = plan.lane[plan.edge_dst]
+    # On its own lane an edge without latency adds nothing to the order.
+    counts = np.flatnonzero(
+        (plan.lane[plan.edge_src] != target) | (plan.edge_latency_ns > 0) | by_priority[target]
+    )
+    is_head = (plan.release_ns > 0) | by_priority[plan.lane]
+    is_head[plan.edge_dst[counts]] = True
+    begins = is_head[order]
+    begins[1:] |= lane[1:] != lane[:-1]
+    begins[:1] = True
+    elapsed = np.cumsum(cost) - cost
+    first = np.flatnonzero(begins)
+    length = np.diff(first, append=len(order))
+    offset, run = np.empty((2, len(order)), np.int64)
+    offset[order] = elapsed - np.repeat(elapsed[first], length)
+    number = np.empty(len(first), np.int64)
+    by_id = np.argsort(order[first])  # heads in the order of their ids: every edge goes upwards
+    number[by_id] = np.arange(len(first))
+    run[order] = np.repeat(number, length)
+
+    head = order[first[by_id]]
+    src = plan.edge_src[counts]
+    heads = type(plan).from_edges(
+        plan.lane[head],
+        np.add.reduceat(cost, first)[by_id] if len(first) else cost,
+        np.zeros(len(head), np.int64),
+        plan.release_ns[head],
+        run[src],
+        run[plan.edge_dst[counts]],
+        offset[src] + plan.edge_delay_ns[counts],
+        np.ones(len(counts), bool),
+        plan.edge_cause[counts],
+        scheduled=plan.scheduled,
+        priority=None if plan.priority is None else plan.priority[head],
+    )
+    start = algorithm_1(heads)[0] if plan.scheduled else one_pass(heads)
+    found: np.ndarray = start[run] + offset
+    return found
+
+
+def one_pass(plan: Plan) -> np.ndarray:
+    """Return the start of each task, in ns, by one pass over the tasks; no lane may be scheduled."""
+    edges = zip(
+        plan.edge_src.tolist(), plan.edge_latency_ns.tolist(), plan.edge_from_start.tolist(), strict=True
+    )
+    into, lane = np.diff(plan.edge_ptr).tolist(), plan.lane.tolist()
+    duration, gap = plan.duration_ns.tolist(), plan.gap_ns.tolist()
+    start, progress = plan.release_ns.tolist(), [0] * plan.lanes
+    for task, number in enumerate(lane):
+        at = max(start[task], progress[number])
+        for _ in range(into[task]):
+            src, latency, from_start = next(edges)
+            at = max(at, start[src] + latency + (0 if from_start else duration[src]))
+        start[task] = at
+        progress[number] = at + duration[task] + gap[task]
+    return _as_int64(start)
+
+
+def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start of each task, in ns, and the tasks in an order in which they can run: int64.
+
+    This is Algorithm 1 of the Daydream paper, with two additions. A gap holds its own lane only: other lanes
+    see the end of the task. An edge may count from the start of its cause, since device work can begin before
+    the call that launched it returns.
+
+    Which task runs next matters on scheduled lanes only: on any other lane a task becomes movable after the
+    task before it. A scheduled lane decides when nothing else can move. It decides at time
+
+        d = max(lane free, least ready time of the tasks that it can choose from)
+
+    and takes, of the tasks ready at `d` or before, the least by (priority, ready, id). Of several scheduled
+    lanes the one with the least (d, lane) decides first. In the order that is returned, every cause of a task
+    and every task before it on its lane comes first.
+    """
+    lane, duration, gap = plan.lane.tolist(), plan.duration_ns.tolist(), plan.gap_ns.tolist()
+    priority = [0] * len(plan) if plan.priority is None else plan.priority.tolist()
+    causes = np.diff(plan.edge_ptr).tolist()  # how many each task still waits for
+    children: list[list[tuple[int, int, bool]]] = [[] for _ in lane]  # task, latency, from start
+    edges = (plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start)
+    for src, dst, latency, from_start in zip(*(column.tolist() for column in edges), strict=True):
+        children[src].append((dst, latency, from_start))
+    following = [-1] * len(plan)
+    last: dict[int, int] = {}
+    for task, number in enumerate(lane):
+        if number in plan.scheduled:
+            continue
+        if number in last:
+            following[last[number]] = task
+            causes[task] += 1
+        last[number] = task
+
+    start, ready, progress = [0] * len(plan), plan.release_ns.tolist(), [0] * plan.lanes
+    movable: list[int] = []
+    later: dict[int, list[tuple[int, int]]] = {number: [] for number in plan.scheduled}  # (ready, task)
+    able: dict[int, list[tuple[int, int, int]]] = {number: [] for number in plan.scheduled}
+
+    def add(task: int) -> None:
+        if lane[task] in later:
+            heappush(later[lane[task]], (ready[task], task))
+        else:
+            movable.append(task)
+
+    def decide() -> int:
+        """Return the task that a scheduled lane takes, -1 if none is left."""
+        decisions = [
+            (progress[number] if able[number] else max(progress[number], later[number][0][0]), number)
+            for number in plan.scheduled
+            if able[number] or later[number]
+        ]
+        if not decisions:
+            return -1
+        now, number = min(decisions)
+        while later[number] and later[number][0][0] <= now:
+            at, task = heappop(later[number])
+            heappush(able[number], (priority[task], at, task))
+        return heappop(able[number])[2]
+
+    for task, count in enumerate(causes):
+        if not count:
+            add(task)
+    ran: list[int] = []
+    while (task := movable.pop() if movable else decide()) >= 0:
+        ran.append(task)
+        at = start[task] = max(progress[lane[task]], ready[task])
+        progress[lane[task]] = at + duration[task] + gap[task]
+        for child, latency, from_start in children[task]:
+            ready[child] = max(ready[child], at + latency + (0 if from_start else duration[task]))
+            causes[child] -= 1
+            if not causes[child]:
+                add(child)
+        after = following[task]
+        if after >= 0:
+            causes[after] -= 1
+            if not causes[after]:
+                add(after)
+    return _as_int64(start), np.array(ran, np.int64)
+
+
+def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:
+    """Return the same work with every lane in the order that it ran, and the task behind each new id.
+
+    The new plan has no scheduled lane and the same timeline.
+    """
+    _, ran = algorithm_1(plan)
+    new = np.empty_like(ran)
+    new[ran] = np.arange(len(ran))
+    fixed = type(plan).from_edges(
+        plan.lane[ran],
+        plan.duration_ns[ran],
+        plan.gap_ns[ran],
+        plan.release_ns[ran],
+        new[plan.edge_src],
+        new[plan.edge_dst],
+        plan.edge_latency_ns,
+        plan.edge_from_start,
+        plan.edge_cause,
+    )
+    return fixed, ran
+
+
+def _as_int64(start: list[int]) -> np.ndarray:
+    try:
+        return np.array(start, np.int64)
+    except OverflowError:
+        raise GraphError(TOO_LONG) from None

@@ -1,0 +1,240 @@
+"""Arrays are never written in place: an edit replaces them, and a graph has another version then."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from daydream import GraphError, load, replay, simulate
+from daydream.graph import lower as lowering
+from daydream.graph.graph import Graph
+from daydream.graph.tables import COLUMNS, DEFAULTS
+from daydream.predict.prediction import predict
+from daydream.simulate.steady_state import settle
+from daydream.transforms.compose import Edit
+
+GPT = "examples/synthetic_gpt_gpu.json.gz"
+
+
+def graph_of(tasks: int) -> Graph:
+    graph = Graph()
+    lane = graph.lane_id("thread 1")
+    graph.add(tasks, lane=lane, duration_ns=np.arange(tasks), order=np.arange(tasks) * 10)
+    return graph
+
+
+def held(one: Graph, other: Graph) -> set[str]:
+    return {name for name in one.columns if one.columns[name] is other.columns[name]}
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """Each graph and number of copies that is lowered anew."""
+    seen = []
+    anew = lowering._lower
+    monkeypatch.setattr(
+        lowering, "_lower", lambda graph, *how: seen.append((id(graph), how[0])) or anew(graph, *how)
+    )
+    return seen
+
+
+def test_a_copy_holds_only_what_was_changed():
+    graph = graph_of(4)
+    copy = graph.copy()
+    assert held(graph, copy) == set(COLUMNS)
+    copy.select().set(phase="forward")
+    copy.select().scale(2)
+    assert held(graph, copy) == set(COLUMNS) - {"phase", "duration_ns"}
+    assert graph.columns["phase"].tolist() == [-1] * 4
+    assert graph.columns["duration_ns"].tolist() == [0, 1, 2, 3]
+
+
+def test_the_graph_that_was_copied_is_as_free_as_its_copy():
+    graph = graph_of(3)
+    copy = graph.copy()
+    graph.select().set(step=7)
+    graph.add(1, order=80)
+    copy.add(1, order=90)
+    assert copy.columns["step"].tolist() == [-1] * 4
+    assert graph.columns["order"].tolist() == [0, 10, 20, 80]
+    assert copy.columns["order"].tolist() == [0, 10, 20, 90]
+
+
+def test_a_draft_can_be_written_to_in_place_and_nothing_else():
+    graph = graph_of(2)
+    graph.columns["order"][0] = 5
+    assert graph.ids.tolist() == [0, 1]
+    graph.columns["order"][0] = 50
+    assert graph.ids.tolist() == [1, 0]  # nothing is kept of a draft
+    graph.freeze()
+    graph.insert("later", kind="cpu", lane="thread 1", duration_ns=1, after=[0])
+    for table in (graph.columns, graph.links):
+        for name in table:
+            assert not table[name].flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        graph.columns["duration_ns"][0] = 5
+    with pytest.raises(ValueError, match="read-only"):
+        graph.copy().alive[0] = False
+
+
+def test_what_a_trace_gives_cannot_be_written_to_in_place():
+    graph = replay(load(GPT)).graph
+    assert not any(graph.columns[name].flags.writeable for name in graph.columns)
+
+
+def test_appended_tasks_have_the_defaults_of_each_column():
+    graph = graph_of(2)
+    graph.add(2, duration_ns=[5, 6])
+    graph.add(1)
+    for name, dtype in COLUMNS.items():
+        column = graph.columns[name]
+        assert column.dtype == dtype
+        assert column.shape == (5,)
+        if name != "duration_ns":
+            assert column[2:].tolist() == [DEFAULTS.get(name, 0)] * 3
+    assert graph.columns["duration_ns"].tolist() == [0, 1, 5, 6, 0]
+
+
+def test_what_was_given_may_be_written_to_afterwards():
+    graph, given = Graph(), np.array([1, 2])
+    graph.add(2, order=given)
+    given[:] = 9
+    assert graph.columns["order"].tolist() == [1, 2]
+
+
+def test_many_insertions_join_the_columns_that_are_looked_at_only(monkeypatch):
+    joined = []
+    concatenate = np.concatenate
+    monkeypatch.setattr(
+        "daydream.graph.tables.np.concatenate", lambda parts: joined.append(len(parts)) or concatenate(parts)
+    )
+    graph = graph_of(100)
+    for _ in range(50):
+        graph.add(1, lane=0)
+    assert not joined
+    assert [len(graph.columns["row"]), len(graph.columns["row"])] == [150, 150]
+    assert len(joined) == 1
+
+
+def test_versions_tell_what_was_written():
+    graph = graph_of(3)
+    copy = graph.copy()
+    assert (copy.version, copy.structure) == (graph.version, graph.structure)
+    copy.select().scale(2)
+    assert copy.version != graph.version
+    assert copy.structure == graph.structure
+    for edit in (
+        lambda graph: graph.select().set(dtype="float16"),
+        lambda graph: graph.select().first().remove(),
+        lambda graph: graph.links.add(src=0, dst=1, latency_ns=0, from_start=0, cause=8),
+        lambda graph: graph.schedule("thread 1", key="order"),
+        lambda graph: graph.add_lane(graph.lanes[0]._replace(name="other")),
+    ):
+        before = graph.version
+        seen = {before}
+        for _ in range(2):
+            twin = graph.copy()
+            edit(twin)
+            seen.add(twin.version)
+        assert len(seen) == 3  # two copies that were edited alike have versions of their own
+        assert graph.version == before
+
+
+def test_a_graph_of_another_process_goes_on_with_numbers_of_its_own():
+    graph = graph_of(2)
+    graph.freeze()
+    text = pickle.dumps(graph)
+    for _ in range(3):
+        again = pickle.loads(text)
+        seen = {again.version}
+        for _ in range(5):
+            again.select().scale(2)
+            seen.add(again.version)
+        assert len(seen) == 6
+
+
+def test_a_change_of_times_and_types_lowers_nothing(lowered):
+    before = replay(load(GPT))
+
+    def change(graph):
+        graph.select(kind="kernel").scale(0.5).set(dtype="float16")
+        return {}
+
+    del lowered[:]
+    after = predict(before, Edit("narrow", change)).after
+    assert not lowered
+    anew = before.graph.copy()
+    change(anew)
+    assert settle(anew).times == after.times
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 40])
+def test_a_plan_that_is_kept_ends_its_steps_as_one_made_anew(factor):
+    graph = replay(load(GPT)).graph
+    slower = graph.copy()
+    slower.select(kind="cpu").scale(factor)
+    kept = settle(slower)
+    anew = graph.copy()
+    anew.select(kind="cpu").scale(factor)
+    anew.forget()
+    fresh = settle(anew)
+    assert kept.times == fresh.times
+    np.testing.assert_array_equal(kept.timeline.closing, fresh.timeline.closing)
+
+
+def test_edits_leave_the_same_tasks_whatever_another_copy_did_before():
+    def split_and_remove(graph):
+        kernels = graph.select(kind="kernel")
+        kernels.launches().split(2)
+        kernels.remove()
+        return len(graph)
+
+    asked_first, asked_later = replay(load(GPT)).graph, replay(load(GPT)).graph
+    alone = split_and_remove(asked_first.copy())
+    asked_later.copy().select(kind="kernel").first().remove()
+    assert split_and_remove(asked_later.copy()) == split_and_remove(asked_later.copy()) == alone
+    calls = asked_first.copy()
+    kernels = calls.select(kind="kernel")
+    pieces = kernels.launches().split(2)
+    kernels.remove()
+    assert not calls.alive[pieces.ids].any()  # a call goes with all of its pieces
+
+
+def test_a_scheduled_lane_reads_what_was_edited_after_it_was_simulated():
+    graph = Graph()
+    graph.lane_id("thread 1")
+    graph.lane_id("gpu", on_device=True)
+    call = graph.insert("call", kind="cpu", lane="thread 1", duration_ns=1)
+    for name, duration_ns in (("x", 10), ("y", 20)):
+        graph.insert(name, kind="kernel", lane="gpu", duration_ns=duration_ns, after=[call])
+    graph.schedule("gpu", key="duration_ns")  # the shortest first
+    graph = graph.copy()  # a copy keeps what is derived from it
+    assert starts(graph) == {"call": 0, "x": 1, "y": 11}
+
+    graph.select(name="x").set(duration_ns=50)
+    assert starts(graph) == {"call": 0, "y": 1, "x": 21}
+
+
+def starts(graph: Graph) -> dict[str, int]:
+    timeline = simulate(graph)
+    names = graph.column("name", timeline.task)
+    return dict(zip(names, timeline.start_ns.tolist(), strict=True))
+
+
+def test_a_selection_by_what_is_no_text_is_refused_as_elsewhere():
+    graph = load(GPT)
+    built = replay(graph).graph
+    with pytest.raises(GraphError, match="matched by text"):
+        built.select(name=(["a"],))
+
+
+def test_a_repeated_task_costs_no_memory_by_the_rows_of_its_trace():
+    graph = replay("examples/mlp_cpu.json.gz").graph.copy()
+    graph.select(name="aten::addmm").first().repeat(300)
+    tracemalloc.start()
+    graph.select(name="aten::addmm").first().remove()
+    assert tracemalloc.get_traced_memory()[1] < 300 * len(graph.recorded) * 4
+    tracemalloc.stop()

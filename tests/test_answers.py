@@ -1,0 +1,158 @@
+"""How `validation/answers.py` compares answers: what differs, who owns it, what is nearer to the truth."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "validation"))
+from answer_changes import as_new
+from answer_truths import Truth
+from answers import NO_TRACE, REPEATS, TRACE, compare, report, same
+from asked import asked, flat
+
+QUESTION = "whatif scale --on gpu --factor 0.5"
+TRUTHS = {"t": [Truth("scale", {"on": "gpu", "factor": 0.5}, ratio=0.8)]}
+
+
+def answer(predicted, replayed=1000, half=50, **more):
+    low, high = predicted - half, predicted + half
+    return {
+        "/predicted_ns": predicted,
+        "/replayed_ns": replayed,
+        "/predicted_low_ns": low,
+        "/predicted_high_ns": high,
+        **more,
+    }
+
+
+RECORDED = {"/recorded/measured_ns": 900}  # what is said where another step is answered about
+
+
+def differences(old, new, kept=None, truths=None, question=QUESTION):
+    found = compare({"t": {question: old}}, {"t": {question: new}}, {"t": kept or {}}, truths or {})
+    return found, {row.key: row.owner for row in found.rows}
+
+
+def test_numbers_go_by_what_they_are_called():
+    document = {
+        "a_ns": 1,
+        "name": "x",
+        "none": None,
+        "yes": True,
+        "rows": [{"optimization": "amp", "ns": 2}, {"optimization": "amp", "ns": 3}, {"n": 4}, 5],
+    }
+    assert flat(document) == {
+        "/a_ns": 1,
+        "/none": None,
+        "/rows/amp/ns": 2,
+        "/rows/amp#1/ns": 3,
+        "/rows/2/n": 4,
+        "/rows/3": 5,
+    }
+    assert asked("scale", {"on": "gpu", "factor": 0.5}) == QUESTION
+
+
+def test_old_keys_have_todays_names():
+    old = {
+        "/predicted_ns": 1,
+        "/as_run/after_ns": 2,
+        "/as_run/low_ns": None,
+        "/optimizations/amp/as_run/after_ns": 3,
+    }
+    assert as_new(old) == {"/predicted_ns": 2, "/changes/amp/predicted_ns": 3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        (10, 11, True),
+        (10, 12, False),
+        (1.0, 1.0 + 1e-7, True),
+        (1.0, 1.001, False),
+        (None, None, True),
+        (None, 0, False),
+    ],
+)
+def test_values_are_the_same_but_for_the_last_digit(old, new, is_same):
+    assert same(old, new) is is_same
+
+
+def test_equal_answers_leave_nothing(capsys):
+    found, rows = differences(answer(500), answer(500))
+    assert not rows
+    assert found.equal == 4
+    assert report("x", found) == 0
+    assert "owned by nobody: 0 values of 0 answers" in capsys.readouterr().out
+
+
+def test_a_difference_that_nobody_owns_is_printed(capsys):
+    found, rows = differences(answer(500), answer(600))
+    assert rows == {"/predicted_ns": "", "/predicted_low_ns": "", "/predicted_high_ns": ""}
+    assert report("x", found) == 1
+    assert f"t | {QUESTION} | predicted_ns: 500 -> 600, and 2 more" in capsys.readouterr().out
+
+
+def test_another_step_is_owned_where_all_answers_are_about_it():
+    world = {f"unprofiled: {QUESTION}": answer(600, 1200)}
+    assert set(differences(answer(500), answer(600, 1200, **RECORDED), world)[1].values()) == {"of_one_basis"}
+    assert set(differences(answer(500), answer(600, 1200), world)[1].values()) == {""}
+    assert set(differences(answer(500), answer(650, 1200, **RECORDED), world)[1].values()) == {
+        "",
+        "of_one_basis",
+    }
+
+
+def test_a_row_of_rank_is_the_whatif_of_its_name():
+    before = {"t": {"rank": {"/optimizations/amp/predicted_ns": 500}, "whatif amp": answer(500)}}
+    now = {"t": {"rank": {"/changes/amp/predicted_ns": 600}, "whatif amp": answer(600)}}
+    owners = {(row.question, row.key): row.owner for row in compare(before, now, {}, {}).rows}
+    assert owners["rank", "/changes/amp/predicted_ns"] == "is_the_whatif"
+    assert not owners["whatif amp", "/predicted_ns"]
+
+
+def test_refusals_crashes_and_lost_answers_are_differences():
+    for new, text in (({"refused": "why"}, "why"), ({"refused": "CRASH IndexError"}, "CRASH IndexError")):
+        found, rows = differences(answer(500), new)
+        assert rows == {"refused": ""}
+        assert found.rows[0].now == text
+        assert found.refused == [0, 1]
+    assert not differences({"refused": 1}, {"refused": "in other words"})[1]
+    assert differences({"refused": 1}, {"refused": "CRASH"})[1] == {"refused": ""}
+    assert [row.now for row in compare({"t": {QUESTION: answer(5)}}, {}, {}, {}).rows] == ["no answer"]
+
+
+def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_interval():
+    world = {f"unprofiled: {QUESTION}": answer(1200)}
+    found, rows = differences(answer(810), answer(1200, **RECORDED), world, TRUTHS)
+    assert all(owner.startswith("FARTHER from the truth") for owner in rows.values())
+    assert report("x", found) == 1
+    nearer, rows = differences(
+        answer(900), answer(810, **RECORDED), {f"unprofiled: {QUESTION}": answer(810)}, TRUTHS
+    )
+    assert set(rows.values()) == {"of_one_basis"}
+    assert nearer.holds == [(False, True)]
+    assert nearer.off[0][0] > nearer.off[0][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trace"),
+    [
+        ("a.json.gz", True),
+        ("b.sqlite.gz", True),
+        ("c.xplane.pb.gz", True),
+        ("x_kernel_trace.csv", True),
+        ("d.parquet", True),
+        ("measured.json", False),
+        ("answers_5fc3b3c.json.gz", False),
+        ("counter_collection.csv", False),
+        ("README.md", False),
+    ],
+)
+def test_what_is_a_trace(name, is_trace):
+    assert bool(TRACE.search(name) and not NO_TRACE.search(name)) is is_trace
+
+
+def test_repeats_are_asked_only_what_was_measured():
+    assert REPEATS.search("validation/cpu/MLP-2.parquet")
+    assert not REPEATS.search("validation/cpu/MLP-1.parquet")

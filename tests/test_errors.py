@@ -1,0 +1,140 @@
+"""Errors of daydream's own that no other test reaches: what was given, and what is said of it.
+
+`tools/unreached_errors.py` lists those that none does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from daydream.optimizations import cuda_graphs, metaflow
+from graph.small_traces import launched, op, trace
+
+import daydream
+from daydream.collect.derive.steps import find_steps
+from daydream.costs.counters.tables import kernels_of_table
+from daydream.costs.counters.totals import window_of
+from daydream.costs.device.table import KernelTable
+from daydream.costs.devices import DEVICES
+from daydream.costs.kineto_counters import read_ranges
+from daydream.costs.network.cluster_names import read_cluster
+from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.errors import DaydreamError
+from daydream.graph.tables import nanoseconds
+from daydream.handles.builder import DebugHandleMapBuilder
+from daydream.memory.settings import settings_of
+from daydream.memory.snapshot import read_snapshot
+from daydream.parallel.engines import engine_of
+from daydream.simulate.ranks import job
+from daydream.tools.tool import tool
+from daydream.trace.attach import join
+
+LINK = '"intra": {"bandwidth_gb_per_s": 100'
+NCU = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+DECIMAL = '"0","k","dram__bytes.sum","byte","1.234,5"\n'
+MIXED = '"0","k","dram__bytes.sum","byte","1"\n"0","l","dram__bytes.sum","byte","1"\n'
+HANDLE = daydream.Handle("aten::mm")
+
+
+def graph():
+    """Two steps of a call, its kernel and an operator."""
+    rows = [
+        part for at in (0, 40)
+        for part in (launched("k", at, at + 5, at + 15, at + 1), op("aten::mm", at + 20, at + 30))
+    ]  # fmt: skip
+    return daydream.build(trace(rows, steps=(0, 40, 80)))
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "text", "said"),
+    [
+        (read_cluster, "a.json", b"\xff", "is not text; a cluster file is TOML or JSON"),
+        (read_cluster, "a.json", b"{", "is not valid JSON"),
+        (read_cluster, "a.toml", b"=", "is not valid TOML"),
+        (read_cluster, "a.json", b"[]", "holds no table; a cluster file has gpus_per_node"),
+        (read_cluster, "a.json", b'{"gpus": 8}', "has the unknown key 'gpus'; known are gpus_per_node"),
+        (read_cluster, "a.json", f'{{"gpus_per_node": 8, {LINK}, "speed": 1}}}}'.encode(),
+         "intra has the unknown key 'speed'"),
+        (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
+        (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
+        (read_ranges, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
+        (read_snapshot, "a.json", b'{"segments": 1}', "its segments or device_traces are not lists"),
+        (daydream.load, "a.json", b" ", "is empty"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path, read, name, text, said):
+    path = tmp_path / name
+    path.write_bytes(text)
+    with pytest.raises(DaydreamError) as error:
+        read(path)
+    assert said in str(error.value)
+
+
+class Silent:
+    def result(self):
+        return {}
+
+
+class Endless:
+    def on_kernel(self, kernel):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: settings_of("max_split_size_mb:1"), "max_split_size_mb is wrong: at least 20"),
+        (lambda: settings_of("max_non_split_rounding_mb:1"), "max_non_split_rounding_mb is wrong: at least"),
+        (lambda: settings_of("max_split_size_mb:large"), "max_split_size_mb:large is wrong"),
+        (lambda: engine_of("spark"), "unknown engine 'spark'; choose local, processes"),
+        (lambda: tool(Silent), "Silent has no callback, such as on_kernel"),
+        (lambda: tool(Endless), "Endless has no result"),
+        (lambda: DebugHandleMapBuilder().insert(handles=[], identifier=1), "an entry has no handles"),
+        (lambda: DebugHandleMapBuilder(generated_identifiers=True).insert(handles=HANDLE, identifier=1),
+         "this builder makes its identifiers, and 1 was given"),
+        (lambda: daydream.Handle(""), "a handle has no operator"),
+        (lambda: daydream.Handle("m" * 100_000), "has 100,000 characters"),
+        (lambda: join(daydream.DebugHandleMap({1: [HANDLE]}), graph().trace, "colour"),
+         "unknown way to join handles, 'colour'; choose"),
+        (lambda: join(daydream.DebugHandleMap({1: [HANDLE]}), graph().trace, "order", rows=[1, 1]),
+         "a row is given twice"),
+        (lambda: graph().trace.set_handles(daydream.DebugHandleMap({1: [HANDLE]}), np.zeros(2, np.int32)),
+         "2 places were given for 6 rows"),
+        (lambda: find_steps(None, None, "all"), "unknown way to find steps: 'all'"),
+        (lambda: window_of("a.log@200-100"), "a window such as @100-200 begins with its first kernel"),
+        (lambda: kernels_of_table(NCU.replace(",", ";"), "a.csv"), "fields are parted by semicolons"),
+        (lambda: kernels_of_table(NCU + DECIMAL, "a.csv"),
+         "has a decimal comma"),
+        (lambda: kernels_of_table(NCU + MIXED, "a.csv"),
+         "launch 0 has two kernels; several reports are mixed"),
+        (lambda: DEVICES[0].peak("float8"), "has no float8 units; it has"),
+        (lambda: nanoseconds(1e30), "is longer than can be counted in nanoseconds"),
+        (lambda: job(graph(), 2, stragglers={5: 2.0}), "rank 5 is to be slower, but ranks are 0 to 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(ask, said):
+    with pytest.raises(DaydreamError) as error:
+        ask()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda graph: graph.select(kind="kernel").move("stream 7"), "these tasks are on 'stream 7' already"),
+        (lambda graph: graph.select(kind=7), "kind is matched by text, not by"),
+        (lambda graph: graph.select().where(lambda _: np.array([True])), "a test gives true or false for"),
+        (lambda graph: graph.insert_after(graph.select(name="aten::mm"), "k", kind="kernel", duration_ns=1),
+         "device work inserted next to CPU tasks needs its lane"),
+        (lambda graph: cuda_graphs.cuda_graphs(graph, phase="optimizer", optimizer=False),
+         "phase=optimizer captures the update, and optimizer=False leaves it out"),
+        (lambda graph: metaflow.metaflow(graph, layers="a", times="t.csv", factor=2), "give times alone"),
+        (lambda graph: daydream.whatif(graph, "amp+"), "has an empty part; name optimizations joined by +"),
+        (lambda graph: daydream.sweep(graph, "scale", {}), "a sweep needs an option with several values"),
+        (lambda graph: daydream.sweep([], "scale", {"factor": [1, 2]}), "a sweep needs a trace"),
+    ],
+)  # fmt: skip
+def test_an_edit_that_cannot_be_is_refused(edit, said):
+    with pytest.raises(DaydreamError) as error:
+        edit(graph())
+    assert said in str(error.value)

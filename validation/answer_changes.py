@@ -1,0 +1,261 @@
+"""Answers that are meant to differ from an older revision's: how old keys are called now, and who owns a difference.
+
+An owner is a predicate of a row. It recomputes the new value from old ones, or names its rows with the public truth
+that decides. Its docstring's first line is printed beside the number of values that it owns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from asked import RANKED, WORLDS
+
+Answer = Mapping[str, Any]  # number (or null) by path, or {"refused": why}
+Answers = Mapping[str, Answer]  # by question
+
+AGREE = 1e-3  # what a recomputed value may be off
+KEYS = {  # now: once, if it was there and not null; at any depth
+    "predicted_ns": "as_run/after_ns",
+    "replayed_ns": "as_run/before_ns",
+    "predicted_low_ns": "as_run/low_ns",
+    "predicted_high_ns": "as_run/high_ns",
+    "speedup": "as_run/speedup",
+}
+PLACES = {"/optimizations/": "/changes/"}  # parts of paths
+LOST = re.compile(  # keys that are gone, and nothing is in their place
+    r"/as_run|/unprofiled_|/anchored|/beside|/group|/by_bound|/ns_by_bound|/recording_cost|/saving_ns$|/profiled$"
+)
+CALIBRATED = {
+    ("validation/cpu/MLP-1.parquet", "whatif pruning"),
+    ("validation/cpu/MLP-1.parquet", "whatif quantize"),
+    ("validation/compiled/MLP-128-breaks-1.parquet", "whatif quantize"),
+}
+SIDES = {
+    "without_device": "whatif scale --on gpu --factor 0.0",
+    "without_cpu": "whatif scale --on cpu --factor 0.0",
+}
+
+
+def as_new(answer: Answer) -> Answer:
+    """Return an answer with today's keys."""
+    found = dict(answer)
+    for path, value in answer.items():
+        for now, once in KEYS.items():
+            if path.endswith(f"/{once}") and value is not None:
+                found[f"{path.removesuffix(once)}{now}"] = value
+    for old, new in PLACES.items():
+        found = {path.replace(old, new): value for path, value in found.items()}
+    return {path: value for path, value in found.items() if not LOST.search(path)}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """All answers about one trace: before, now, and as kept of 5fc3b3c, whose other steps are asked about too."""
+
+    before: Answers
+    now: Answers
+    kept: Answers
+
+    @cached_property
+    def worlds(self) -> list[str]:
+        """Which other steps of 5fc3b3c today's answers may be about: their baseline is today's."""
+        now, found = self.now_replayed_ns, []
+        moved = any("/recorded/measured_ns" in answer for answer in self.now.values())
+        for world in WORLDS if moved else ():
+            there = (
+                _of_its_own(each) for name, each in self.kept.items() if name.startswith(f"{world}: whatif")
+            )
+            before = next((answer["/replayed_ns"] for answer in there if "/replayed_ns" in answer), None)
+            if before and now and abs(before - now) <= AGREE * now:
+                found.append(world)
+        return found
+
+    @cached_property
+    def now_replayed_ns(self) -> float | None:
+        """The baseline that today's what-ifs are about."""
+        answers = (as_new(answer) for question, answer in self.now.items() if question.startswith("whatif"))
+        return next((answer["/replayed_ns"] for answer in answers if answer.get("/replayed_ns")), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value that differs; a refusal or a missing answer is a text."""
+
+    trace: str
+    question: str
+    key: str
+    before: Any
+    now: Any
+    sides: Sides
+    owner: str = ""
+
+    def is_now(self, value: Any, within: float = AGREE) -> bool:
+        """Whether a recomputed value is the new one."""
+        if value is None or self.now is None or isinstance(value, str) or isinstance(self.now, str):
+            return value is None and self.now is None
+        return bool(abs(self.now - value) <= within * max(abs(self.now), abs(value)))
+
+    @property
+    def asked(self) -> tuple[list[str], str]:
+        """The questions that this row of a larger answer answers too, and the key in them."""
+        name = re.search(r"/(?:changes|pairs|whatifs)/([^/]+)(/\w+)$", self.key)
+        side = re.match(r"/(without_\w+)(/\w+)$", self.key)
+        if name and (self.question == "rank" or self.question.startswith("explain")):
+            return [f"whatif {name[1]}", f"{RANKED}: {name[1]}"], name[2]
+        if side and self.question == "explain" and side[1] in SIDES:
+            return [SIDES[side[1]]], side[2]
+        return [self.question], self.key
+
+
+def of_one_basis(row: Row) -> bool:
+    """The answer is about another of the steps that 5fc3b3c could answer about, the same for all of the trace."""
+    questions, key = row.asked
+    there = [row.sides.kept.get(f"{world}: {each}", {}) for world in row.sides.worlds for each in questions]
+    return any(row.is_now(_of_its_own(answer).get(key, "")) for answer in there)
+
+
+def of_one_basis_nearly_the_same(row: Row) -> bool:
+    """The answer is about another step, and is the same within 0.1 %."""
+    return bool(row.sides.worlds) and row.is_now(row.before) and row.now is not None
+
+
+def is_the_whatif(row: Row) -> bool:
+    """A row of `rank` or `explain` is now what `whatif` answers about the same change."""
+    questions, key = row.asked
+    return questions != [row.question] and any(
+        row.is_now(row.sides.now.get(each, {}).get(key, "")) for each in questions
+    )
+
+
+def of_the_measured_step(row: Row) -> bool:
+    """What was measured, and the replay's error, are of the step that is answered about, before any calibration."""
+    kept = {name: answer for name, answer in row.sides.kept.items() if answer.get("/replayed_ns")}
+    measured = next(
+        (one["/unprofiled_measured_ns"] for one in kept.values() if one.get("/unprofiled_measured_ns")), None
+    )
+    if row.question in {"replay", "info"} or not row.sides.worlds:
+        return False
+    if row.key.endswith("measured_ns"):
+        return row.is_now(measured, 0.05 if "typical" in row.key else AGREE)
+    if row.question in {"rank", "sweep scale", "scaling"} and row.key.endswith("/replayed_ns"):
+        return row.is_now(row.sides.now_replayed_ns)
+    made = next(
+        (one["/replayed_ns"] for name, one in kept.items() if name.startswith("unprofiled: whatif")), None
+    )
+    error = made / measured - 1 if made and measured else None
+    return row.key.endswith("replay_error") and (
+        row.now is None if error is None else abs(row.now - error) <= AGREE
+    )
+
+
+def adds_up(row: Row) -> bool:
+    """A part of a step or of an interval of another basis: the parts add up to the headline."""
+    answer = as_new(row.sides.now.get(row.question, {}))
+    if not row.sides.worlds:
+        return False
+    if row.key.startswith("/uncertainty_ns/"):
+        parts = (
+            sum((value or 0) ** 2 for key, value in answer.items() if key.startswith("/uncertainty_ns/"))
+            ** 0.5
+        )
+        return bool(replace(row, now=answer["/predicted_high_ns"]).is_now(answer["/predicted_ns"] + parts))
+    found = re.match(r"/(before|after)/(by_phase|by_cause)/", row.key)
+    whole = answer.get("/replayed_ns" if found and found[1] == "before" else "/predicted_ns")
+    parts = sum(value or 0 for key, value in answer.items() if found and key.startswith(found[0]))
+    return found is not None and replace(row, now=whole).is_now(parts)
+
+
+def ends_steps_by_its_own_times(row: Row) -> bool:
+    """Which CPU work lasts beyond its step is told by its own times: 5fc3b3c kept it from the baseline's plan.
+
+    There an edit that changes nothing gave today's value (`tests/simulate/test_no_op_edits.py`). It is CPU work
+    that was made slower; its small parts of a step may move by more than the step.
+    """
+    if not row.question.startswith("whatif scale --on cpu --factor 4"):
+        return False
+    small = re.match(r"/after/|/uncertainty_ns/|/steps/|/held_ns", row.key) is not None
+    return small or row.is_now(row.before, 2 * AGREE)
+
+
+def amp_is_autocast(row: Row) -> bool:
+    """`amp` is what `autocast` was; the paper's factors are its option `--model paper`.
+
+    `whatif amp` is recomputed key by key. What was asked on top of `amp` was not asked on top of `autocast`: it
+    is owned where `amp` itself moved, and moved to what `autocast` was.
+    """
+    if "amp" not in re.split(r"[ +]", row.question):
+        return False
+    worlds = ["", *(f"{world}: " for world in row.sides.worlds)]
+    autocast = [_of_its_own(row.sides.kept.get(f"{world}whatif autocast", {})) for world in worlds]
+    autocast.append(as_new(row.sides.kept.get("whatif autocast", {})))
+    if row.question == "whatif amp":
+        return any(row.is_now(each.get(row.key, "")) for each in autocast)
+    amp = [_of_its_own(row.sides.kept.get(f"{world}whatif amp", {})) for world in worlds]
+    now = replace(row, now=as_new(row.sides.now.get("whatif amp", {})).get("/predicted_ns"))
+    moved = not any(now.is_now(each.get("/predicted_ns", "")) for each in amp)
+    return moved and any(now.is_now(each.get("/predicted_ns", "")) for each in autocast)
+
+
+def ends_on_top_of_a_change(row: Row) -> bool:
+    """Ends of an interval in `explain` of a change are those of the `whatif` of both, within 2 %."""
+    inside = re.search(r"/whatifs/[^/]+/predicted_(low|high)_ns$", row.key) is not None
+    return inside and row.question.startswith("explain ") and row.is_now(row.before, 20 * AGREE)
+
+
+def not_offered(row: Row) -> bool:
+    """A row of a change that cannot be had there, or of the same line of code as another row."""
+    name = re.search(r"/(?:changes|pairs|whatifs|left_out)/([^/]+)(?:/|$)", row.key)
+    gone = {
+        "autocast",
+        "restructured-batchnorm",
+        "foreach-optimizer",
+        "fused-cross-entropy",
+        "fused-linear-cross-entropy",
+    }
+    other_amp = row.key.startswith("/pairs/")  # another change than before is the best one's partner
+    return name is not None and not (gone | ({"amp"} if other_amp else set())).isdisjoint(name[1].split("+"))
+
+
+def loading_is_hidden(row: Row) -> bool:
+    """`dataloader` without a number of workers answers loading fully hidden; it was refused."""
+    return "dataloader" in row.question and (row.before, row.now) == (1, "answered")
+
+
+def one_step_has_no_variation(row: Row) -> bool:
+    """Of a recording without step markers the interval reaches to the step as it is."""
+    key = {"/predicted_low_ns": "/predicted_low_ns", "/predicted_high_ns": "/predicted_high_ns"}.get(row.key)
+    return key is not None and row.is_now(row.sides.now_replayed_ns)
+
+
+def calibrated_once(row: Row) -> bool:
+    """Calibration scales CPU work once; outcomes were scaled on top of it. Three answers, within 0.5 %.
+
+    The ledger of the same recordings decides: its median and 90th percentile on CPUs are as before.
+    """
+    named = (row.trace, row.question) in CALIBRATED
+    return named and row.is_now(row.before, 5 * AGREE)
+
+
+def _of_its_own(answer: Answer) -> Answer:
+    """Return the answer about a step that was given, without what is said of another step, by today's keys."""
+    return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
+
+
+OWNERS: tuple[Callable[[Row], bool], ...] = (
+    of_one_basis,
+    is_the_whatif,
+    of_the_measured_step,
+    of_one_basis_nearly_the_same,
+    adds_up,
+    ends_steps_by_its_own_times,
+    amp_is_autocast,
+    ends_on_top_of_a_change,
+    not_offered,
+    loading_is_hidden,
+    one_step_has_no_variation,
+    calibrated_once,
+)
