@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,9 +16,9 @@ from daydream.arrays import distinct_rows
 from daydream.display import NotebookFigure
 from daydream.graph.calls import device_work as on_device
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CPU
+from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import UNPROFILED, Basis, timed_steps
-from daydream.predict.breakdown import Parts, parts_of, parts_of_change
+from daydream.predict.breakdown import Parts, parts_json, parts_of, parts_of_change
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
@@ -141,7 +141,7 @@ class Side(Record, kw_only=True):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The metadata of the trace."""
-        return {} if self.graph.trace is None else self.graph.trace.metadata
+        return self.graph.recorded.metadata
 
     @property
     def on_device(self) -> bool:
@@ -232,7 +232,8 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
     @property
     def new(self) -> list[Change]:
         """Kernels that only the step after has, those that take longest first."""
-        return sorted((each for each in self.kernels if each.state == "new"), key=lambda each: -each.after_ns)
+        new = (each for each in self.kernels if each.state == "new")
+        return sorted(new, key=lambda each: -each.after_ns)
 
     @property
     def vanished(self) -> list[Change]:
@@ -245,25 +246,18 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
-        for part in ("by_phase", "by_cause"):
-            old, new = self.before.breakdown[part], self.after.breakdown[part]
+        for part in ("phase", "cause"):
+            old, new = (side.breakdown[f"by_{part}"] for side in (self.before, self.after))
             for name in {**old, **new}:
-                before_ns, after_ns = old.get(name, 0), new.get(name, 0)
-                times = {
-                    "before_ns": before_ns, "after_ns": after_ns, "change_ns": after_ns - before_ns,
-                }  # fmt: skip
-                rows.append({"part": part.removeprefix("by_"), "name": name, **times})
+                before, after = old.get(name, 0), new.get(name, 0)
+                times = {"before_ns": before, "after_ns": after, "change_ns": after - before}
+                rows.append({"part": part, "name": name, **times})
         for part in ("layers", "operators", "kernels", "cpu"):
             for change in getattr(self, part):
-                fields = change.to_json()
-                sides = fields.pop("before"), fields.pop("after")
-                names = dict.fromkeys(", ".join(side) for side in sides if side)
-                rows.append({"part": part.removesuffix("s"), "name": " -> ".join(names), **fields})
-        columns = [
-            "part", "name", "layer", "operator", "state", "before_count", "after_count", "before_ns",
-            "after_ns", "change_ns",
-        ]  # fmt: skip
-        return pd.DataFrame(rows, columns=columns)
+                names = dict.fromkeys(", ".join(side) for side in (change.before, change.after) if side)
+                shown = {"part": part.removesuffix("s"), "name": " -> ".join(names)}
+                rows.append({**change.to_json(), **shown})
+        return pd.DataFrame(rows, columns=["part", "name", *Change.__struct_fields__[2:]])
 
 
 def compare(
@@ -292,23 +286,24 @@ def compare(
         start = before.replayed_ns if before.measured_ns is None else before.measured_ns
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
-    shared = _covered_ranks(found.graph) & _covered_ranks(other.graph)
+    ranks = _covered_ranks(found.graph) & _covered_ranks(other.graph)
     if isinstance(found, Prediction):
-        one, two = _predicted(found), _recorded(other, shared)
+        one = _predicted(found)
     else:  # what was measured tells more than an estimate of it
         if not found.basis == other.basis == UNPROFILED:
             found, other = found.as_recorded(), other.as_recorded()
-        one, two = _recorded(found, shared), _recorded(other, shared)
+        one = _recorded(found, ranks)
+    two = _recorded(other, ranks)
     if names is None:
         names = (one.name or "the first trace", two.name or "the second trace")
     if names[0] == names[1]:
         names = (f"{names[0]} (before)", f"{names[1]} (after)")
-    sides = one, two = one.but(name=names[0]), two.but(name=names[1])
+    one.name, two.name = names
     both = one.on_device and two.on_device
-    cpu = [cpu_work(side.graph) for side in sides]
+    cpu = [cpu_work(side.graph) for side in (one, two)]
     work = [  # where there is no device, what is no CPU work is collectives on the host
-        device_work(side.graph) if side.on_device else {**device_work(side.graph), **own}
-        for side, own in zip(sides, cpu, strict=True)
+        device_work(side.graph) | ({} if side.on_device else own)
+        for side, own in zip((one, two), cpu, strict=True)
     ]
     return Difference(
         before=one,
@@ -323,54 +318,58 @@ def compare(
 
 def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
-    times, trace, step_ns = [step.measured_ns for step in found.steps], found.graph.trace, found.basis_ns
-    low, high = float(step_ns), float(step_ns)
+    step_ns = low = high = found.basis_ns
     if found.basis_measured_ns is not None:  # it was measured
+        step_ns, trace = found.basis_measured_ns, found.graph.trace
+        times: Sequence[int] = [step.measured_ns for step in found.steps]
         timed = timed_steps(trace, times) if trace is not None and found.basis == UNPROFILED else None
         low, high = np.percentile(times if timed is None else timed.kept, [10, 90]).tolist()
-        step_ns = found.basis_measured_ns
     steps = [step for step in found.settled.first_pass() if not ranks or _rank(found.graph, step) in ranks]
-    parts = parts_of(found.timeline, 0, steps)
-    return (
-        _side(found, found.graph, parts, found.basis, found.measured_ns)
-        .having(simulated_ns=step_ns)
-        .but(step_ns=step_ns, low_ns=round(low), high_ns=round(high))
+    return _side(
+        found,
+        found.graph,
+        parts_of(found.timeline, 0, steps),
+        basis=found.basis,
+        step_ns=step_ns,
+        low_ns=round(low),
+        high_ns=round(high),
+        recorded_ns=found.measured_ns,
+    ).having(simulated_ns=step_ns, own_notes=[])
+
+
+def _predicted(found: Prediction) -> Side:
+    return _side(
+        found.replay,
+        found.graph,
+        parts_of_change(found)[1],
+        prediction=found.optimization,
+        basis=found.basis,
+        step_ns=found.predicted_ns,
+        low_ns=found.predicted_low_ns,
+        high_ns=found.predicted_high_ns,
+        reason=found.reason,
+        recorded_ns=found.recorded_after_ns,
+    ).having(
+        simulated_ns=found.simulated_ns,
+        own_notes=[note for note in found.notes if note not in found.replay.notes],
     )
 
 
-def _predicted(prediction: Prediction) -> Side:
-    replay, parts = prediction.replay, parts_of_change(prediction)[1]
-    known = _side(replay, prediction.graph, parts, prediction.basis, prediction.recorded_after_ns)
-    own_notes = [note for note in prediction.notes if note not in replay.notes]
-    return known.having(simulated_ns=prediction.simulated_ns, own_notes=own_notes).but(
-        prediction=prediction.optimization,
-        step_ns=prediction.predicted_ns,
-        low_ns=prediction.predicted_low_ns,
-        high_ns=prediction.predicted_high_ns,
-        reason=prediction.reason,
-    )
-
-
-def _side(found: Replay, graph: Graph, parts: Parts, basis: Basis, recorded_ns: int | None) -> Side:
-    """Return what both sides tell of a replay, and of its graph or a changed one."""
-    metadata = {} if graph.trace is None else graph.trace.metadata
+def _side(replay: Replay, graph: Graph, parts: Parts, **figures: Any) -> Side:
+    """Return a side with what is known of its replay, and of its graph or a changed one."""
+    metadata = graph.recorded.metadata
     used = {lane.device for lane in graph.lanes if lane.on_device}
-    listed = metadata.get("devices", [])
-    names = [each.get("name") for each in listed if each.get("id") in used]
-    side = Side(
-        name=_source(found.graph),
-        basis=basis,
-        recorded_ns=recorded_ns,
-        steps=len(found.steps),
+    devices = metadata.get("devices", [])
+    named = [each for each in devices if each.get("id") in used] or devices
+    return Side(
+        name=str(metadata.get("source") or ""),
+        steps=len(replay.steps),
         ranks=len({step.get("rank", 0) for step in graph.steps}),
-        devices=sorted({str(name) for name in names or [each.get("name") for each in listed] if name}),
-        max_replay_error=found.max_error,
-        ns_by_cause=parts["by_cause"],
-        ns_by_bound=parts["by_bound"],
-        by_phase=parts["by_phase"],
-        by_layer=parts["by_layer"],
-    )
-    return side.having(graph=graph, breakdown=parts, own_notes=[])
+        devices=sorted({str(each["name"]) for each in named if each.get("name")}),
+        max_replay_error=replay.max_error,
+        **parts_json(parts),
+        **figures,
+    ).having(graph=graph, breakdown=parts)
 
 
 def _covered_ranks(graph: Graph) -> set[int]:
@@ -379,10 +378,6 @@ def _covered_ranks(graph: Graph) -> set[int]:
 
 def _rank(graph: Graph, step: int) -> int:
     return int(graph.steps[step].get("rank", 0))
-
-
-def _source(graph: Graph) -> str:
-    return "" if graph.trace is None else str(graph.trace.metadata.get("source") or "")
 
 
 def other_differences(one: Side, two: Side) -> list[str]:
@@ -398,31 +393,30 @@ def other_differences(one: Side, two: Side) -> list[str]:
     elif one.devices != two.devices:
         names = [", ".join(side.devices) or "an unnamed one" for side in sides]
         found.append(f"The devices differ: {names[0]} and {names[1]}.")
+    metadata = one.metadata, two.metadata
     for what, values in {
         "step is": (one.basis, two.basis),
         "number of ranks is": (one.ranks, two.ranks),
-        "size of the job is": tuple(side.metadata.get("world_size") for side in sides),
-        "steps are told by": tuple(side.metadata.get("step_source") for side in sides),
+        "size of the job is": [each.get("world_size") for each in metadata],
+        "steps are told by": [each.get("step_source") for each in metadata],
     }.items():
         if None not in values and values[0] != values[1]:
             found.append(f"The {what} {values[0]} and {values[1]}.")
-    old, new = (dict(side.metadata.get("versions") or {}) for side in sides)
+    old, new = (each.get("versions") or {} for each in metadata)
     other = [name for name in old if name in new and old[name] != new[name]]
     if other:
         pairs = (f"{name.replace('_', ' ')} {old[name]} and {new[name]}" for name in other)
         found.append(f"Versions differ: {', '.join(pairs)}.")
     for column, what in (("layer", "layers"), ("op", "operators")):
-        known = [bool((side.graph.columns[column][side.graph.alive] >= 0).any()) for side in sides]
-        if known[0] != known[1]:
-            missing = (two if known[0] else one).name
-            found.append(f"Only one of the two knows {what}; {missing} was recorded without them.")
+        without = [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
+        if len(without) == 1:
+            found.append(f"Only one of the two knows {what}; {without[0]} was recorded without them.")
     return found
 
 
 def device_work(graph: Graph) -> dict[Key, Amount]:
     """Return the device work of a step: kernels, copies, collectives."""
-    tasks = _of_covered_steps(graph, graph.columns["kind"] != CPU)
-    return _added_up(graph, tasks, np.arange(len(tasks)))
+    return _work(graph, graph.columns["kind"] != CPU)
 
 
 def cpu_work(graph: Graph) -> dict[Key, Amount]:
@@ -430,60 +424,43 @@ def cpu_work(graph: Graph) -> dict[Key, Amount]:
 
     A call of an operator counts once, in however many pieces it was recorded.
     """
-    background = np.array([lane.background for lane in graph.lanes] + [False])
     columns = graph.columns
-    tasks = _of_covered_steps(graph, (columns["kind"] == CPU) & ~background[columns["lane"]])
-    call = graph.column("call", tasks)
-    row = columns["row"][tasks].astype(np.int64)
-    rows = 0 if graph.trace is None else len(graph.trace)
-    alone = np.where(row >= 0, row, rows + tasks)  # what an edit inserted is a piece of nothing else
-    piece_of = np.where(call >= 0, call, -1 - alone)
-    return _added_up(graph, tasks, piece_of, by_operator=True)
+    background = np.array([lane.background for lane in graph.lanes], bool)
+    return _work(graph, (columns["kind"] == CPU) & ~background[columns["lane"]], by_operator=True)
 
 
-def _of_covered_steps(graph: Graph, mask: np.ndarray) -> np.ndarray:
-    columns = graph.columns
-    covered = np.array([bool(step.get("covered")) for step in graph.steps] + [False])
+def _work(graph: Graph, mask: np.ndarray, *, by_operator: bool = False) -> dict[Key, Amount]:
+    """Return count and time a step of the masked work in the covered steps."""
+    columns, covered = graph.columns, covered_steps(graph)
     # Where ranks meet, an arrival stands in the graph that takes no time and is no work.
     works = (columns["row"] >= 0) | (columns["duration_ns"] > 0)
-    return np.flatnonzero(mask & graph.alive & works & covered[columns["step"]])
-
-
-def _added_up(
-    graph: Graph, tasks: np.ndarray, piece_of: np.ndarray, *, by_operator: bool = False
-) -> dict[Key, Amount]:
-    """Return count and time a step; tasks with the same `piece_of` and key count once."""
-    columns = graph.columns
-    steps = sum(bool(step.get("covered")) for step in graph.steps)
-    name, op = columns["name"][tasks], columns["op"][tasks]
+    tasks = np.flatnonzero(mask & graph.alive & works & covered[columns["step"]])
+    name, op, piece = columns["name"][tasks], columns["op"][tasks], tasks
     if by_operator:
         name = np.where(op >= 0, -1, name)
+        call, row = graph.column("call", tasks), columns["row"][tasks].astype(np.int64)
+        # What an edit inserted is a piece of nothing else.
+        piece = np.where(call >= 0, call, -1 - np.where(row >= 0, row, len(graph.recorded) + tasks))
     first, group = distinct_rows([columns["layer"][tasks], op, name])
-    ns = np.bincount(group, weights=columns["duration_ns"][tasks], minlength=len(first))
-    single, _ = distinct_rows([group, piece_of])
-    count = np.bincount(group[single], minlength=len(first))
+    ns = np.bincount(group, weights=columns["duration_ns"][tasks]) / covered.sum()
+    counted, _ = distinct_rows([group, piece])
+    count = np.bincount(group[counted]) / covered.sum()
     texts = [graph.column(column, tasks[first]).tolist() for column in ("layer", "op", "name")]
     found: dict[Key, Amount] = defaultdict(Amount)
-    for layer, operator, text, often, time in zip(*texts, count.tolist(), ns.tolist(), strict=True):
+    for layer, operator, text, *amount in zip(*texts, count.tolist(), ns.tolist(), strict=True):
         own = operator or text or "unnamed"
         key = Key(layer, own, own) if by_operator else Key(layer, operator, text or "unnamed")
-        found[key] += Amount(often / steps, time / steps)
+        found[key] += Amount(*amount)
     return found
 
 
-# The key of a row, and the fields by which the two sides are matched, one set after the other: layers
-# may have other names on the other side, operators and kernels may have been replaced. A key whose last field
-# is unknown is matched by a later set.
-ROWS: dict[str, tuple[Callable[[Key], Key], tuple[str, ...]]] = {
-    "layer": (lambda key: Key(key.layer, None, key.layer or "no layer"), ("layer name",)),
-    "operator": (
-        lambda key: Key(key.layer, key.operator, key.operator or "no operator"),
-        ("layer operator name", "operator", "layer"),
-    ),
-    "name": (
-        lambda key: key,
-        ("layer operator name", "layer operator", "operator name", "operator", "name", "layer"),
-    ),
+# The fields by which the rows of the two sides are matched, one set after the other: layers may have other
+# names on the other side, operators and kernels may have been replaced. A row whose last field is unknown is
+# matched by a later set.
+ROWS = {
+    "layer": ("layer name",),
+    "operator": ("layer operator name", "operator", "layer"),
+    "name": ("layer operator name", "layer operator", "operator name", "operator", "name", "layer"),
 }
 
 
@@ -493,49 +470,42 @@ def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
     The two sides are matched as `ROWS` says; what still has no match is new or vanished. Rows with the same
     place and names on both sides are added up.
     """
-    row_key, labels = ROWS[what]
     sides: list[dict[Key, Amount]] = []
     for work in (before, after):
-        own: dict[Key, Amount] = defaultdict(Amount)
+        sides.append(defaultdict(Amount))
         for key, amount in work.items():
-            own[row_key(key)] += amount
-        sides.append(own)
+            operator = None if what == "layer" else key.operator
+            row = Key(key.layer, operator, getattr(key, what) or f"no {what}")
+            sides[-1][row] += amount
     left = [dict(side) for side in sides]
     pairs: list[tuple[list[Key], list[Key]]] = []
-    for label in labels:
-        fields = label.split()
-        old, new = (_together(side, fields) for side in left)
-        for each in [each for each in old if each in new]:
-            pairs.append((old[each], new[each]))
+    for fields in ROWS[what]:
+        old, new = (_together(side, fields.split()) for side in left)
+        for place in filter(new.get, old):
+            pairs.append((old[place], new[place]))
             for side, matched in zip(left, pairs[-1], strict=True):
                 for key in matched:
                     del side[key]
     pairs += [([key], []) for key in left[0]] + [([], [key]) for key in left[1]]
 
-    rows: dict[Any, tuple[list[Amount], list[Counter[str]]]] = {}
+    rows: dict[Any, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
         first = (pair[0] or pair[1])[0]
         layer = None if what == "name" else first.layer
         place = layer, first.operator, *(frozenset(key.name for key in keys) for keys in pair)
-        amounts, times = rows.setdefault(place, ([Amount(), Amount()], [Counter(), Counter()]))
-        for number, keys in enumerate(pair):
-            for key in keys:
-                amounts[number] += sides[number][key]
-                times[number][key.name] += round(sides[number][key].ns)
-    found = [
-        Change(
-            before=_longest_first(times[0]), after=_longest_first(times[1]), layer=layer, operator=operator,
+        for row, keys in zip(rows[place], pair, strict=True):
+            row.extend(keys)
+    found = []
+    for (layer, operator, *_), pair in rows.items():
+        (old_names, old), (new_names, new) = map(_summed, sides, pair)
+        change = Change(
+            before=old_names, after=new_names, layer=layer, operator=operator,
             before_count=old.count, after_count=new.count, before_ns=round(old.ns), after_ns=round(new.ns),
-        )
-        for (layer, operator, *_), ((old, new), times) in rows.items()
-    ]  # fmt: skip
+        )  # fmt: skip
+        found.append(change)
     return tuple(
         sorted(found, key=lambda each: (-abs(each.change_ns), each.before, each.after, each.layer or ""))
     )
-
-
-def _longest_first(times: Counter[str]) -> tuple[str, ...]:
-    return tuple(sorted(times, key=lambda name: (-times[name], name)))
 
 
 def _together(keys: Iterable[Key], fields: Sequence[str]) -> dict[Any, list[Key]]:
@@ -546,3 +516,12 @@ def _together(keys: Iterable[Key], fields: Sequence[str]) -> dict[Any, list[Key]
         if getattr(key, fields[-1]) is not None:
             found[label(key)].append(key)
     return found
+
+
+def _summed(work: Work, keys: Sequence[Key]) -> tuple[tuple[str, ...], Amount]:
+    """Return the names of some keys, those first that take longest, and what they come to together."""
+    times: Counter[str] = Counter()
+    for key in keys:
+        times[key.name] += round(work[key].ns)
+    names = sorted(times, key=lambda name: (-times[name], name))
+    return tuple(names), sum((work[key] for key in keys), Amount())
