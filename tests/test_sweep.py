@@ -11,7 +11,6 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import DaydreamError, GraphError, OutputError
 from daydream.parallel.engines import Engine
-from daydream.predict.sweep import _check_files
 
 OWN = """
 def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):
@@ -191,8 +190,10 @@ def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
     described = tmp_path / "lab.toml"
     described.write_text("", encoding="utf-8")
     with pytest.raises(DaydreamError, match="is a file of this machine"):
-        _check_files(Engine("dask", address="tcp://host:8786"), [2, str(described)])
-    _check_files(Engine("processes"), [2, str(described)])
+        daydream.sweep(
+            recorded, "scale", SCALES, name=str(described), engine=Engine("dask", address="tcp://host:8786")
+        )
+    assert daydream.sweep(recorded, "scale", SCALES, name=str(described), engine="processes:1").refused
 
 
 def test_contention_is_that_of_the_what_if(recorded):

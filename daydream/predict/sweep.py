@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     SweepSource = Source | Graph | Replay
 
-Item = tuple[int, dict[str, Any] | None]  # number of the trace, the options that vary; None: how it replays
+Item = tuple[str, dict[str, Any] | None]  # name of the trace, the options that vary; None: how it replays
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
@@ -54,10 +55,10 @@ class SweepTrace(Record):
     """One of the traces as it was recorded; or, where it cannot be replayed, the reason."""
 
     trace: str
-    basis: str | None
-    measured_ns: int | None
-    replayed_ns: int | None
-    replay_error: float | None
+    basis: str | None = None
+    measured_ns: int | None = None
+    replayed_ns: int | None = None
+    replay_error: float | None = None
     notes: tuple[str, ...] = ()
     reason: str | None = None
 
@@ -131,20 +132,23 @@ class Sweep(Record, NotebookTables, eq=False):
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""
         measured = {each.trace: each.measured_ns for each in self.traces}
         found = []
-        every: list[Answered | Refused] = [*self.scenarios, *self.refused]
-        for each in every:
+        for each in (*self.scenarios, *self.refused):
             refused = isinstance(each, Refused)
-            row: dict[str, Any] = {"trace": each.trace}
-            row |= {_column(name): each.options[name] for name in self.varied}
-            row["measured_ns"] = measured[each.trace]
-            row |= {name: None if refused else getattr(each, name) for name in FIGURES}
             memory = None if isinstance(each, Refused) else each.memory
-            row["peak_memory_bytes"] = None if memory is None else memory.after_bytes
-            row["fits"] = None if memory is None else memory.fits
-            row["notes"] = len(each.notes)
-            row["notes_text"] = " ".join(each.notes) or None
-            row["refused"] = each.reason if refused else None
-            found.append(row)
+            figures = {
+                "measured_ns": measured[each.trace],
+                **{name: None if refused else getattr(each, name) for name in FIGURES},
+                "peak_memory_bytes": None if memory is None else memory.after_bytes,
+                "fits": None if memory is None else memory.fits,
+                "notes": len(each.notes),
+                "notes_text": " ".join(each.notes) or None,
+                "refused": each.reason if refused else None,
+            }
+            taken = {"trace", *figures}  # an option may have the name of a figure
+            options = {
+                f"option {name}" if name in taken else name: each.options[name] for name in self.varied
+            }
+            found.append({"trace": each.trace, **options, **figures})
         return found
 
     def to_pandas(self) -> pd.DataFrame:
@@ -203,24 +207,41 @@ def sweep(
         A `Sweep`: an entry for each scenario, times in ns per step.
 
     Raises:
-        GraphError: options or values make no sense (before anything is simulated), or none of the
-            traces can be replayed.
+        GraphError: options or values make no sense (before anything is simulated), none of the traces
+            can be replayed, or a graph is given where workers need a trace.
+        TraceError: a file is not a usable trace.
 
     """
+    from daydream.collect.load import load
+
     runs_on = engine_of(engine)
     optimizations = parse(optimization)
     varied, fixed = checked(optimizations, values, options)
     if sort is not None and sort not in SORTS:
         raise GraphError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
     named = _named(source)
+    if not named:
+        raise GraphError("a sweep needs a trace")
     parsed(contention)
-    _check_files(runs_on, [*options.values(), *(value for listed in varied.values() for value in listed)])
-    question = _question(named, optimizations, dict(options), table, contention, capacity, runs_on)
+    for value in (*options.values(), *chain(*varied.values())):
+        if runs_on.elsewhere and isinstance(value, str) and Path(value).is_file():
+            raise DaydreamError(
+                f"{value} is a file of this machine, which the workers of {runs_on.address} need not see.\n"
+                "Traces and optimizations of your own are sent, what options name is not: use the engine "
+                "processes, or local."
+            )
+    if table is not None and not isinstance(table, KernelTable):
+        table = KernelTable.load(table)
+    read = {name: load(each) if isinstance(each, str | os.PathLike) else each for name, each in named.items()}
+    sent: list[Optimization | _Packed] = [*optimizations]
+    if not runs_on.local:
+        read = {name: _packed_trace(name, each) for name, each in read.items()}
+        sent = [_packed_optimization(each) for each in optimizations]
+    question = _Question(read, sent, options, table, contention, capacity)
     combinations = [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
-    items: list[Item] = [(place, each) for place in range(len(named)) for each in (None, *combinations)]
-    say = progress or (lambda _what, _share: None)
-    what = f"predicting {len(items) - len(named):,} scenarios"
-    found = map_on(runs_on, _answers_on, question, items, progress=lambda share: say(what, share))
+    items = [*product(named, (None, *combinations))]
+    what = f"predicting {len(named) * len(combinations):,} scenarios"
+    found = map_on(runs_on, _answers_on, question, items, progress=progress and partial(progress, what))
 
     traces = [each for each in found if isinstance(each, SweepTrace)]
     failed = [each.reason for each in traces if each.reason is not None]
@@ -251,65 +272,37 @@ def checked(
     for name, listed in values.items():
         if isinstance(listed, str) or not len(listed):
             raise GraphError(f"{name} needs a list of values, not {listed!r}")
-    first = {name: listed[0] for name, listed in values.items()}
-    for name in first:
         if name in options:
             raise GraphError(f"option {name!r} is given twice")
+    first = {name: listed[0] for name, listed in values.items()}
     used, _ = arguments(optimizations, {**options, **first})
     varied: dict[str, list[Any]] = {}
     for alias, listed in values.items():
         name = aliases.get(alias, alias)
         owner, plain = named[name]
         option = next(each for each in owner.options if each.name == plain)
-        right = [option.checked(value) for value in listed]
-        again = [value for value, times in Counter(right).items() if times > 1]
-        if again:
-            raise GraphError(f"{name} is given {again[0]!r} twice")
-        varied[name] = right
+        varied[name] = [option.checked(value) for value in listed]
+        [(value, times)] = Counter(varied[name]).most_common(1)
+        if times > 1:
+            raise GraphError(f"{name} is given {value!r} twice")
     count = prod(map(len, varied.values()))
     if count > MOST_SCENARIOS:
         raise GraphError(f"these are {count:,} scenarios; up to {MOST_SCENARIOS:,} are answered at once")
     return varied, {name: value for name, value in used.items() if name not in varied}
 
 
-def _check_files(engine: Engine, values: Iterable[Any]) -> None:
-    """Raise `DaydreamError` if a value names a file that workers on other machines would look for."""
-    for value in values:
-        if engine.elsewhere and isinstance(value, str) and Path(value).is_file():
-            raise DaydreamError(
-                f"{value} is a file of this machine, which the workers of {engine.address} need not see.\n"
-                "Traces and optimizations of your own are sent, what options name is not: use the engine "
-                "processes, or local."
-            )
-
-
 def _named(source: Any) -> dict[str, Any]:
     """Return the traces by name: the one given, the path, what the trace says, or its place."""
     if isinstance(source, Mapping):
-        named = dict(source)
-    else:
-        each = list(source) if isinstance(source, list | tuple) else [source]
-        named = {}
-        for place, one in enumerate(each):
-            name = _name(one) or f"trace {place + 1}"
-            named[name if name not in named else f"{name} ({place + 1})"] = one
-    if not named:
-        raise GraphError("a sweep needs a trace")
+        return dict(source)
+    named: dict[str, Any] = {}
+    for place, one in enumerate(source if isinstance(source, list | tuple) else [source], 1):
+        trace = getattr(getattr(one, "graph", one), "trace", one)
+        name = str(getattr(trace, "metadata", {}).get("source") or f"trace {place}")
+        if isinstance(one, str | os.PathLike):
+            name = os.fspath(one)
+        named[f"{name} ({place})" if name in named else name] = one
     return named
-
-
-def _name(source: Any) -> str:
-    if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    trace = getattr(getattr(source, "graph", source), "trace", source)
-    return str(getattr(trace, "metadata", {}).get("source", ""))
-
-
-def _column(option: str) -> str:
-    """Return the column of an option, which may have the name of a figure."""
-    of_memory, said = ("peak_memory_bytes", "fits"), ("notes", "notes_text", "refused")
-    taken = {"trace", "measured_ns", *FIGURES, *of_memory, *said}
-    return f"option {option}" if option in taken else option
 
 
 @dataclass(frozen=True)
@@ -335,33 +328,6 @@ class _Question:
     table: KernelTable | None
     contention: ContentionOption
     capacity: int | None
-
-
-def _question(
-    traces: Mapping[str, Any],
-    optimizations: Sequence[Optimization],
-    options: dict[str, Any],
-    table: KernelTable | str | os.PathLike[str] | None,
-    contention: ContentionOption,
-    capacity: int | None,
-    engine: Engine,
-) -> _Question:
-    """Return the question as this engine can take it.
-
-    Raises `TraceError` if a file is not a usable trace, `GraphError` for a graph where a trace is needed.
-    """
-    from daydream.collect.load import load
-
-    if table is not None and not isinstance(table, KernelTable):
-        table = KernelTable.load(table)
-    read = {
-        name: load(each) if isinstance(each, str | os.PathLike) else each for name, each in traces.items()
-    }
-    sent: list[Optimization | _Packed] = [*optimizations]
-    if not engine.local:
-        read = {name: _packed_trace(name, each) for name, each in read.items()}
-        sent = [_packed_optimization(each) for each in optimizations]
-    return _Question(read, sent, options, table, contention, capacity)
 
 
 def _packed_trace(name: str, trace: Any) -> _Packed:
@@ -393,20 +359,16 @@ def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered |
             find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each
             for each in question.optimizations
         ]
-    names = list(question.traces)
-    replays: dict[int, Replay | str] = {}  # one at a time: graphs are large
+    replays: dict[str, Replay | str] = {}  # one at a time: graphs are large
 
     def answer(item: Item) -> SweepTrace | Answered | Refused:
-        place, varied = item
-        name = names[place]
-        if place not in replays:
+        name, varied = item
+        if name not in replays:
             replays.clear()
-            replays[place] = _replayed(question.traces[name], question.table)
-        before = replays[place]
+            replays[name] = _replayed(question.traces[name], question.table)
+        before = replays[name]
         if isinstance(before, str):
-            if varied is None:
-                return SweepTrace(name, None, None, None, None, reason=before)
-            return Refused(name, varied, before)
+            return SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
         if varied is None:
             times = before.basis_measured_ns, before.basis_ns, before.basis_error
             return SweepTrace(name, before.basis, *times, tuple(before.notes))
