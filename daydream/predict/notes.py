@@ -130,7 +130,7 @@ def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:
     return by_bound(ns_by_cause(settled.timeline, settled.copy, list(settled.step_times())))
 
 
-def most_of(shares: Mapping[Bound, int]) -> tuple[Bound, float]:
+def most_of(shares: Mapping[Bound, float]) -> tuple[Bound, float]:
     """Return what most of a step waits for, and its share of the step."""
     total = sum(shares.values())
     if total <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.tables import COLLECTIVE
+from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
 from daydream.predict.basis import Basis
 from daydream.predict.contention_option import MEASURED, Choice, Option
 from daydream.predict.memory import answer_of
-from daydream.predict.notes import waited_for_ns
+from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.results import Live, Record
@@ -30,7 +31,6 @@ from daydream.simulate.critical_path import Bound
 from daydream.simulate.ranks import job
 from daydream.simulate.steady_state import SETTLED
 from daydream.transforms.compose import Edit, apply, memory_changes, parse
-from daydream.transforms.registry import find
 
 if TYPE_CHECKING:
     import os
@@ -184,8 +184,9 @@ def scaling(
         )
 
     def predicted(count: int) -> Prediction:
-        edit = model.edit(count)
-        return Prediction.unchanged(before) if edit is None else predict(before, edit, contention=contention)
+        if count == model.recorded:
+            return Prediction.unchanged(before)
+        return predict(before, model.edit(count), contention=contention)
 
     alone = predicted(1)
     alone_ns = alone.simulated_ns
@@ -193,7 +194,7 @@ def scaling(
         before.basis, before.basis_measured_ns, before.basis_ns, before.basis_error, model.recorded, alone_ns
     )
     found.having(replay=before).notes = list(before.notes)
-    waited_for = dict(waited_for_ns(alone.after)) or {Bound.NOTHING: 0}  # in a step of one worker
+    waited_for = waited_for_ns(alone.after)  # in a step of one worker
     scale = alone_ns / max(sum(waited_for.values()), 1)
     own = {what: ns * scale for what, ns in waited_for.items()}
     silent_ns = None  # the step if transfers took no time, the same for any number of workers
@@ -202,22 +203,19 @@ def scaling(
             progress(f"predicting {count:,} workers", number / len(chosen))
         memory = answer_of(before.graph, model.memory(count), capacity).memory
         if count == 1:
-            bound = _largest(own)
-            share = own[bound] / max(sum(own.values()), 1)
-            found.rows.append(Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, bound, share, None, memory))
+            found.rows.append(Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, *most_of(own), None, memory))
             continue
         after = predicted(count)
         graph, network = after.graph, model.network(after, count)
+        transfers = model.transfers(graph)
         if silent_ns is None:
-            silent = predict(
-                before, _silent(model.transfers(graph)), start=graph, contention=contention
-            ).simulated_ns
-            silent_ns = _at_least(alone_ns, silent)
+            silent = predict(before, _silent(transfers), start=graph, contention=contention)
+            silent_ns = _at_least(alone_ns, silent.simulated_ns)
         step_ns, waiting_ns = _at_least(alone_ns, after.simulated_ns), 0
         if waits:
-            slow = {0: straggler} if straggler > 1 else {}
             slowdown = job(
-                graph, count, jitter=jitter, stragglers=slow, seed=seed, settled_copy=after.after.copy,
+                graph, count, jitter=jitter, stragglers={0: straggler}, seed=seed,
+                settled_copy=after.after.copy,
                 contention=after.contention.between(before.graph, graph) if after.contention else None,
             ).slowdown  # fmt: skip
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
@@ -229,7 +227,9 @@ def scaling(
             _limit(network): exposed_ns * (1 - latency),
             Bound.SLOWER_WORKERS: float(waiting_ns),
         }
-        parts = {**own, **lost}
+        bound, share = most_of({**own, **lost})
+        covered = covered_steps(graph)
+        inside = transfers[covered[graph.columns["step"][transfers]]]
         found.rows.append(
             Scaled(
                 workers=count,
@@ -237,13 +237,13 @@ def scaling(
                 step_ns=whole,
                 throughput=count * alone_ns / whole if whole else float("inf"),
                 efficiency=alone_ns / whole if whole else 1.0,
-                communication_ns=_transfers_ns(graph, model.transfers(graph)),
+                communication_ns=round(graph.columns["duration_ns"][inside].sum() / covered.sum()),
                 overhead_ns=silent_ns - alone_ns,
                 exposed_ns=exposed_ns,
                 waiting_ns=waiting_ns,
-                bound=_largest(parts),
-                bound_share=parts[_largest(parts)] / max(sum(parts.values()), 1),
-                lost_to=_largest(lost) if any(lost.values()) else None,
+                bound=bound,
+                bound_share=share,
+                lost_to=max(lost, key=lambda what: lost[what]) if any(lost.values()) else None,
                 memory=memory,
             )
         )
@@ -258,24 +258,19 @@ class _Ddp:
     """The trace of a worker without others: gradients are exchanged as `ddp` does it."""
 
     recorded = 1
+    notes: Sequence[str] = ()
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.ddp = parse(find("ddp"))
-        self.given = options
-        self.options: dict[str, Any] = dict(options)
-        self.notes: list[str] = []
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.ddp = parse("ddp")
+        self.given = self.options = options
 
-    def edit(self, workers: int) -> Edit | None:
-        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
-        if workers == self.recorded:
-            return None
+    def edit(self, workers: int) -> Edit:
+        """Return what makes the recorded graph that of one of so many workers."""
         return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
 
     def memory(self, workers: int) -> list[MemoryChange]:
         """Return what so many workers make of the memory of one."""
-        if workers == self.recorded:
-            return []
-        return memory_changes(self.ddp, {**self.given, "workers": workers})
+        return memory_changes(self.ddp, {**self.given, "workers": workers}) if workers > 1 else []
 
     def network(self, after: Prediction, workers: int) -> Network:
         """Return what joins so many workers."""
@@ -302,7 +297,7 @@ class _Ddp:
 class _RecordedJob:
     """The trace of one or more of several workers: what they exchanged is resized."""
 
-    def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
+    def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
         wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
         if wrong:
             raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")
@@ -311,17 +306,11 @@ class _RecordedJob:
         self.recorded = self.collectives.workers
         self.notes = self.collectives.notes
 
-    def edit(self, workers: int) -> Edit | None:
-        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
-        if workers == self.recorded:
-            return None
+    def edit(self, workers: int) -> Edit:
+        """Return what makes the recorded graph that of one of so many workers."""
         if workers == 1:
             return _silent(self.collectives.all)
-
-        def resize(graph: Graph) -> None:
-            self.collectives.resize(graph, workers)
-
-        return Edit(NAME, resize)
+        return Edit(NAME, partial(self.collectives.resize, workers=workers))
 
     def memory(self, workers: int) -> list[MemoryChange]:
         """Return nothing: each worker holds what it holds now, whatever their number."""
@@ -349,20 +338,9 @@ def _silent(transfers: np.ndarray) -> Edit:
     return Edit(NAME, make)
 
 
-def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
-    """Return the time of a worker's collectives in a step, in the mean of the covered ones."""
-    covered = [number for number, step in enumerate(graph.steps) if step.get("covered")]
-    inside = np.isin(graph.columns["step"][transfers], covered)
-    return round(int(graph.columns["duration_ns"][transfers[inside]].sum()) / len(covered))
-
-
 def _at_least(least: int, ns: int) -> int:
     """Return a step that has more to do than another, without differences of steady states (0.1 %)."""
     return max(ns, least) if ns >= (1 - 2 * SETTLED) * least else ns
-
-
-def _largest(parts: dict[Bound, float]) -> Bound:
-    return max(parts, key=lambda what: parts[what])
 
 
 def _latency_share(network: Network, messages: Sequence[Message]) -> float:

@@ -65,13 +65,12 @@ class RecordedCollectives:
                 f"{counted(others, 'collective')} of other groups or of unknown size stay as recorded."
             )
 
-    def resize(self, graph: Graph, workers: int) -> Cluster:
-        """Change a copy of the graph to another number of workers; return the cluster that holds them."""
+    def resize(self, graph: Graph, workers: int) -> None:
+        """Change a copy of the graph to another number of workers."""
         cluster = self.cluster.holding(max(workers, self.workers))
         before = self._times(cluster, self.workers)
         tasks = graph.tasks(self.ids)
         tasks.set(duration_ns=np.maximum(tasks.duration_ns + self._times(cluster, workers) - before, 0))
-        return self.cluster.holding(workers)
 
     def _times(self, cluster: Cluster, workers: int) -> np.ndarray:
         return np.array(times(cluster, self.messages, workers), np.int64)
