@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 TABLES = ("columns", "syncs", "waits", "links")
-HAND_OFFS = "hand_offs"  # what `daydream.graph.calls` keeps of a trace
 OF_PLAN = (
     "duration_ns",
     "gap_ns",
@@ -52,8 +51,6 @@ def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     arrays = {
         f"{table}.{name}": getattr(graph, table)[name] for table in TABLES for name in getattr(graph, table)
     }
-    if HAND_OFFS in graph._of_trace:
-        arrays[HAND_OFFS] = graph._of_trace[HAND_OFFS]
     document = {
         "lanes": [list(lane) for lane in graph.lanes],
         "texts": {name: texts[len(graph.trace.text(name)) :] for name, texts in graph.texts.items()},
@@ -73,8 +70,6 @@ def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str,
     for lane in document["lanes"]:
         graph.add_lane(Lane(*lane))
     graph.steps = [dict(step) for step in trace.metadata["steps"]]
-    if HAND_OFFS in arrays:
-        graph._of_trace[HAND_OFFS] = arrays[HAND_OFFS]
     graph.queue_depth = dict(document["queue_depth"])
     graph.facts = Facts(**document["facts"])
     graph.freeze()
@@ -96,7 +91,7 @@ def cached_plan(
 ) -> Lowered:
     """Return a graph as it was lowered, from what is kept of it; the graph has it from then on."""
     task, copy, gap_of = (arrays[f"plan.{name}"] for name in ("task", "copy", "gap_of"))
-    plan = Plan.from_edges(graph.columns["lane"][task], *(arrays[f"plan.{name}"] for name in OF_PLAN))
+    plan = Plan.from_edges(graph.lane[task], *(arrays[f"plan.{name}"] for name in OF_PLAN))
     lowered = Lowered(plan, task, copy, gap_of)
     graph.derived(plan_key(copies, window), lambda: lowered, structure=True)
     return lowered

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,10 +42,9 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     Raises:
         GraphError: the name is not a regular expression.
     """
-    rows, trace = graph.columns["row"][ids].astype(np.int64), graph.recorded
+    trace, rows = graph.recorded, graph.row[ids].astype(np.int64)
     if name is None:
-        parent = np.asarray(trace["parent"], np.int64)
-        return _enclosing(parent, trace.is_kind("operator"), rows, inner=inner)
+        return _enclosing(trace["parent"], trace.is_kind("operator"), rows, inner=inner)
     try:
         match = re.compile(name).search
     except re.error as error:
@@ -64,24 +63,23 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
     if "hand_offs" not in graph._of_trace:
         trace = graph.recorded
         parent = np.array(trace["parent"], np.int64)
-        backward = [*trace.text("phase"), "backward"].index("backward")
+        backward = trace["phase"] == trace.code("phase", "backward")
+        other_phase = (trace["phase"] >= 0) & ~backward
         host = trace.is_kind("operator", "annotation", "runtime")
         is_range = trace.is_kind("annotation")
-        ranges = np.flatnonzero(is_range)
-        ranks, tids, starts = (np.asarray(trace[name], np.int64) for name in ("rank", "tid", "start_ns"))
-        ends = starts + np.asarray(trace["duration_ns"], np.int64)
-        phase = np.asarray(trace["phase"])
-        for rank in unique(ranks[ranges]).tolist():
-            here = host & (ranks == rank)
-            own = ranges[ranks[ranges] == rank]
-            caller = np.flatnonzero(here & (phase >= 0) & (phase != backward))
-            values, counts = np.unique(tids[caller if len(caller) else own], return_counts=True)
-            main = int(values[counts.argmax()])
-            waiting = own[tids[own] == main]
-            top = np.flatnonzero(here & (phase == backward) & (parent < 0) & (tids != main))
-            latest = np.searchsorted(starts[waiting], starts[top], side="right") - 1
+        rank, tid, start = trace["rank"], trace["tid"], trace["start_ns"].astype(np.int64)
+        end = start + trace["duration_ns"]
+        for each in unique(rank[is_range]).tolist():
+            here = rank == each
+            ranges = is_range & here
+            caller = host & here & other_phase
+            tids, counts = np.unique(tid[caller if caller.any() else ranges], return_counts=True)
+            main = tid == tids[counts.argmax()]
+            waiting = np.flatnonzero(ranges & main)
+            top = np.flatnonzero(host & here & backward & (parent < 0) & ~main)
+            latest = np.searchsorted(start[waiting], start[top], side="right") - 1
             around = np.append(waiting, -1)[latest]
-            while (over := (around >= 0) & ((ends[around] <= starts[top]) | ~is_range[around])).any():
+            while (over := (around >= 0) & ((end[around] <= start[top]) | ~is_range[around])).any():
                 around[over] = parent[around[over]]
             parent[top] = around
         graph._of_trace["hand_offs"] = parent
@@ -96,9 +94,8 @@ def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inne
     while len(active):
         hit = wanted[up]
         found[active[hit]] = up[hit]
-        up = parent[up]
-        going = (up >= 0) & ~hit if inner else up >= 0
-        active, up = active[going], up[going]
+        up = np.where(hit & inner, -1, parent[up])
+        active, up = active[up >= 0], up[up >= 0]
     return found
 
 
@@ -109,11 +106,11 @@ def instances(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
 
 def row_numbers(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return a number for the row that each task is a piece of, -1 for none; a repeated row has its own."""
-    return _numbered(graph, ids, graph.columns["row"][ids].astype(np.int64))
+    return _numbered(graph, ids, graph.row[ids].astype(np.int64))
 
 
 def _numbered(graph: Graph, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    repeat = graph.columns["repeat"][ids].astype(np.int64)
+    repeat = graph.repeat[ids].astype(np.int64)
     return np.where(rows >= 0, rows + repeat * len(graph.recorded), -1)
 
 
@@ -126,25 +123,23 @@ def operators(tasks: Selection) -> Selection:
     tasks: the call that each is a piece of, inner calls included, under the same condition
     on its device work. Raises `NotApplicableError` where the trace records no operators.
     """
-    graph = tasks.graph
-    trace, columns = graph.recorded, graph.columns
-    parent, is_operator = np.asarray(trace["parent"], np.int64), trace.is_kind("operator")
+    graph, trace = tasks.graph, tasks.graph.recorded
+    parent, is_operator = trace["parent"], trace.is_kind("operator")
     if not is_operator.any():
         raise NotApplicableError("this trace records no operators, so whose CPU time goes is not known")
-    alive = np.flatnonzero(graph.alive & (columns["row"] >= 0))
-    rows, repeat = columns["row"][alive].astype(np.int64), columns["repeat"][alive]
-    device, chosen = columns["kind"][alive] != CPU, np.isin(alive, tasks.ids)
-    picked = np.zeros(len(alive), bool)
-    for number in unique(repeat[chosen]).tolist():
-        mine = repeat == number
-        others = _around(parent, rows[mine & device & ~chosen])
-        own = _around(parent, rows[mine & device & chosen])
-        call = _enclosing(parent, is_operator, rows[mine & ~device & chosen], inner=True)
+    measured = graph.alive & (graph.row >= 0)
+    picked = [tasks.ids[:0]]
+    for number in unique(graph.repeat[tasks.ids]).tolist():
+        ids = np.flatnonzero(measured & (graph.repeat == number))
+        rows = graph.row[ids].astype(np.int64)
+        device, chosen = graph.kind[ids] != CPU, np.isin(ids, tasks.ids)
+        others = _around(parent, rows[device & ~chosen])
+        own = _around(parent, rows[device & chosen])
+        call = _enclosing(parent, is_operator, rows[~device & chosen], inner=True)
         own[call[call >= 0]] = True
-        whole = is_operator & own & ~others
-        cpu = np.flatnonzero(mine & ~device)
-        picked[cpu] = _enclosing(parent, whole, rows[cpu], inner=True) >= 0  # the nearest is enough
-    return tasks.of(alive[picked], f"operators of {tasks.words}")
+        nearest = _enclosing(parent, is_operator & own & ~others, rows[~device], inner=True)
+        picked.append(ids[~device][nearest >= 0])
+    return tasks.of(np.concatenate(picked), f"operators of {tasks.words}")
 
 
 def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -154,11 +149,11 @@ def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     submits its work and the rest; the pieces are CPU tasks of one row.
     """
     runtime = np.append(graph.recorded.is_kind("runtime"), False)
-    known = np.flatnonzero(runtime[graph.columns["row"][calls]])[::-1]
-    _, number = distinct(row_numbers(graph, np.arange(graph.size)))
-    place = np.full(int(number.max(initial=-1)) + 1, -1)
+    known = np.flatnonzero(runtime[graph.row[calls]])[::-1]
+    found, number = distinct(row_numbers(graph, np.arange(graph.size)))
+    place = np.full(len(found), -1)
     place[number[calls[known]]] = known  # of several pieces of one call, the first
-    of = np.where(graph.alive & (graph.columns["kind"] == CPU), place[number], -1)
+    of = np.where(graph.alive & (graph.kind == CPU), place[number], -1)
     of[calls] = -1
     ids = np.flatnonzero(of >= 0)
     return ids, of[ids]
@@ -185,29 +180,21 @@ def shapes_in(text: str) -> list[list[int]]:
 @lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
 def _shapes_in(text: str) -> list[list[int]]:
     try:
-        found = json.loads(text)
+        return [*_flat(json.loads(text))]
     except ValueError:
         return []
-    return _flat(found) if isinstance(found, list) else []
 
 
-def _flat(found: list[Any]) -> list[list[int]]:
-    shapes: list[list[int]] = []
-    for each in found:
-        if not isinstance(each, list) or not each:
-            continue
-        if all(isinstance(size, int) for size in each):
-            shapes.append(each)
-        else:
-            shapes += _flat(each)
-    return shapes
+def _flat(found: Any) -> Iterator[list[int]]:
+    for each in found if isinstance(found, list) else ():
+        if isinstance(each, list) and each:
+            yield from [each] if all(isinstance(size, int) for size in each) else _flat(each)
 
 
 def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
-    trace = graph.recorded
-    rows = graph.columns["row"][ids].astype(np.int64)
-    return _enclosing(np.asarray(trace["parent"], np.int64), trace["shapes"] >= 0, rows, inner=True)
+    trace, rows = graph.recorded, graph.row[ids].astype(np.int64)
+    return _enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
 
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
@@ -217,10 +204,10 @@ LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[L
 
 def device_work(graph: Graph) -> np.ndarray:
     """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
-    mask: np.ndarray = graph.columns["kind"] != CPU
+    mask: np.ndarray = graph.kind != CPU
     host = np.array([lane.host for lane in graph.lanes], bool)
     if host.any():
-        mask &= ~host[graph.columns["lane"]]
+        mask &= ~host[graph.lane]
     return mask
 
 
@@ -234,7 +221,7 @@ def fused_parts(graph: Graph) -> np.ndarray:
     if handles is None:
         return np.zeros(graph.size, bool)
     several = np.array([*(len(handles[each]) > 1 for each in handles), False])
-    row = graph.columns["row"]
+    row = graph.row
     return np.asarray(several[graph.recorded["handle"][row]] & (row >= 0))
 
 
@@ -244,12 +231,12 @@ def whole_duration_ns(tasks: Selection) -> np.ndarray:
     int64, shape (tasks,), in ns.
     """
     graph, duration = tasks.graph, tasks.duration_ns
-    parts, row = fused_parts(graph), graph.columns["row"]
+    parts, row = fused_parts(graph), graph.row
     if not parts[tasks.ids].any():
         return duration
-    mine = graph.alive & parts & (graph.columns["repeat"] == 0)
+    mine = graph.alive & parts & (graph.repeat == 0)
     of_row = np.zeros(int(row.max()) + 1, np.int64)
-    np.add.at(of_row, row[mine], graph.columns["duration_ns"][mine])
+    np.add.at(of_row, row[mine], graph.duration_ns[mine])
     return np.where(parts[tasks.ids], of_row[row[tasks.ids]], duration)
 
 
@@ -259,10 +246,9 @@ def in_replays(tasks: Selection) -> Selection:
     What nsys records of a graph as a whole is one task; work between its nodes that was not traced counts.
     """
     graph = tasks.graph
-    columns = graph.columns
     replays = np.array([GRAPH_LAUNCH in name for name in graph.texts["name"]] + [False], bool)
-    call = columns["launch"][tasks.ids]
-    found = (call >= 0) & replays[columns["name"][call]] & device_work(graph)[tasks.ids]
+    call = graph.launch[tasks.ids]
+    found = (call >= 0) & replays[graph.name[call]] & device_work(graph)[tasks.ids]
     return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
 
 
@@ -277,7 +263,7 @@ def unrecorded_launches(graph: Graph) -> bool:
     if device_work(graph)[graph.alive].any():
         return False
     names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
-    return bool(names[graph.columns["name"][graph.alive]].any())
+    return bool(names[graph.name[graph.alive]].any())
 
 
 class Coverage:
@@ -318,11 +304,7 @@ def sharing(lanes: Sequence[Lane]) -> list[tuple[np.ndarray, np.ndarray]]:
     found = []
     for each in unique(rank[on_device]).tolist():
         mine = on_device & (rank == each)
-        named = unique(device[mine & (device >= 0)]).tolist()
-        if len(named) < 2:
-            found.append((mine, mine))
-            continue
-        for number in named:
+        for number in (named := unique(device[mine & (device >= 0)]).tolist() or [-1]):
             own = mine & (device == number)
             transfers = own | (mine & (device < 0))
             found.append((transfers if number == named[0] else own, transfers))
@@ -361,11 +343,11 @@ def within(path: str, outer: str) -> bool:
 
 def _whole_calls(graph: Graph) -> WholeCalls | None:
     device = np.flatnonzero(device_work(graph) & graph.alive)
-    layers = graph.columns["layer"]
+    layers = graph.layer
     row = call_rows(graph, device, COMPILED_CALL)
     replayed = np.isin(device, in_replays(graph.tasks(device)).ids)
     of_call = np.append(graph.recorded["layer"], -1)[row]
-    call = np.where(row >= 0, of_call, layers[graph.columns["launch"][device]])
+    call = np.where(row >= 0, of_call, layers[graph.launch[device]])
     inside = (row >= 0) | replayed
     unplaced = inside & ((layers[device] < 0) | (layers[device] == call))
     if not unplaced.any():
@@ -374,9 +356,9 @@ def _whole_calls(graph: Graph) -> WholeCalls | None:
     pairs = {*zip(call[inside].tolist(), layers[device][inside].tolist(), strict=True)}
     around = {one for one, other in pairs if min(one, other) >= 0 and not within(texts[other], texts[one])}
     layers_of_calls = frozenset(one for one, _ in pairs if one >= 0)
-    of_replays = 2 * graph.columns["duration_ns"][device[unplaced & replayed]].sum()
-    mostly = of_replays > graph.columns["duration_ns"][device[unplaced]].sum()
+    of_replays = 2 * graph.duration_ns[device[unplaced & replayed]].sum()
+    mostly = of_replays > graph.duration_ns[device[unplaced]].sum()
     masks = np.zeros((2, graph.size), bool)
-    masks[0, device], masks[1, device] = inside, unplaced
+    masks[:, device] = inside, unplaced
     where = "CUDA graphs" if mostly else "compiled calls"
-    return WholeCalls(masks[0], masks[1], layers_of_calls, frozenset(around), where)
+    return WholeCalls(*masks, layers_of_calls, frozenset(around), where)

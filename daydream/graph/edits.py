@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, first_of
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import place_next_to
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
 
-NEW = ("order", "launch", "release_ns", "measured_start_ns", "repeat", "lane", "alive")
+NEW = ("order", "launch", "release_ns", "measured_start_ns", "repeat", "lane", "gap_ns", "alive")
 
 
 def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
     """Turn waits between streams that the places of these tasks resolve into edges, before they move."""
-    order, table, moving = graph.columns["order"], graph.waits, among(graph, going)
+    order, table, moving = graph.order, graph.waits, among(graph, going)
     src, _ = _around(graph, table["source"], table["record"])
     _, dst = _around(graph, table["target"], table["wait"])
     resolved = (src >= 0) & (dst >= 0) & (moving[src] | moving[dst]) & (order[src] < order[dst])
@@ -41,8 +41,8 @@ def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
 
 def _around(graph: Graph, lanes: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the last task of each lane up to a task's place in the program, and the first behind it."""
-    order, ids = graph.columns["order"], graph.ids
-    own = graph.columns["lane"][ids]
+    order, ids = graph.order, graph.ids
+    own = graph.lane[ids]
     return around(lambda lane: ids[own == lane], order, lanes, order[points])
 
 
@@ -52,55 +52,59 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
     if not isinstance(parts, int | np.integer) or parts < 1:
         raise GraphError(f"a task is split into 1 or more parts, not {parts!r}")
     graph, ids = tasks.graph, tasks.ids
-    columns = graph.columns
-    whole, extra = np.divmod(columns["duration_ns"][ids], parts)
-    gap = columns["gap_ns"][ids]
+    whole, extra = np.divmod(graph.duration_ns[ids], parts)
     graph.write("duration_ns", ids, whole + (extra > 0))
+    words = f"parts of {tasks.words}"
+    if parts == 1:
+        return tasks.of(ids, words)
+    between = np.where(graph.kind[ids] != CPU, graph.facts.startup_ns, 0) * launched
+    gaps = np.tile(between, (parts - 1, 1))
+    gaps[-1] = graph.gap_ns[ids]
+    graph.write("gap_ns", ids, between)
+    same = np.tile(ids, parts - 1)
+    part = np.arange(1, parts)[:, None]
+    more = graph.insert_after(
+        tasks.of(same, tasks.words, ordered=True),
+        "part",
+        duration_ns=(whole + (extra > part)).reshape(-1),
+        gap_ns=gaps.reshape(-1),
+        launched=launched,
+    )
     # One call launches them all, unless each brings its own.
     alike = ("name", "row") if launched else ("name", "row", "launch", "latency_ns")
-    pieces = [tasks]
-    for part in range(1, parts):
-        piece = graph.insert_after(
-            pieces[-1], "part", duration_ns=whole + (extra > part), gap_ns=0, launched=launched
-        )
-        for name in alike:
-            graph.write(name, piece.ids, columns[name][ids])
-        for name in graph.overrides:
-            graph.write(name, piece.ids, graph.overrides[name][ids])
-        pieces.append(piece)
-    between = np.where(columns["kind"][ids] != CPU, graph.facts.startup_ns, 0) if launched else 0
-    for piece in pieces[:-1]:
-        graph.write("gap_ns", piece.ids, between)
-    graph.write("gap_ns", pieces[-1].ids, gap)
+    values = {name: graph.columns[name] for name in alike} | graph.overrides
+    for name, whole_column in values.items():
+        graph.write(name, more.ids, whole_column[same])
     last = np.arange(graph.size)
-    last[ids] = pieces[-1].ids
+    last[ids] = more.ids[-len(ids) :]
     src = graph.links["src"]  # what followed the end of a task follows its last part
     graph.links.put("src", np.where(graph.links["from_start"] != 0, src, last[src]))
-    return tasks.of(np.concatenate([piece.ids for piece in pieces]), f"parts of {tasks.words}")
+    return tasks.of(np.append(ids, more.ids), words)
 
 
 def move(tasks: Selection, lane: str, *, follows: bool, held_for: bool) -> Selection:
     """Put the tasks on another lane; see `Selection.move`."""
     graph, ids = tasks.to_edit().need_all().graph, tasks.ids
-    columns, syncs = graph.columns, graph.syncs
-    on_device = columns["kind"][ids] != CPU
+    on_device = graph.kind[ids] != CPU
     if on_device.any() != on_device.all():
         raise GraphError("CPU tasks and device work cannot go to one lane; move them one after the other")
-    old = columns["lane"][ids].astype(np.int64)
+    old = graph.lane[ids].astype(np.int64)
     lanes = lanes_for(graph, lane, old, on_device=bool(on_device.all()))
     going = ids[lanes != old]
     if not len(going):
         raise NotApplicableError(f"these tasks are on {lane!r} already")
     moving = among(graph, going)
-    by_lane = graph.ids[np.argsort(columns["lane"][graph.ids], kind="stable")]
+    by_lane = graph.ids[np.argsort(graph.lane[graph.ids], kind="stable")]
     earlier, later = by_lane[:-1], by_lane[1:]
-    parted = (columns["lane"][earlier] == columns["lane"][later]) & (moving[earlier] != moving[later])
+    parted = (graph.lane[earlier] == graph.lane[later]) & (moving[earlier] != moving[later])
     earlier, later = earlier[parted], later[parted]
+    leaves = moving[earlier]
     keep_waits(graph, going, drop=False)
     if follows:
-        graph.link(earlier[moving[later]], later[moving[later]])
+        graph.link(earlier[~leaves], later[~leaves])
     if held_for:
-        graph.link(earlier[moving[earlier]], later[moving[earlier]])
+        graph.link(earlier[leaves], later[leaves])
+        syncs = graph.syncs
         last, _ = _around(graph, syncs["lane"], syncs["point"])
         moved = (last >= 0) & moving[last] & graph.alive[syncs["task"]]
         graph.link(last[moved], syncs["task"][moved])  # calls that waited for the lane
@@ -115,98 +119,94 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     if not isinstance(times, int | np.integer) or times < 0:
         raise GraphError(f"work is repeated 0 or more times, not {times!r}")
     if times == 0:
-        graph.write("repeat", tasks.ids, graph.columns["repeat"][tasks.ids])  # counts as an edit
+        graph.write("repeat", tasks.ids, graph.repeat[tasks.ids])  # counts as an edit
         return tasks.of(tasks.ids[:0], "repetitions")
+    if before is not None and (before.graph is not graph or len(before) != len(groups)):
+        raise GraphError(f"{len(groups)} groups need as many tasks to come before, not {len(before)}")
     ids, group = _with_launches(graph, groups, apart=before is not None)
-    columns = graph.columns
-    by_group = np.lexsort((ids, columns["order"][ids], group))
-    ids, group = ids[by_group], group[by_group]
-    ends = np.append(np.flatnonzero(group[1:] != group[:-1]), len(group) - 1)
+    lane, gap, launch = (graph.columns[name][ids].astype(np.int64) for name in ("lane", "gap_ns", "launch"))
     if before is None:
-        anchor = ids[ends]
+        anchor = np.zeros(len(groups), np.int64)
+        anchor[group] = ids  # of what is assigned to one group, the last stays
     else:
-        if before.graph is not graph or len(before) != len(groups):
-            raise GraphError(f"{len(groups)} groups need as many tasks to come before, not {len(before)}")
         anchor = before.ids  # or what launches it: the CPU task on whose thread the copies run
-        launch = columns["launch"][anchor]
-        anchor = np.where((columns["kind"][anchor] != CPU) & (launch >= 0), launch, anchor)
-    sequence = np.argsort(np.tile(group, times), kind="stable")  # pass after pass of each group
-    number = np.repeat(np.arange(times), len(ids))[sequence]
-    source, where = np.tile(ids, times)[sequence], np.tile(group, times)[sequence]
-    order = place_next_to(graph, anchor[where], behind=before is None)
+        calls = graph.launch[anchor]
+        anchor = np.where((graph.kind[anchor] != CPU) & (calls >= 0), calls, anchor)
+        thread = graph.lane[anchor[group]]
+        other = (graph.kind[ids] == CPU) & (lane != thread)
+        # Behind a thread's last task of the group it idles, and that is not part of the work.
+        from_end, _ = distinct_rows([group[::-1], lane[::-1]])
+        idles = len(ids) - 1 - from_end
+        gap[idles[other[idles]]] = 0
+        lane = lane if stay else np.where(other, thread, lane)
+    # Where the call of each is among them: that of its own group, if several have it.
+    both = np.append(ids, launch)
+    first, place = distinct_rows([both] if before is None else [np.tile(group, 2), both])
+    call = np.where(launch >= 0, first[place[len(ids) :]], 0)
+
+    number, entry = np.divmod(np.arange(times * len(ids)), len(ids))
+    sequence = np.argsort(group[entry], kind="stable")  # pass after pass of each group
+    number, entry = number[sequence], entry[sequence]
+    copies = np.empty((times, len(ids)), np.int64)
+    copies[number, entry] = graph.size + np.arange(len(entry))
+    order = place_next_to(graph, anchor[group[entry]], behind=before is None)
+    source = ids[entry]
     given = {name: graph.columns[name][source] for name in COLUMNS if name not in NEW}
     given |= {name: graph.overrides[name][source] for name in graph.overrides}
-    highest = graph.columns["repeat"][graph.alive].astype(np.int64).max(initial=0)
-    lane = columns["lane"][source].astype(np.int64)
-    if before is not None:
-        other = (columns["kind"][source] == CPU) & (lane != columns["lane"][anchor][where])
-        # Behind a thread's last task of the group it idles, and that is not part of the work.
-        given["gap_ns"] = np.where(other & _last_on_lane(number, where, lane), 0, given["gap_ns"])
-        lane = lane if stay else np.where(other, columns["lane"][anchor][where], lane)
+    highest = graph.repeat[graph.alive].astype(np.int64).max(initial=0)
     new = graph.add(
-        len(source), order=order, repeat=highest + 1 + number, measured_start_ns=-1, lane=lane, **given
+        len(source),
+        order=order,
+        repeat=highest + 1 + number,
+        measured_start_ns=-1,
+        lane=lane[entry],
+        gap_ns=gap[entry],
+        launch=np.where(launch[entry] >= 0, copies[number, call[entry]], -1),
+        **given,
     )
-    owner = np.full(graph.size, -1)
-    owner[ids[::-1]] = group[::-1]  # of a call that several groups have, the first
-    copies = np.full((times, graph.size), -1)
-    copies[number[::-1], source[::-1]] = new[::-1]
-    launch = columns["launch"][source].astype(np.int64)
-    turn = (number * len(groups) + where) * graph.size
-    by_source = np.argsort(turn + source)
-    place = np.searchsorted((turn + source)[by_source], turn + launch)
-    call = by_source[np.minimum(place, len(source) - 1)]
-    own_call = (turn + source)[call] == turn + launch  # else that of another group, or of none
-    launched_by = np.where(own_call, new[call], copies[number, launch])
-    graph.write("launch", new, np.where(launch < 0, -1, launched_by))
-    _copy_tables(graph, copies, owner)
+    _copy_tables(graph, ids, group, copies)
     return tasks.of(new, "repetitions", ordered=True)
 
 
 def _with_launches(graph: Graph, groups: Groups, *, apart: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the tasks and their groups, with the calls that launch them (and the pieces of these calls).
 
-    Groups that go `apart` from their places each need a call of their own: one call launches all parts of a
-    fused kernel, which may be of several groups.
+    Group by group in program order. Groups that go `apart` from their places each need a call of their own:
+    one call launches all parts of a fused kernel, which may be of several groups.
     """
-    columns = graph.columns
     ids, group = groups._ids, np.repeat(np.arange(len(groups)), groups.sizes)
-    launch = columns["launch"][ids].astype(np.int64)
+    launch = graph.launch[ids].astype(np.int64)
+    launched = launch >= 0
     # What was launched before the window cannot be launched again.
-    lost = (columns["kind"][ids] != CPU) & (launch < 0) & (columns["row"][ids] >= 0)
-    ids, group, launch = ids[~lost], group[~lost], launch[~lost]
-    calls, owner = launch[launch >= 0], group[launch >= 0]
-    first, _ = distinct_rows([owner, calls] if apart else [calls])
-    calls, owner = calls[first], owner[first]
+    kept = (graph.kind[ids] == CPU) | launched | (graph.row[ids] < 0)
+    calls, owner = launch[launched], group[launched]
     pieces, of = pieces_of(graph, calls)
-    pieces, owner = np.append(calls, pieces), np.append(owner, owner[of])
-    there, wanted = (group * graph.size + ids, owner * graph.size + pieces) if apart else (ids, pieces)
-    there = np.sort(there)
-    missing = there[np.searchsorted(there[:-1], wanted)] != wanted
-    return np.concatenate([ids, pieces[missing]]), np.concatenate([group, owner[missing]])
+    ids, group = np.concatenate([ids[kept], calls, pieces]), np.concatenate([group[kept], owner, owner[of]])
+    once, _ = distinct_rows([group, ids] if apart else [ids])
+    ids, group = ids[once], group[once]
+    by_group = np.lexsort((ids, graph.order[ids], group))
+    return ids[by_group], group[by_group]
 
 
-def _last_on_lane(*keys: np.ndarray) -> np.ndarray:
-    """Return a mask of the last entry of each combination of keys."""
-    first, _ = distinct_rows([key[::-1] for key in keys])
-    mask = np.zeros(len(keys[0]), bool)
-    mask[len(mask) - 1 - first] = True
-    return mask
+def _copy_tables(graph: Graph, ids: np.ndarray, group: np.ndarray, copies: np.ndarray) -> None:
+    """Copy the rows of each table whose tasks were all copied; links only within a group.
 
-
-def _copy_tables(graph: Graph, copies: np.ndarray, group: np.ndarray) -> None:
-    """Copy the rows of each table whose tasks were all copied; links only within a group."""
-    for table, names in (
-        (graph.syncs, ("task", "point")),
-        (graph.waits, ("record", "wait")),
-        (graph.links, ("src", "dst")),
+    `copies` are the copies of each task, a row each time; of a task that several groups have those in the
+    first one count.
+    """
+    place = first_of(ids, graph.size)
+    for table, *names in (
+        (graph.syncs, "task", "point"),
+        (graph.waits, "record", "wait"),
+        (graph.links, "src", "dst"),
     ):
-        ends = {name: copies[:, table[name]] for name in names}
-        both = np.all([end >= 0 for end in ends.values()], axis=0)
+        one, other = (place[table[name]] for name in names)
+        both = (one >= 0) & (other >= 0)
         if table is graph.links:
-            both &= group[table["src"]] == group[table["dst"]]
-        _, rows = np.nonzero(both)  # copy by copy
-        new = {name: table[name][rows] for name in table}
-        table.add(**{**new, **{name: end[both] for name, end in ends.items()}})
+            both &= group[one] == group[other]
+        new = {name: np.tile(table[name][both], len(copies)) for name in table}
+        ends = (copies[:, end[both]].reshape(-1) for end in (one, other))
+        table.add(**new | dict(zip(names, ends, strict=True)))
 
 
 def arrange(groups: Groups, ranks: Any) -> Selection:
@@ -218,19 +218,27 @@ def arrange(groups: Groups, ranks: Any) -> Selection:
         raise GraphError(f"{len(groups)} groups need as many ranks, each 0 or more, not {ranks}")
     if (tasks.rank != 0).any():
         raise GraphError("the tasks are of several ranks already; one rank's work is arranged")
-    rank_of = np.full(graph.size, -1)
-    rank_of[tasks.ids] = np.repeat(rank, groups.sizes)
-    step = graph.columns["step"][tasks.ids]
+    step = tasks.step
     for one in np.unique(step).tolist():
         _place(graph, tasks.ids[step == one])
+    # What the tasks wait for is on the lanes of their rank, too.
+    rank_of = np.full(graph.size, -1)
+    rank_of[tasks.ids] = np.repeat(rank, groups.sizes)
     lanes = _lanes(graph, tasks, int(rank.max()))
-    _move(graph, rank_of, lanes)
+    graph.write("lane", tasks.ids, lanes[rank_of[tasks.ids], graph.lane[tasks.ids]])
+    for table, task, lane in (
+        (graph.syncs, "task", "lane"),
+        (graph.waits, "record", "source"),
+        (graph.waits, "wait", "target"),
+    ):
+        rank, named = rank_of[table[task]], table[lane]
+        table.put(lane, np.where((rank >= 0) & (named >= 0), lanes[rank, named], named))
     return tasks
 
 
 def _place(graph: Graph, ids: np.ndarray) -> None:
     """Give tasks new places in this order, in the range of program order that they took."""
-    order = graph.columns["order"].copy()
+    order = graph.order.copy()
     begin, end = int(order[ids].min()), int(order[ids].max())
     if end - begin < len(ids):
         order[order > end] += len(ids) - (end - begin)
@@ -240,43 +248,22 @@ def _place(graph: Graph, ids: np.ndarray) -> None:
 
 
 def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:
-    """Return the lane of each rank (rows) for each lane (columns); CPU work goes to the first one's."""
-    lanes = graph.columns["lane"][tasks.ids]
-    used = sorted(np.unique(lanes).tolist(), key=lambda lane: graph.lanes[lane].on_device)  # threads first
-    thread = next((lane for lane in lanes.tolist() if not graph.lanes[lane].on_device), -1)
+    """Return the lane of each rank (rows) for each lane (columns); CPU work goes to the first one's.
+
+    Lanes of other ranks are like those of rank 0, and made if they are new.
+    """
+    lanes = graph.lane[tasks.ids].tolist()
+    used = sorted(set(lanes), key=lambda lane: (graph.lanes[lane].on_device, lane))  # threads first
+    thread = next((lane for lane in lanes if not graph.lanes[lane].on_device), -1)
     table = np.tile(np.arange(len(graph.lanes)), (highest + 1, 1))
     for rank in range(highest + 1):
         for lane in used:
-            table[rank, lane] = _lane(graph, lane if graph.lanes[lane].on_device else thread, rank)
+            like = lane if graph.lanes[lane].on_device else thread
+            old = graph.lanes[like]
+            name = f"rank {rank} {old.name.removeprefix('rank 0 ')}" if rank else old.name
+            if name not in graph._lane_ids:
+                new = graph.add_lane(Lane(name, rank, old.on_device, old.device, old.background))
+                if like in graph.queue_depth:
+                    graph.queue_depth[new] = graph.queue_depth[like]
+            table[rank, lane] = graph._lane_ids[name]
     return table
-
-
-def _lane(graph: Graph, like: int, rank: int) -> int:
-    """Return the lane of a rank that is like one of rank 0, made if it is new."""
-    if rank == 0:
-        return like
-    old = graph.lanes[like]
-    name = f"rank {rank} {old.name.removeprefix('rank 0 ')}"
-    if name in graph._lane_ids:
-        return graph._lane_ids[name]
-    new = graph.add_lane(Lane(name, rank, old.on_device, old.device, old.background))
-    if like in graph.queue_depth:
-        graph.queue_depth[new] = graph.queue_depth[like]
-    return new
-
-
-def _move(graph: Graph, rank_of: np.ndarray, lanes: np.ndarray) -> None:
-    """Put tasks on their lanes, and let what they wait for be on those of their rank."""
-    columns = graph.columns
-    moved = np.flatnonzero(rank_of >= 0)
-    graph.write("lane", moved, lanes[rank_of[moved], columns["lane"][moved]])
-    tables = (
-        (graph.syncs, "task", "lane"),
-        (graph.waits, "record", "source"),
-        (graph.waits, "wait", "target"),
-    )
-    for table, task, lane in tables:
-        rank, named = rank_of[table[task]], table[lane].copy()
-        mine = (rank >= 0) & (named >= 0)
-        named[mine] = lanes[rank[mine], named[mine]]
-        table.put(lane, named)

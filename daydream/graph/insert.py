@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.arrays import distinct
+from daydream.arrays import distinct, turns
 from daydream.errors import GraphError
 from daydream.graph.calls import row_numbers
 from daydream.graph.select import in_program_order, is_text, lanes_for, one_each, same_graph
@@ -64,25 +64,37 @@ def insert_next_to(
     """
     tasks.to_edit().need_all()
     same_graph(graph, tasks)
-    own = graph.columns
     ids, count = tasks.ids, len(tasks)
-    kinds = own["kind"][ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
-    on_device, beside_device = kinds != CPU, own["kind"][ids] != CPU
+    kinds = graph.kind[ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
+    on_device, beside_device = kinds != CPU, graph.kind[ids] != CPU
     # A CPU task's call is itself: beside it the new work is launched, or runs.
-    call = np.where(beside_device, own["launch"][ids].astype(np.int64), ids)
-    lanes, other = _lanes(graph, tasks, on_device, beside_device, call, lane)
+    call = np.where(beside_device, graph.launch[ids].astype(np.int64), ids)
+    own = graph.lane[ids].astype(np.int64)
+    to_thread = ~on_device & beside_device
+    if lane is not None:
+        lanes = lanes_for(graph, lane, own, on_device=bool(on_device.all()))
+    elif (on_device & ~beside_device).any():
+        raise GraphError("device work inserted next to CPU tasks needs its lane: name the stream")
+    elif (to_thread & (call < 0)).any():
+        raise GraphError(
+            "CPU work goes to the thread that launched its neighbour; some of these have no launch"
+        )
+    else:
+        lanes = np.where(to_thread, graph.lane[call], own)
 
     durations = one_each(nanoseconds(duration_ns), count, "duration_ns")
     startup = np.where(on_device & (kinds != COLLECTIVE), graph.facts.startup_ns, 0)
     gaps = startup if gap_ns is None else one_each(nanoseconds(gap_ns, "gap_ns"), count, "gap_ns")
-    values = {key: own[key][ids] for key in TAKEN_OVER}
+    values = {key: graph.columns[key][ids] for key in TAKEN_OVER}
     values |= {key: one_each(value, count, key) for key, value in encode(graph, columns).items()}
 
-    launches = own["launch"][own["launch"] >= 0]
+    launches = graph.launch[graph.launch >= 0]
     is_node = beside_device & (call >= 0) & (np.bincount(launches, minlength=graph.size)[call] > 1)
     brings = on_device & (call >= 0) & launched
     new_call = brings & ~is_node
-    anchor = _anchors(graph, ids, call, on_device, beside_device & ~is_node, behind=behind)
+    anchor = ids.copy()
+    beside = beside_device & ~is_node & (call >= 0)
+    anchor[beside] = _anchors(graph, ids[beside], call[beside], on_device[beside], behind=behind)
     # The launch comes before its work: both at one anchor, in this order.
     twice = np.repeat(np.arange(count), np.where(new_call, 2, 1))
     keys = place_next_to(graph, anchor[twice], behind=behind)
@@ -94,12 +106,12 @@ def insert_next_to(
             int(new_call.sum()),
             name=graph.code("name", "launch"),
             kind=CPU,
-            lane=own["lane"][call[new_call]],
+            lane=graph.lane[call[new_call]],
             order=keys[is_launch],
             duration_ns=graph.facts.launch_cost_ns,
             **{key: values[key][new_call] for key in TAKEN_OVER},
         )
-    latency = np.where(new_call, graph.facts.launch_latency_ns, np.where(brings, own["latency_ns"][ids], 0))
+    latency = np.where(new_call, graph.facts.launch_latency_ns, np.where(brings, graph.latency_ns[ids], 0))
     new = graph.add(
         count,
         name=graph.code("name", name),
@@ -113,7 +125,7 @@ def insert_next_to(
         **values,
     )
     # Behind a CPU task, the launch on its thread is tie enough.
-    tied = other & ~(~beside_device & brings)
+    tied = (lane is not None) & (lanes != own) & (beside_device | ~brings)
     graph.link(*((ids[tied], new[tied]) if behind else (new[tied], ids[tied])))
     for side, given in (("after", after), ("before", before)):
         if given is not None:
@@ -139,56 +151,24 @@ def encode(graph: Graph, columns: dict[str, Any]) -> dict[str, Any]:
     return coded
 
 
-def _lanes(
-    graph: Graph,
-    tasks: Selection,
-    on_device: np.ndarray,
-    beside_device: np.ndarray,
-    call: np.ndarray,
-    name: str | Sequence[str] | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lane of each new task, and whether it is another lane than its neighbour's."""
-    own = graph.columns["lane"][tasks.ids].astype(np.int64)
-    if name is not None:
-        lanes = lanes_for(graph, name, own, on_device=bool(on_device.all()))
-        return lanes, lanes != own
-    if (on_device & ~beside_device).any():
-        raise GraphError("device work inserted next to CPU tasks needs its lane: name the stream")
-    lanes = np.where(~on_device & beside_device, graph.columns["lane"][call], own)
-    if (~on_device & beside_device & (call < 0)).any():
-        raise GraphError(
-            "CPU work goes to the thread that launched its neighbour; some of these have no launch"
-        )
-    return lanes, np.zeros(len(lanes), bool)
-
-
 def _anchors(
-    graph: Graph,
-    ids: np.ndarray,
-    call: np.ndarray,
-    on_device: np.ndarray,
-    launched: np.ndarray,
-    *,
-    behind: bool,
+    graph: Graph, ids: np.ndarray, calls: np.ndarray, on_device: np.ndarray, *, behind: bool
 ) -> np.ndarray:
-    """Return the task beside which each new one goes in program order.
+    """Return the task beside which each new one next to launched work goes in program order.
 
     Behind device work that is the last of the work and of the pieces of its call (a blocking
     copy returns after it), before it the first piece of its call.
     """
-    columns, anchor = graph.columns, ids.copy()
-    use = np.flatnonzero(launched & (call >= 0))
-    calls, rows = call[use], row_numbers(graph, np.arange(graph.size))
-    _, number = distinct(rows)
-    cpu = graph.ids[columns["kind"][graph.ids] == CPU][:: 1 if behind else -1]
-    outermost = np.full(int(number.max(initial=-1)) + 1, -1)
-    outermost[number[calls]] = calls
-    outermost[number[cpu]] = cpu  # the last write wins
+    rows = row_numbers(graph, np.arange(graph.size))
+    found, number = distinct(rows)
+    cpu = graph.ids[graph.kind[graph.ids] == CPU]
+    pieces = np.append(calls, cpu if behind else cpu[::-1])
+    outermost = np.empty_like(found)
+    outermost[number[pieces]] = pieces  # the last write wins
     end = np.where(rows[calls] >= 0, outermost[number[calls]], calls)
     if behind:
-        end = np.where(columns["order"][end] > columns["order"][ids[use]], end, ids[use])
-    anchor[use] = np.where(on_device[use] | behind, end, calls)
-    return anchor
+        return np.where(graph.order[end] > graph.order[ids], end, ids)
+    return np.where(on_device, end, calls)
 
 
 def ids_of(graph: Graph, tasks: Any) -> list[int]:
@@ -212,10 +192,10 @@ def ids_of(graph: Graph, tasks: Any) -> list[int]:
 
 def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
-    order, lanes = graph.columns["order"], graph.columns["lane"]
+    order, lanes = graph.order, graph.lane
     sequence = np.argsort(order, kind="stable")
     if causes:
-        launched = np.flatnonzero(np.isin(graph.columns["launch"], causes))
+        launched = np.flatnonzero(np.isin(graph.launch, causes))
         tasks = in_program_order(graph, np.append(causes, launched))
         later = sequence[np.flatnonzero(sequence == tasks[-1])[0] + 1 :]
         key = int(order[tasks[-1]]) + 1
@@ -238,7 +218,7 @@ def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndar
     The keys lie between the anchor's and its neighbour's; those of one anchor ascend in the
     order given. Where there is no room, all that is behind moves on.
     """
-    order = graph.columns["order"]
+    order = graph.order
     sequence = np.argsort(order, kind="stable")
     position = np.empty_like(sequence)
     position[sequence] = np.arange(len(sequence))
@@ -250,7 +230,5 @@ def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndar
         order = order.copy()
         order[sequence[1:]] += np.cumsum(push)
         graph.columns.put("order", order)
-    by_place = np.argsort(places, kind="stable")
-    turn = np.empty(len(places), np.int64)
-    turn[by_place] = np.arange(len(places)) - np.searchsorted(places[by_place], places[by_place])
+    turn = turns(places)
     return order[anchors] + 1 + turn if behind else order[anchors] - count[places] + turn

@@ -40,16 +40,16 @@ def _wrong(graph: Graph) -> list[str]:
 
     for name in ("duration_ns", "gap_ns", "release_ns"):
         check(alive[columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
-    launched = alive[columns["launch"][alive] >= 0]
-    launch = columns["launch"][launched].astype(np.int64)
-    there, of_device = graph.alive[launch], columns["kind"][launched] != CPU
+    launched = alive[graph.launch[alive] >= 0]
+    launch = graph.launch[launched].astype(np.int64)
+    there, of_device = graph.alive[launch], graph.kind[launched] != CPU
     check(
         launched[~there],
         "device task",
         "without the call that launched them, {first} first; removing work removes its launch.",
     )
     check(
-        launched[there & (columns["kind"][launch] != CPU)],
+        launched[there & (graph.kind[launch] != CPU)],
         "device task",
         "launched by device work, {first} first; only CPU tasks launch.",
     )
@@ -58,13 +58,13 @@ def _wrong(graph: Graph) -> list[str]:
         "CPU task",
         "with a launch, {first} first; only device work is launched.",
     )
-    order = columns["order"]
+    order = graph.order
     check(
         launched[there & of_device & (order[launched] < order[launch])],
         "device task",
         "ahead of their launch in program order, {first} first; calls in between would not see them.",
     )
-    lane, is_cpu = columns["lane"][alive], columns["kind"][alive] == CPU
+    lane, is_cpu = graph.lane[alive], graph.kind[alive] == CPU
     known = (lane >= 0) & (lane < len(graph.lanes))
     check(alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
     on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]

@@ -99,17 +99,17 @@ def without_profiler(graph: Graph) -> Graph:
     rows, thread, *overheads = _overheads(trace, cost)
     thread_of_row = np.full(len(trace), -1, np.int64)
     thread_of_row[rows] = thread[: len(rows)]
-    tasks = np.flatnonzero(columns["alive"] & (columns["kind"] == CPU) & (columns["row"] >= 0))
-    thread_of_task = thread_of_row[columns["row"][tasks]]
-    duration = columns["duration_ns"].copy()
-    gap = columns["gap_ns"].copy()
+    tasks = np.flatnonzero(graph.alive & (graph.kind == CPU) & (graph.row >= 0))
+    thread_of_task = thread_of_row[graph.row[tasks]]
+    duration = graph.duration_ns.copy()
+    gap = graph.gap_ns.copy()
     for number in unique(thread).tolist():
-        lanes = unique(columns["lane"][tasks[thread_of_task == number]])
-        on_lanes = tasks[np.isin(columns["lane"][tasks], lanes)]
+        lanes = unique(graph.lane[tasks[thread_of_task == number]])
+        on_lanes = tasks[np.isin(graph.lane[tasks], lanes)]
         if not len(on_lanes):
             continue
-        on_lanes = on_lanes[np.lexsort((columns["order"][on_lanes], columns["measured_start_ns"][on_lanes]))]
-        start = columns["measured_start_ns"][on_lanes]
+        on_lanes = on_lanes[np.lexsort((graph.order[on_lanes], graph.measured_start_ns[on_lanes]))]
+        start = graph.measured_start_ns[on_lanes]
         # A thread's time as slots: a task's duration, its gap, the next task's duration, ...
         slots = np.stack([duration[on_lanes], gap[on_lanes]], axis=1).reshape(-1)
         at, overhead, before = (values[thread == number] for values in overheads)
