@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream import lazy
 from daydream.errors import GraphError
-from daydream.graph.lower import Lowered, lower
+from daydream.graph.lower import lower
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS, ORDER_STEP, phase_code
 
@@ -37,8 +37,11 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     """
     import networkx as nx
 
-    lowered = _in_fixed_order(lower(graph))
+    lowered = lower(graph)
     plan, tasks = lowered.plan, lowered.task
+    if plan.scheduled:
+        plan, ran = lazy.ask("fixed_order", plan)
+        tasks = tasks[ran]
     digraph: nx.DiGraph[Any] = nx.DiGraph(steps=[dict(step) for step in graph.steps])
     columns = {name: graph.column(name, tasks).tolist() for name in OF_NODES}
     columns["step"] = [step if step >= 0 else None for step in columns["step"]]
@@ -49,12 +52,13 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     following = plan.next_on_lane()
     earlier = np.flatnonzero(following >= 0)
     gap = plan.gap_ns[earlier]
-    src = np.concatenate([plan.edge_src, earlier])
-    dst = np.concatenate([plan.edge_dst, following[earlier]])
-    delay = np.concatenate([plan.edge_delay_ns, plan.duration_ns[earlier] + gap])
-    cause = np.concatenate([plan.edge_cause, np.full(len(earlier), Cause.LANE)])
-    latency = np.concatenate([plan.edge_latency_ns, gap])
-    from_start = np.concatenate([plan.edge_from_start, np.zeros(len(earlier), bool)])
+    delay = plan.duration_ns[earlier] + gap
+    edges = (
+        plan.edge_src, plan.edge_dst, plan.edge_delay_ns,
+        plan.edge_cause, plan.edge_latency_ns, plan.edge_from_start,
+    )  # fmt: skip
+    on_lanes = np.broadcast_arrays(earlier, following[earlier], delay, Cause.LANE, gap, False)
+    src, dst, delay, cause, latency, from_start = map(np.append, edges, on_lanes)
     longest_last = np.lexsort((-cause, delay, src, dst))
     for edge in longest_last.tolist():
         digraph.add_edge(
@@ -66,13 +70,6 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
             from_start=bool(from_start[edge]),
         )
     return digraph
-
-
-def _in_fixed_order(lowered: Lowered) -> Lowered:
-    if not lowered.plan.scheduled:
-        return lowered
-    plan, ran = lazy.ask("fixed_order", lowered.plan)
-    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.gap_of[ran])
 
 
 def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:

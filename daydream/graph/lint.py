@@ -30,7 +30,7 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
 
 
 def _wrong(graph: Graph) -> list[str]:
-    columns, alive, found = graph.columns, np.flatnonzero(graph.alive), []
+    alive, found = np.flatnonzero(graph.alive), []
 
     def check(tasks: np.ndarray, kind: str, issue: str) -> None:
         """Say what is wrong with how many tasks, and name the first."""
@@ -39,7 +39,7 @@ def _wrong(graph: Graph) -> list[str]:
             found.append(f"{counted(len(tasks), kind)} {issue.format(first=first)}")
 
     for name in ("duration_ns", "gap_ns", "release_ns"):
-        check(alive[columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
+        check(alive[graph.columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
     launched = alive[graph.launch[alive] >= 0]
     launch = graph.launch[launched].astype(np.int64)
     there, of_device = graph.alive[launch], graph.kind[launched] != CPU

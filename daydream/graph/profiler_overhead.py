@@ -18,6 +18,7 @@ looked at.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from math import inf
 from typing import Any
@@ -39,6 +40,7 @@ from daydream.graph.tables import CPU
 from daydream.trace.trace import Trace
 
 VENDORS = (None, "cuda", "rocm", "xpu")  # whose devices torch.profiler records itself
+PLACES = ("rank", "pid", "tid")
 SHORT_HEAD_NS = 3_000  # in a longer one other things happen than recording
 # Times the typical cost: heads of an H200's recordings are up to 4 times as long as usual. In some old public
 # traces they are 12 times as long, by what is not known.
@@ -89,13 +91,12 @@ def without_profiler(graph: Graph) -> Graph:
 
     Raises `GraphError` if nothing is known of what recording cost.
     """
-    trace = graph.trace
-    cost = None if trace is None else cost_of_recording(trace)
-    if trace is None or cost is None:
+    trace = graph.recorded
+    cost = cost_of_recording(trace)
+    if cost is None:
         raise GraphError(
             "this trace does not say what recording cost; record it again with `daydream collect`"
         )
-    columns = graph.columns
     rows, thread, *overheads = _overheads(trace, cost)
     thread_of_row = np.full(len(trace), -1, np.int64)
     thread_of_row[rows] = thread[: len(rows)]
@@ -135,8 +136,8 @@ def _overheads(trace: Trace, cost: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     """
     scale = overhead_scale(trace, cost)
     rows, of_class = recorded_events(trace)
-    factor = np.array([scale[name] for name in CLASSES], float)[of_class]
-    per_event = np.array([cost["event_ns"].get(name, 0) for name in CLASSES], float)[of_class]
+    of_events = [(scale[name], cost["event_ns"].get(name, 0)) for name in CLASSES]
+    factor, per_event = np.array(of_events, float)[of_class].T
     whole = (per_event + cost["input_ns"] * inputs_of(trace, rows)) * factor
     inside = np.minimum(cost["inside_ns"] * factor, whole)
     for kind, ranges in recorded_ranges(trace).items():
@@ -148,23 +149,26 @@ def _overheads(trace: Trace, cost: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     end = begin + trace["duration_ns"][rows]
     times = [begin, begin, end]
     overheads = [before, inside, whole - inside - before]
-    places = {name: np.maximum(trace[name][rows], 0) for name in ("rank", "pid", "tid")}
+    places = [np.maximum(trace[name][rows], 0) for name in PLACES]
     memory = trace.memory
     if memory is not None:  # each allocation and each free is an event, too
-        places = {name: np.append(place, np.maximum(memory[name], 0)) for name, place in places.items()}
+        of_memory = (np.maximum(memory[name], 0) for name in PLACES)
+        places = [np.append(*pair) for pair in zip(places, of_memory, strict=True)]
         times.append(memory["time_ns"])
         overheads.append(np.full(len(memory), cost.get("memory_ns", 0) * scale["forward"]))
-    number, _ = combinations([*places.values()])
-    threads = [number[: len(rows)]] * 3 + [number[len(rows) :]] * (len(times) > 3)
+    number, _ = combinations(places)
+    own = number[: len(rows)]
+    threads = [own, own, own, number[len(rows) :]][: len(times)]
     # What our own hooks did at the ends of steps, on the thread of each rank's forward pass.
-    steps = trace.metadata["steps"]
+    ends: dict[int, list[int]] = defaultdict(list)
+    for step in trace.metadata["steps"]:
+        ends[step.get("rank", 0)].append(step["end_ns"])
     forward = trace["phase"][rows] == trace.code("phase", "forward")
-    for rank in sorted({step.get("rank", 0) for step in steps}):
-        mine = np.flatnonzero(forward & (np.maximum(trace["rank"][rows], 0) == rank))
-        ends = [step["end_ns"] for step in steps if step.get("rank", 0) == rank]
+    for rank in sorted(ends):
+        mine = own[forward & (np.maximum(trace["rank"][rows], 0) == rank)]
         if len(mine):
-            times.append(np.array(ends, np.int64))
-            overheads.append(np.full(len(ends), int(cost.get("step_hooks_ns", 0))))
-            threads.append(np.full(len(ends), np.bincount(number[mine]).argmax()))
-    at, overhead, thread = (np.concatenate(parts) for parts in (times, overheads, threads))
+            times.append(np.array(ends[rank], np.int64))
+            overheads.append(np.full(len(ends[rank]), int(cost.get("step_hooks_ns", 0))))
+            threads.append(np.full(len(ends[rank]), np.bincount(mine).argmax()))
+    at, overhead, thread = map(np.concatenate, (times, overheads, threads))
     return rows, thread, at, np.rint(overhead).astype(np.int64), np.arange(len(at)) < len(rows)
