@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,14 +38,13 @@ class Word(str, Enum):
     """A word of these: a member is its key in JSON, and people read its label."""
 
     label: str
+    __str__ = str.__str__  # the key, in every version of Python
 
-    def __str__(self) -> str:
-        """Return the key, in every version of Python."""
-        return str(self.value)
-
-    def __format__(self, spec: str) -> str:
-        """Return the key."""
-        return format(str(self.value), spec)
+    def __new__(cls, key: str, *_: Any) -> Self:
+        """Return a member; `__init__` gives it what else it has."""
+        member = str.__new__(cls, key)
+        member._value_ = key
+        return member
 
 
 class Bound(Word):
@@ -57,15 +56,9 @@ class Bound(Word):
     waits for beyond its own work.
     """
 
-    light: str
-    dark: str
-
-    def __new__(cls, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f") -> Self:
-        """Return a member: its key, its label if that is another, its colors on light and on dark."""
-        member = str.__new__(cls, key)
-        member._value_ = key
-        member.label, member.light, member.dark = label or key, light, dark
-        return member
+    def __init__(self, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f") -> None:
+        """Make a member: its key, its label if that is another, its colors on light and on dark."""
+        self.label, self.light, self.dark = label or key, light, dark
 
     GPU = "GPU", "GPU-bound", "#7bc08f", "#2f7f4a"
     CPU = "CPU", "CPU-bound", "#8fb3dd", "#3f6ea5"
@@ -95,17 +88,10 @@ class Bound(Word):
 class PathCause(Word):
     """What time on the critical path is spent on. The value is its key in JSON; `code` numbers them."""
 
-    bound: Bound
-    code: int
-    gloss: str
-
-    def __new__(cls, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = "") -> Self:
-        """Return a member: its key, what it makes the step wait for, a word on what it is, its label."""
-        member = str.__new__(cls, key)
-        member._value_ = key
-        member.label, member.bound, member.code = label or key, bound, len(cls.__members__)
-        member.gloss = gloss
-        return member
+    def __init__(self, key: str, bound: Bound, gloss: str = "", label: str = "") -> None:
+        """Make a member: its key, what it makes the step wait for, a word on what it is, its label."""
+        self.label, self.bound, self.gloss = label or key, bound, gloss
+        self.code = len(type(self).__members__)
 
     COMPUTE = "compute-bound kernels", Bound.GPU, "limited by arithmetic"
     MEMORY = "memory-bound kernels", Bound.GPU, "limited by bandwidth"
@@ -170,8 +156,7 @@ def by_bound(ns_by_cause: dict[PathCause, int]) -> dict[Bound, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CriticalPath:
+class CriticalPath(NamedTuple):
     """The chain of tasks that decided when a sink ended, first to last.
 
     `delay_ns[k]` is what passed before task `k` started, counted from the end (or the
@@ -185,10 +170,6 @@ class CriticalPath:
     delay_ns: np.ndarray  #: int64, negative only where a latency is
     task_ns: np.ndarray  #: int64
 
-    def __len__(self) -> int:
-        """Return the number of tasks on the path."""
-        return len(self.task)
-
 
 def critical_path(
     plan: Plan,
@@ -196,7 +177,7 @@ def critical_path(
     end: np.ndarray,
     sink: int | None = None,
     *,
-    since: int | None = None,
+    since: int = -1,
     bound: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
@@ -207,27 +188,24 @@ def critical_path(
     Where several causes bind equally, an edge goes before the order on the lane, and that
     before the release; among edges the least cause, then the one whose source ran first.
     """
-    if len(plan) == 0:
+    if not len(plan):
         empty = np.empty(0, np.int64)
         return CriticalPath(empty, empty.astype(np.int8), empty, empty)
-    if sink is None:
-        sink = int(np.argmax(end))
     before, by = binding(plan, start, end) if bound is None else bound
-    if since is not None:
-        before = np.where(start[: len(before)] > since, before, -1)
-    ahead, chain, each = before.data, [], sink
+    ahead = np.where(start[: len(before)] > since, before, -1).data
+    chain, each = [], int(np.argmax(end)) if sink is None else sink
     while each >= 0:
         chain.append(each)
         each = ahead[each]
     task = np.array(chain[::-1], np.int64)
     edge = by[task]
     edge[0] = -1
-    by_edge = edge >= 0
+    by_edge = np.flatnonzero(edge >= 0)
     cause = np.full(len(task), Cause.LANE, np.int8)
     cause[0] = Cause.RELEASE
     cause[by_edge] = plan.edge_cause[edge[by_edge]]
     task_ns = plan.duration_ns[task]
-    task_ns[np.flatnonzero(by_edge)[plan.edge_from_start[edge[by_edge]]] - 1] = 0
+    task_ns[by_edge[plan.edge_from_start[edge[by_edge]]] - 1] = 0
     delay = start[task]
     delay[1:] -= start[task[:-1]] + task_ns[:-1]
     return CriticalPath(task, cause, delay, task_ns)
@@ -241,25 +219,21 @@ def binding(
     Both are -1 where nothing did, the edge also where it was the order on the lane: int64, shape (tasks,).
     With `stop` only the tasks with lower ids are looked at, which no later one holds up.
     """
+    stop = len(plan) if stop is None else stop
     ahead = plan.before_on_lane()
     if plan.scheduled:  # in the order that came out
         order = np.lexsort((end + plan.gap_ns, start, plan.lane))
         next_one = plan.lane[order[1:]] == plan.lane[order[:-1]]
         ahead = np.full(len(plan), -1)
         ahead[order[1:][next_one]] = order[:-1][next_one]
-    tasks = slice(stop)
-    edges = slice(None if stop is None else plan.edge_ptr[stop])
-    ahead, starts = ahead[tasks], start[tasks]
-    before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == starts), ahead, -1)
-    src, dst, by = plan.edge_src[edges], plan.edge_dst[edges], np.full(len(before), -1)
+    ahead = ahead[:stop]
+    before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == start[:stop]), ahead, -1)
+    by = np.full(stop, -1)
+    edges = slice(plan.edge_ptr[stop])
+    src, dst = plan.edge_src[edges], plan.edge_dst[edges]
     ready = np.where(plan.edge_from_start[edges], start[src], end[src]) + plan.edge_latency_ns[edges]
-    edge = np.flatnonzero(ready == start[dst])  # edges lie by the task that they lead to
-    again = dst[edge][1:] == dst[edge][:-1]
-    if again.any():
-        several = np.append(again, False) | np.append(False, again)
-        among = edge[several]
-        among = among[np.lexsort((src[among], plan.edge_cause[among], dst[among]))][::-1]
-        edge = np.append(edge[~several], among)  # the first is written last
+    edge = np.flatnonzero(ready == start[dst])
+    edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], dst[edge]))][::-1]  # the first is written last
     by[dst[edge]], before[dst[edge]] = edge, src[edge]
     return before, by
 
@@ -283,74 +257,64 @@ class Path:
 
 def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
     """Return the critical path of some covered steps of one copy of a timeline's window."""
-    # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
-    ranks = {lane.rank for lane in timeline.graph.lanes}
-    alone = ranks.pop() if len(ranks) == 1 else None
-    windows: list[tuple[int, int, int]] = []
-    parts = [[np.empty(0, dtype)] for dtype in (np.int32, np.int64, np.int64, np.int64, np.int64, np.int8)]
-    for run in _runs(timeline, copy, steps):
-        path, begin, work, delay = timeline.path_to(copy, *run)
-        rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
-        windows.append((begin, begin + int(work.sum() + delay.sum()), rank))
-        start, task = np.maximum(timeline.start_ns[path.task], begin), timeline.task[path.task]
-        busy, late = np.flatnonzero(work), np.flatnonzero(delay)
-        owner = np.where(path.cause[late] == Cause.LANE, np.maximum(late - 1, 0), late)
-        for values, part in zip(
-            (
-                np.full(len(busy) + len(late), len(windows) - 1, np.int32),
-                path.task[np.append(busy, late)],
-                task[np.append(busy, owner)],
-                np.append(start[busy], start[late] - delay[late]),
-                np.append(work[busy], delay[late]),
-                np.append(np.full(len(busy), -1, np.int8), path.cause[late]),
-            ),
-            parts,
-            strict=True,
-        ):
-            part.append(values)
-    return Path(np.array(windows, np.int64).reshape(-1, 3), *(np.concatenate(part) for part in parts))
-
-
-def _runs(timeline: Timeline, copy: int, steps: Sequence[int]) -> list[list[int]]:
-    """Return the steps in runs, of which each step counts from the end of the one before it."""
-    runs: list[list[int]] = []
-    last: dict[int, list[int]] = {}  # the runs by their last step
+    runs: list[list[int]] = []  # of which each step counts from the end of the one before it
+    run_of: dict[tuple[int, int] | None, list[int]] = {}
     for step in steps:
-        before = timeline.spans[copy, step]
-        run = last.pop(before[1], None) if before is not None and before[0] == copy else None
+        run = run_of.get(timeline.spans[copy, step])
         if run is None:
             run = []
             runs.append(run)
         run.append(step)
-        last[step] = run
-    return runs
+        run_of[copy, step] = run
+    # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
+    ranks = {lane.rank for lane in timeline.graph.lanes}
+    alone = ranks.pop() if len(ranks) == 1 else None
+    windows: list[tuple[int, int, int]] = []
+    none = np.empty(0, np.int64)
+    pieces = [(none.astype(np.int32), none, none, none, none, none.astype(np.int8))]
+    for run in runs:
+        path, begin, work, delay = timeline.path_to(copy, *run)
+        rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
+        busy, late = np.flatnonzero(work), np.flatnonzero(delay)
+        place = np.append(busy, late)
+        start, cause = np.maximum(timeline.start_ns[path.task], begin), path.cause
+        owner = np.append(busy, np.where(cause[late] == Cause.LANE, np.maximum(late - 1, 0), late))
+        pieces.append((
+            np.full(len(place), len(windows), np.int32),
+            path.task[place],
+            timeline.task[path.task[owner]],
+            np.append(start[busy], start[late] - delay[late]),
+            np.append(work[busy], delay[late]),
+            np.append(np.full(len(busy), -1, np.int8), cause[late]),
+        ))  # fmt: skip
+        windows.append((begin, begin + int(work.sum() + delay.sum()), rank))
+    columns = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    return Path(np.array(windows, np.int64).reshape(-1, 3), *columns)
 
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
     columns = graph.columns
-    kind, work = columns["kind"][task], edge < 0
+    kind = columns["kind"][task]
+    on_cpu, work, lane = kind == CPU, edge < 0, edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
     if not (device_work(graph) & graph.alive).any():
         by_kind[CPU] = PathCause.OPERATORS.code
-    found = by_kind[kind]
-    blocking = np.zeros(graph.size, bool)
-    blocking[graph.syncs["task"]] = True
-    waits = blocking[task] & (kind == CPU)
-    found[waits & work] = PathCause.SYNC.code
     by_edge = np.full(max(Cause) + 2, -1)  # the last is of work
     for each, cause in OF_EDGE.items():
         by_edge[each] = cause.code
-    bound = by_edge[edge]
-    found = np.where(bound >= 0, bound, found)
+    found = np.where(by_edge[edge] >= 0, by_edge[edge], by_kind[kind])
+    blocking = np.zeros(graph.size, bool)
+    blocking[graph.syncs["task"]] = True
+    waits = blocking[task] & on_cpu
+    found[waits & work] = PathCause.SYNC.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
-    lane = edge == Cause.LANE
     between = PathCause.BETWEEN
     if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
-    found[lane] = np.where(kind[lane] != CPU, between.code, PathCause.UNTRACED.code)
-    loads = (columns["phase"][task] == DATA) & (kind == CPU) & (work | lane) & ~waits
+    found[lane] = np.where(on_cpu, PathCause.UNTRACED.code, between.code)[lane]
+    loads = (columns["phase"][task] == DATA) & on_cpu & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
     return found
 
@@ -367,26 +331,28 @@ def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[Pat
     """
     path = timeline.path(copy, steps)
     codes = codes_of(timeline.graph, path.task, path.edge)
-    total = np.bincount(codes, path.ns, len(CAUSES)).astype(np.int64)  # exact: below 2**53 ns, 100 days
-    return per_step(dict(zip(CAUSES, total.tolist(), strict=True)), len(steps))
+    return per_step(sums(CAUSES, codes, path.ns), len(steps))
 
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
     names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
-    if not names.any():
-        return np.zeros(len(task), bool)
     found: np.ndarray = names[graph.columns["name"][task]] & (graph.columns["row"][task] < 0)
     return found
 
 
+def sums(names: Sequence[Name], code: np.ndarray, ns: np.ndarray) -> dict[Name, int]:
+    """Return the sum of some times by name, in ns; `code` is the place of each one's name."""
+    total = np.bincount(code, ns, len(names)).astype(np.int64)  # exact: below 2**53 ns, 100 days
+    return dict(zip(names, total.tolist(), strict=True))
+
+
 def per_step(total: Mapping[Name, int], steps: int) -> dict[Name, int]:
     """Return the parts of a step in whole ns, which add up to the mean step; no parts of nothing."""
-    there = {name: ns for name, ns in total.items() if ns}
-    found = {name: round(ns / steps) for name, ns in there.items()}
+    found = {name: round(ns / steps) for name, ns in total.items() if ns}
     if found:
         largest = max(found, key=lambda name: found[name])
-        found[largest] += round(sum(there.values()) / steps) - sum(found.values())
+        found[largest] += round(sum(total.values()) / steps) - sum(found.values())
     return found
 
 

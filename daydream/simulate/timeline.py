@@ -10,7 +10,15 @@ import numpy as np
 from daydream.display import NotebookFigure
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
-from daydream.simulate.critical_path import CriticalPath, Path, binding, critical_path, path_of, per_step
+from daydream.simulate.critical_path import (
+    CriticalPath,
+    Path,
+    binding,
+    critical_path,
+    path_of,
+    per_step,
+    sums,
+)
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -85,55 +93,35 @@ class Timeline(NotebookFigure):
 
     @property
     def closing(self) -> np.ndarray:
-        """Entries that may complete a step: int64, (n,), ascending.
+        """Entries that may complete a step: int64, (n,), by copy and step.
 
         The last work of each (copy, step) on each lane, all of it where a policy orders a lane.
         """
         return self._completions[0]
 
-    @property
-    def _closed(self) -> tuple[list[Key], np.ndarray, np.ndarray]:
-        """The (copy, step) that the closing entries complete, their order by these, and where each begins."""
-        return self._completions[1:]
-
     @cached_property
-    def _completions(self) -> tuple[np.ndarray, list[Key], np.ndarray, np.ndarray]:
-        """`closing` and `_closed`; the plan keeps them for timelines whose tasks complete the same steps."""
-        completes = _completes(self.graph)
-        kept = self.plan.cache.get("completions")
-        if kept is None or not np.array_equal(kept[0], completes):
-            closing = self._last_work(completes[self.task])
-            copy, step = self.copy[closing], self.column("step")[closing]
-            order = np.lexsort((step, copy))
-            copy, step = copy[order], step[order]
-            new = (copy[1:] != copy[:-1]) | (step[1:] != step[:-1])
-            first = np.flatnonzero(np.append(True, new)[: len(order)])
-            keys = list(zip(copy[first].tolist(), step[first].tolist(), strict=True))
-            kept = self.plan.cache["completions"] = completes, (closing, keys, order, first)
-        found: tuple[np.ndarray, list[Key], np.ndarray, np.ndarray] = kept[1]
-        return found
-
-    def _last_work(self, completes: np.ndarray) -> np.ndarray:
-        """Return the entries that may complete the step given for each, -1 for none."""
-        inside = np.flatnonzero(completes >= 0)
-        if self.plan.scheduled:
-            return inside
-        copies, steps, lanes = int(self.copy.max(initial=0)) + 1, len(self.graph.steps), len(self.graph.lanes)
-        place = self.copy[inside] * np.int64(steps) + completes[inside]
-        last = np.full(copies * steps * lanes, -1)
-        last[place * lanes + self.plan.lane[inside]] = inside
-        found: np.ndarray = np.sort(last[last >= 0])
-        return found
+    def _completions(self) -> tuple[np.ndarray, list[Key], np.ndarray]:
+        """`closing`, the (copy, step) that its entries complete, and where those of each begin in it."""
+        steps, lanes = len(self.graph.steps), len(self.graph.lanes)
+        completes = _completes(self.graph)[self.task]
+        place = self.copy * np.int64(steps) + completes
+        closing = np.flatnonzero(completes >= 0)
+        if not self.plan.scheduled:
+            last = np.full((int(self.copy.max(initial=0)) + 1) * steps * lanes, -1)
+            last[place[closing] * lanes + self.plan.lane[closing]] = closing  # the last is written last
+            closing = last[last >= 0]
+        closing = closing[np.argsort(place[closing], kind="stable")]
+        first = np.flatnonzero(np.diff(place[closing], prepend=-1))
+        return closing, [divmod(number, steps) for number in place[closing[first]].tolist()], first
 
     @cached_property
     def last_of_steps(self) -> dict[Key, int]:
         """By (copy, step), the entry that completes the step: the last to end, background threads aside."""
-        keys, order, first = self._closed
-        inside = self.closing[order]
-        by_end = np.lexsort(
-            (inside, self.end_ns[inside], np.repeat(np.arange(len(keys)), np.diff(first, append=len(order))))
-        )
-        return dict(zip(keys, inside[by_end[np.append(first[1:], len(order)) - 1]].tolist(), strict=True))
+        closing, keys, first = self._completions
+        ends = self.end_ns[closing]
+        latest = np.repeat(np.maximum.reduceat(ends, first), np.diff(first, append=len(closing)))
+        entries = np.maximum.reduceat(np.where(ends == latest, closing, -1), first)
+        return dict(zip(keys, entries.tolist(), strict=True))
 
     @cached_property
     def spans(self) -> dict[Key, Key | None]:
@@ -142,22 +130,19 @@ class Timeline(NotebookFigure):
         In a repeated window the step before the first is the last of the copy before; a step that a change
         left without work is passed over there.
         """
-        keys, steps = self._closed[0], self.graph.steps
-        done, steps_of = frozenset(keys), dict[int, list[int]]()
-        for number, info in enumerate(steps):
-            steps_of.setdefault(info.get("rank", 0), []).append(number)
-        found: dict[Key, Key | None] = {}
+        keys, steps = self._completions[1], self.graph.steps
+        done, found = frozenset(keys), dict[Key, Key | None]()
         for copy, step in keys:
             rank = steps[step].get("rank", 0)
             first, last = self.repeats.get(rank, (0, len(steps) - 1))
             if not steps[step].get("covered") or (copy and step < first):
                 continue
-            earlier = [(copy, each) for each in steps_of[rank] if each < step]
+            of_rank = [number for number, each in enumerate(steps) if each.get("rank", 0) == rank]
+            earlier = [(copy, each) for each in of_rank if each < step][-1:]
             if copy:
-                earlier = [(copy - 1, each) for each in steps_of[rank] if each <= last] + earlier
-                earlier = [key for key in earlier if key[1] >= first and key in done]
-            before = earlier[-1] if earlier else None
-            found[copy, step] = before if before in done else None
+                earlier = [(copy - 1, each) for each in of_rank if first <= each <= last]
+                earlier += [(copy, each) for each in of_rank if first <= each < step]
+            found[copy, step] = next((key for key in reversed(earlier) if key in done), None)
         return found
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[Key, int]:
@@ -166,13 +151,11 @@ class Timeline(NotebookFigure):
         A sole step counts from where it begins: as recorded, or as what runs before it lets it. `closing_ns`
         is when the `closing` entries end for another rank of this program, in their order.
         """
-        keys, order, first = self._closed
-        if not keys:
-            return {}
-        closing_ns = self.end_ns[self.closing] if closing_ns is None else closing_ns
+        closing, keys, first = self._completions
+        closing_ns = self.end_ns[closing] if closing_ns is None else closing_ns
         ends: dict[Key, int] = {}
         latest: dict[int, int] = {}  # by rank: as in the recording, no step is done before the one before it
-        for key, end in zip(keys, np.maximum.reduceat(closing_ns[order], first).tolist(), strict=True):
+        for key, end in zip(keys, np.maximum.reduceat(closing_ns, first).tolist(), strict=True):
             rank = self.graph.steps[key[1]].get("rank", 0)
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
         return {
@@ -187,14 +170,14 @@ class Timeline(NotebookFigure):
         """
         columns = self.graph.columns
         recorded = int(self.graph.steps[step]["start_ns"])
-        measured = columns["measured_start_ns"][self.task]
         inside = (columns["step"][self.task] == step) & (self.copy == copy)
         known = np.flatnonzero(inside & (columns["row"][self.task] >= 0))
         if not len(known):
             return recorded
-        one = known[np.argmin(measured[known])]
-        lane = columns["lane"][self.task] == columns["lane"][self.task[one]]
-        begun, first = int(measured[one]), int(self.start_ns[inside & lane].min())
+        measured = columns["measured_start_ns"][self.task[known]]
+        begun = int(measured.min())
+        lane = self.plan.lane == self.plan.lane[known[np.argmin(measured)]]
+        first = int(self.start_ns[inside & lane].min())
         ahead = self.end_ns[lane & ~inside & (self.end_ns <= first)]
         if not len(ahead) or first == begun:
             return recorded
@@ -213,17 +196,15 @@ class Timeline(NotebookFigure):
         """
         last, before = self.last_of_steps, self.spans[copy, steps[0]]
         begin = self._begin_ns(copy, steps[0]) if before is None else int(self.end_ns[last[before]])
-        sink = last[copy, steps[-1]]
+        times = self.plan, self.start_ns, self.end_ns
         if copy not in self._bound:
             stop = 1 + max(entry for (of, _), entry in last.items() if of == copy)
-            ends = None if self.plan.scheduled else stop
-            self._bound[copy] = binding(self.plan, self.start_ns, self.end_ns, ends)
-        bound = self._bound[copy]
-        path = critical_path(self.plan, self.start_ns, self.end_ns, sink, since=begin, bound=bound)
+            self._bound[copy] = binding(*times, None if self.plan.scheduled else stop)
+        path = critical_path(*times, last[copy, steps[-1]], since=begin, bound=self._bound[copy])
         start = self.start_ns[path.task]
-        work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
-        delay_begin = np.maximum(start - path.delay_ns, begin)
-        return path, begin, work_end - work_begin, work_begin - delay_begin
+        borders = np.maximum([start - path.delay_ns, start, start + path.task_ns], begin)
+        delay, work = np.diff(borders, axis=0)
+        return path, begin, work, delay
 
     def path(self, copy: int, steps: Sequence[int]) -> Path:
         """Return the critical path of some covered steps, as pieces of time; arrays are to be read only."""
@@ -241,20 +222,14 @@ class Timeline(NotebookFigure):
         """
         path = self.path(copy, steps)
         task = self.task[path.entry]
-        phases = np.bincount(self.graph.columns["phase"][task] + 1, path.ns, len(PHASES) + 1).astype(np.int64)
-        kinds, busy = self.graph.columns["kind"][task], path.edge < 0
-        work = np.bincount(kinds[busy], path.ns[busy], len(KINDS)).astype(np.int64)
-        found = dict(zip(KINDS, work.tolist(), strict=True))
-        for cause in Cause:
-            for on_device in (False, True):
-                why = cause.label
-                if cause == Cause.LANE:
-                    why = "start-up between device tasks" if on_device else "untraced CPU time"
-                here = (path.edge == cause) & ((kinds != CPU) == on_device)
-                found[why] = found.get(why, 0) + int(path.ns[here].sum())
+        phase, kind = (self.graph.columns[name][task] for name in ("phase", "kind"))
+        causes = [cause.label for cause in Cause if cause != Cause.LANE]
+        names = [*KINDS, "untraced CPU time", "start-up between device tasks", *causes]
+        cause = np.where(path.edge < 0, kind, len(KINDS) + 1 + path.edge)
+        cause[(path.edge == Cause.LANE) & (kind == CPU)] -= 1
         return {
-            "by_phase": per_step(dict(zip(("unknown", *PHASES), phases.tolist(), strict=True)), len(steps)),
-            "by_cause": per_step(found, len(steps)),
+            "by_phase": per_step(sums(("unknown", *PHASES), phase + 1, path.ns), len(steps)),
+            "by_cause": per_step(sums(names, cause, path.ns), len(steps)),
         }
 
     def by_layer(self, copy: int, *steps: int) -> dict[str, int]:
@@ -262,11 +237,10 @@ class Timeline(NotebookFigure):
 
         Longest first. What belongs to no layer is `unknown`.
         """
-        names, path = ["unknown", *self.graph.texts["layer"]], self.path(copy, steps)
+        path = self.path(copy, steps)
         layer = self.graph.columns["layer"][self.task[path.entry]]
-        total = np.bincount(layer + 1, path.ns, len(names)).astype(np.int64)
-        order = np.argsort(-total, kind="stable")
-        return per_step({names[code]: int(total[code]) for code in order}, len(steps))
+        total = sums(["unknown", *self.graph.texts["layer"]], layer + 1, path.ns)
+        return per_step(dict(sorted(total.items(), key=lambda item: -item[1])), len(steps))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per task: id, name, kind, lane, step, phase, layer, start, end, wait."""
@@ -286,8 +260,7 @@ def _completes(graph: Graph) -> np.ndarray:
     """
     columns, trace = graph.columns, graph.trace
     step, on_cpu = columns["step"].copy(), columns["kind"] == CPU
-    background = [number for number, lane in enumerate(graph.lanes) if lane.background]
-    step[np.isin(columns["lane"], background)] = -1
+    step[np.array([lane.background for lane in graph.lanes], bool)[columns["lane"]]] = -1
     if trace is not None and len(trace):
         named = np.append(trace.is_kind("annotation"), True)[columns["row"]]  # the last: of no row
         step[named & on_cpu] = -1
