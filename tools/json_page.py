@@ -29,7 +29,7 @@ COMMANDS = {
     "calibrate --tool": "daydream.calibration.in_place.InPlaceCalibration",
     "memory": "daydream.memory.result.MemoryReport",
     "memory --by": "daydream.memory.views.MemoryView",
-    "memory --largest": "daydream.predict.memory_fit.Largest",
+    "memory --largest": "daydream.predict.memory.Largest",
 }
 HEAD = """# JSON
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from daydream.cli.source import read, trace_words
 
 if TYPE_CHECKING:
-    from daydream.predict.memory_fit import Size
+    from daydream.predict.memory import Size
 
 
 def show_largest(
@@ -16,7 +16,7 @@ def show_largest(
     """Read a trace, solve for the limit, and print it."""
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.predict.memory_fit import largest
+    from daydream.predict.memory import largest
     from daydream.report.text.peak_memory import largest_text
 
     with Progress() as progress:

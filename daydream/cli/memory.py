@@ -22,7 +22,7 @@ from daydream.cli.written import html_option, timeline_option
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.memory.settings import Settings
-    from daydream.predict.memory_fit import Size
+    from daydream.predict.memory import Size
 
 VIEWS = ("operators", "layers", "idle")
 

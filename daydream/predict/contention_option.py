@@ -54,14 +54,12 @@ class Choice(Record):
         """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
         if not self.slows:
             return None
-        return Contention(untouched, self._of_tasks(graph), self.transfer_factor)
-
-    def _of_tasks(self, graph: Graph) -> np.ndarray | float:
-        if self.matrix_factor == self.other_factor:
-            return self.matrix_factor
-        names = np.array([*graph.texts["name"], ""], dtype=object)
-        matrix = is_matrix_kernel(names)[graph.columns["name"]]
-        return np.where(matrix, self.matrix_factor, self.other_factor)
+        factor: np.ndarray | float = self.matrix_factor
+        if self.matrix_factor != self.other_factor:
+            names = np.array([*graph.texts["name"], ""], dtype=object)
+            matrix = is_matrix_kernel(names)[graph.columns["name"]]
+            factor = np.where(matrix, self.matrix_factor, self.other_factor)
+        return Contention(untouched, factor, self.transfer_factor)
 
     def note(self) -> str:
         """Return a sentence on what was done."""
@@ -76,29 +74,26 @@ class Choice(Record):
             return f"{said}, as given."
         if self.mode == UNMEASURED:
             return f"Contention is not modelled: {self.reason}; {SET_IT}."
-        return self._what_was_measured()
-
-    def _what_was_measured(self) -> str:
-        said = []
+        parts = []
         ran, transfer = self.evidence["kernel"], self.evidence["transfer"]
         if ran is not None:
             runs = f"{counted(ran.beside, 'run')} at {counted(ran.places, 'place')} of the step"
             if max(self.matrix_factor, self.other_factor) == 1:
-                said.append(
+                parts.append(
                     f"Kernels took x{ran.factor:.2f} during a transfer, measured on {runs}: none are slowed."
                 )
             else:
                 factor = f"x{self.matrix_factor:.2f}"
                 if self.matrix_factor != self.other_factor:
                     factor += f" (matrix products) or x{self.other_factor:.2f} (others)"
-                said.append(
+                parts.append(
                     f"Kernels take {factor} while a transfer runs, measured on {runs} "
                     f"(x{ran.low:.2f} to x{ran.high:.2f} within noise)."
                 )
         if transfer is not None:
             runs = counted(transfer.beside, "run")
-            said.append(f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}.")
-        return " ".join(said)
+            parts.append(f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}.")
+        return " ".join(parts)
 
 
 def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | None:
@@ -113,11 +108,31 @@ def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | 
     if not (kinds == COLLECTIVE).any():
         return None
     kernels = bool((kinds == KERNEL).any())
-    if isinstance(chosen, Choice) or chosen == OFF:
-        return chosen if isinstance(chosen, Choice) else Choice(OFF, kernels=kernels)
-    if chosen != MEASURED:
-        return Choice(GIVEN, chosen[0], chosen[0], chosen[1], kernels=kernels)
-    return _measured(untouched, kernels=kernels)
+    if isinstance(chosen, tuple):
+        chosen = Choice(GIVEN, chosen[0], *chosen, kernels=kernels)
+    elif chosen == OFF:
+        chosen = Choice(OFF, kernels=kernels)
+    if isinstance(chosen, Choice):
+        return chosen
+    if not (untouched.columns["kind"][untouched.alive] == COLLECTIVE).any():
+        return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
+    found = measured_contention(untouched)
+    if found.kernel is None and found.transfer is None:
+        reason = "too few kernels ran during a transfer in one step and alone in another"
+        if not found.met:
+            reason = "no kernel ran during a transfer"
+        return Choice(UNMEASURED, kernels=kernels, reason=reason)
+    matrix, other = found.matrix, found.other
+    if matrix is None or other is None or (matrix.low <= other.high and other.low <= matrix.high):
+        matrix = other = found.kernel  # the two are not apart
+    factors = map(_factor, (matrix, other, found.transfer))
+    evidence = {part: getattr(found, part) for part in PARTS}
+    return Choice(MEASURED, *factors, evidence=evidence, kernels=kernels)
+
+
+def _factor(evidence: Evidence | None) -> float:
+    """Return a measured factor; one below 1 is no contention."""
+    return 1.0 if evidence is None else max(evidence.factor, 1.0)
 
 
 def parsed(option: Option) -> Any:
@@ -135,29 +150,3 @@ def parsed(option: Option) -> Any:
             f"transfers; not {option!r}"
         )
     return factors[0], (factors[1] if len(factors) == 2 else 1.0)
-
-
-def _measured(untouched: Graph, *, kernels: bool) -> Choice:
-    """Return what the trace shows; a factor below 1 is no contention."""
-    there = (untouched.columns["kind"] == COLLECTIVE) & untouched.alive
-    if not there.any():
-        return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
-    found = measured_contention(untouched)
-    if found.kernel is None and found.transfer is None:
-        reason = "too few kernels ran during a transfer in one step and alone in another"
-        return Choice(
-            UNMEASURED, kernels=kernels, reason=reason if found.met else "no kernel ran during a transfer"
-        )
-    matrix = other = _factor(found.kernel)
-    if found.matrix is not None and found.other is not None and _apart(found.matrix, found.other):
-        matrix, other = _factor(found.matrix), _factor(found.other)
-    evidence = {part: getattr(found, part) for part in PARTS}
-    return Choice(MEASURED, matrix, other, _factor(found.transfer), evidence, kernels)
-
-
-def _apart(one: Evidence, other: Evidence) -> bool:
-    return one.low > other.high or other.low > one.high
-
-
-def _factor(evidence: Evidence | None) -> float:
-    return 1.0 if evidence is None else max(evidence.factor, 1.0)

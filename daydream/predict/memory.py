@@ -1,15 +1,18 @@
-"""Peak memory of a what-if: the allocations of a trace, before and after optimizations."""
+"""Peak memory of a what-if, from the allocations of a trace; the largest batch or sequence that fits."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, GraphError
 from daydream.graph.graph import Graph
 from daydream.memory.allocations import Allocations
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, cannot_say, memory_after
+from daydream.results import Record
 from daydream.text import listed
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
@@ -20,6 +23,8 @@ NOTHING_RECORDED = (
     "torch.profiler's profile_memory=True"
 )
 OF_A_RANGE = "peak memory is not known of a range of steps; ask about the whole trace, without --steps"
+MOST = 1 << 24  # samples, or tokens; more is no answer that anyone needs
+Size = Literal["batch", "sequence"]
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
 
 
@@ -38,8 +43,6 @@ def predict_memory(
     optimizations: str | Optimization | Callable[..., None] | Sequence[Any],
     options: Mapping[str, Any] | None = None,
     capacity: int | None = None,
-    *,
-    graph: Graph | None = None,
 ) -> MemoryPrediction:
     """Return the peak of what is allocated before and after a change.
 
@@ -48,7 +51,6 @@ def predict_memory(
         optimizations: a name, `"a+b"`, a function with a `memory` of its own, or a list of them.
         options: theirs by name.
         capacity: what the device has, in bytes; by default what the trace says of it.
-        graph: the trace's graph as it was recorded, where there is one already.
 
     Returns:
         `MemoryPrediction`, figures in bytes.
@@ -58,7 +60,7 @@ def predict_memory(
         GraphError: an optimization cannot say what it does to memory, or an option's value makes no sense.
         NotApplicableError: the change does not apply to this trace.
     """
-    held = source if isinstance(source, Allocations) else held_now(source, graph)
+    held = source if isinstance(source, Allocations) else held_now(source)
     return memory_after(held, memory_changes(parse(optimizations), options or {}), capacity)
 
 
@@ -92,3 +94,77 @@ def held_now(trace: Trace, graph: Graph | None = None) -> Allocations:
     if graph is None or held.recorded_graph is not None:
         return held
     return held.of_graph(graph)
+
+
+class Largest(Record):
+    """How large a batch may be, or how long a sequence.
+
+    Attributes:
+        what: `batch` or `sequence`.
+        recorded: the size in the trace.
+        fits: the largest that certainly fits; 0 if not even 1 does.
+        too_large: the smallest that certainly does not fit; None if none up to 2^24 is.
+        memory: the prediction at `fits`; at 1 if that is 0.
+        notes: what a reader should know of it before trusting the figures.
+    """
+
+    what: Size
+    recorded: int
+    fits: int
+    too_large: int | None
+    memory: MemoryPrediction
+    notes: list[str]
+
+
+def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) -> Largest:
+    """Return the largest batch, or longest sequence, that fits; between two sizes it is too close to tell.
+
+    Args:
+        trace: a trace with memory events and shapes.
+        what: `batch` or `sequence`.
+        capacity: what the device has, in bytes; by default what the trace says of it.
+
+    Returns:
+        `Largest`.
+
+    Raises:
+        TraceError: the trace has no memory events.
+        NotApplicableError: no shapes show the recorded size.
+        GraphError: the capacity is not known.
+    """
+    from daydream.costs.device.input_sizes import need_size, recorded_batch, recorded_length
+
+    held = held_now(trace)
+    if what == "batch":
+        name, recorded = "batch-size", need_size(recorded_batch(trace), "batch size")
+    else:
+        name, recorded = "sequence-length", need_size(recorded_length(trace), "sequence length")
+
+    @cache
+    def at(size: int) -> MemoryPrediction:
+        change = {"factor": size / recorded} if what == "batch" else {"length": size}
+        return predict_memory(held, name, {**change, "recorded": recorded}, capacity)
+
+    if at(1).capacity_bytes is None:
+        raise GraphError("how much memory the device has is not known; give --capacity, such as 24GB")
+    fits = _last(lambda size: at(size).fits is True, recorded)
+    possible = _last(lambda size: at(size).fits is not False, max(recorded, fits))
+    found = at(max(fits, 1))
+    return Largest(
+        what=what,
+        recorded=recorded,
+        fits=fits,
+        too_large=None if possible >= MOST else possible + 1,
+        memory=found,
+        notes=[*found.recording_notes, *found.notes],
+    )
+
+
+def _last(holds: Callable[[int], bool], start: int) -> int:
+    """Return the largest size up to `MOST` for which a condition holds that ends once; 0 if none."""
+    low, high = 0, max(start, 1)
+    while high < MOST and holds(high):
+        low, high = high, min(2 * high, MOST)
+    if high == MOST and holds(MOST):
+        return MOST
+    return low + bisect_left(range(low + 1, high), True, key=lambda size: not holds(size))

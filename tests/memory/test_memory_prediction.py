@@ -13,8 +13,7 @@ from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
-from daydream.predict.memory import answer_of, predict_memory
-from daydream.predict.memory_fit import largest
+from daydream.predict.memory import answer_of, largest, predict_memory
 from daydream.predict.rank import rank
 from daydream.report.text.peak_memory import memory_words
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from daydream.predict.memory import MemoryAnswer
+from daydream.predict.memory import Largest, MemoryAnswer
 from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable, tail
 from daydream.report.text.numbers import count, percent, time_text
 from daydream.text import bytes_text, capacity_text, memory_unit
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
     from daydream.memory.result import DeviceMemory
     from daydream.predict.explain import Explanation
-    from daydream.predict.memory_fit import Largest
 
 
 def recording_notes(notes: Sequence[str]) -> list[str]:
