@@ -7,12 +7,14 @@ its absence would save is never derived from that: `daydream.predict.suggest` si
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows, device_work
 from daydream.graph.graph import Graph
@@ -92,101 +94,97 @@ class Avoidable(Record, eq=False):
     without_ns: int | None = None
 
     selected = Live[Selection]()
+    asked = Live[Sequence[WhatIf]]()  # the what-ifs that may remove it, before any was simulated
+    made_of = Live["Mapping[str, Any] | None"]()  # what it is made of, as options of `scale`
     best = Live["WhatIfResult | None"]()  # the what-if that saves most, None if none gives an answer
     limit = Live["WhatIfResult | None"]()  # what the cost's absence gives
 
 
-class Cost(NamedTuple):
-    """An avoidable cost before anything was simulated: what the fields of `Avoidable` are taken from.
-
-    `asked` are the what-ifs that may remove it, `made_of` what it is made of, as options of `scale`.
-    """
-
-    sort: str
-    place: Place
-    per_step: float  # how many tasks
-    cost_ns: int
-    tasks: Selection
-    asked: tuple[WhatIf, ...]
-    made_of: Mapping[str, Any] | None = None
-
-
-class _Costs:
-    """The costs of a critical path, as rules find them."""
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain, self.found = chain, list[Cost]()
-        self.least_ns = max(LEAST * chain.step_ns, 1)
-
-    def add(
-        self,
-        sort: str,
-        words: str,
-        mask: np.ndarray,
-        *whatifs: str | WhatIf,
-        made_of: Mapping[str, Any] | None = None,
-        place: Place | None = None,
-        with_source: bool = False,
-    ) -> None:
-        """Add stretches of the path, if they take long enough, and if a line of the program is known.
-
-        Args:
-            sort: the sort of cost.
-            words: what the stretches hold.
-            mask: of the stretches of the path.
-            whatifs: what may remove them, with options if any.
-            made_of: see `Cost`.
-            place: where the cost lies; by default where most of it does.
-            with_source: whether a line has to be known.
-        """
-        chain = self.chain
-        cost_ns = chain.per_step(mask)
-        if cost_ns < self.least_ns:
-            return
-        place = place or place_of(chain.graph, chain.task[mask], chain.ns[mask])
-        if with_source and place.source is None:
-            return
-        pieces = np.stack([chain.window[mask], chain.task[mask]])
-        count = len(np.unique(pieces, axis=1).T) / len(chain.steps)
-        tasks = chain.tasks(chain.task[mask], f"{words} on the critical path")
-        asked = tuple((each, {}) if isinstance(each, str) else each for each in whatifs)
-        self.found.append(Cost(sort, place, count, cost_ns, tasks, asked, made_of))
+def _cost(
+    chain: Chain,
+    sort: str,
+    tasks: Selection,
+    place: Place,
+    count: int,
+    cost_ns: int,
+    asked: Sequence[WhatIf],
+    made_of: Mapping[str, Any] | None = None,
+) -> Avoidable:
+    found = Avoidable(sort, *place, count / len(chain.steps), cost_ns, tasks.words, len(tasks))
+    return found.having(selected=tasks, asked=asked, made_of=made_of)
 
 
-def _calls_that_block(costs: _Costs) -> None:
-    """Add calls that wait for the device: each holds up its thread, and the device runs dry behind it.
+def _calls_that_block(chain: Chain) -> Iterator[Avoidable]:
+    """Yield calls that wait for the device: each holds up its thread, and the device runs dry behind it.
 
     Calls are told apart by their operator and by what they copy. A copy that blocks shows its
     wait in the copy itself or in the synchronization of the same operator call.
     """
-    graph, found = costs.chain.graph, waits(costs.chain, Cause.SYNC)
-    tasks = Selection(graph, found.task)
-    direction = _copied(graph, tasks)
-    op, name = tasks.op, tasks.name
-    allocates = np.array([bool(ALLOCATION.search(text)) for text in name.tolist()], bool)
-    label = np.where((op != None) & ~allocates, op, name).astype(str)  # noqa: E711 - a column of texts and None
-    keys, group = np.unique(np.char.add(np.char.add(direction.astype(str), "|"), label), return_inverse=True)
-    group = group.reshape(-1)
-    total = np.bincount(group, weights=found.ns, minlength=len(keys))
-    for number in np.argsort(-total, kind="stable")[:MOST_WAITS].tolist():
-        mine = group == number
-        cost_ns = found.per_step(mine)
-        if cost_ns < costs.least_ns:
+    graph = chain.graph
+    task, ns = waits(chain, Cause.SYNC)
+    tasks = Selection(graph, task)
+    groups: dict[str, list[int]] = {}
+    calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
+    for place, (copied, op, name) in enumerate(calls):
+        called = name if op is None or ALLOCATION.search(name) else op
+        groups.setdefault(f"{copied}|{called}", []).append(place)
+    for key in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
+        mine = groups[key]
+        cost_ns = chain.per_step(ns[mine])
+        if cost_ns < max(LEAST * chain.step_ns, 1):
             continue
-        copied, called = str(direction[mine][0]), str(label[mine][0])
-        asked: tuple[WhatIf, ...] = (("remove-sync", {"which": _exactly(called)}),)
+        copied, _, called = key.partition("|")
+        asked: list[WhatIf] = [("remove-sync", {"which": _exactly(called)})]
         if copied == "to the device":
-            asked = (("pinned-memory", {}), ("prefetch", {}), *asked)
+            asked = [("pinned-memory", {}), ("prefetch", {}), *asked]
         sort = f"blocking copies {copied}" if copied else "synchronization"
-        place = place_of(graph, found.task[mine], found.ns[mine])._replace(label=called)
-        blocked = tasks.of(np.unique(found.task[mine]), f"{sort}: waits of {called}")
-        costs.found.append(Cost(sort, place, int(mine.sum()) / found.steps, cost_ns, blocked, asked))
+        where = place_of(graph, task[mine], ns[mine])._replace(label=called)
+        blocked = chain.tasks(task[mine], f"{sort}: waits of {called}")
+        yield _cost(chain, sort, blocked, where, len(mine), cost_ns, asked)
 
 
-def _stretches(costs: _Costs) -> None:
-    """Add stretches of the path that have a cause in common, with the what-ifs that may remove it."""
-    chain, graph, add = costs.chain, costs.chain.graph, costs.add
-    of, code, texts = chain.of, graph.columns["name"][chain.task], graph.texts["name"]
+def _add(
+    chain: Chain,
+    found: list[Avoidable],
+    sort: str,
+    words: str,
+    mask: np.ndarray,
+    *whatifs: str | WhatIf,
+    made_of: Mapping[str, Any] | None = None,
+    place: Place | None = None,
+    with_source: bool = False,
+) -> None:
+    """Add stretches of the path, if they take long enough, and if a line of the program is known.
+
+    Args:
+        chain: the path.
+        found: what they are added to.
+        sort: the sort of cost.
+        words: what the stretches hold.
+        mask: of the stretches of the path.
+        whatifs: what may remove them, with options if any.
+        made_of: see `Avoidable`.
+        place: where the cost lies; by default where most of it does.
+        with_source: whether a line has to be known.
+    """
+    window, task, ns = chain.window[mask], chain.task[mask], chain.ns[mask]
+    cost_ns = chain.per_step(ns)
+    if cost_ns < max(LEAST * chain.step_ns, 1):
+        return
+    place = place or place_of(chain.graph, task, ns)
+    if with_source and place.source is None:
+        return
+    count = len(distinct_rows([window, task])[0])
+    tasks = chain.tasks(task, f"{words} on the critical path")
+    asked = [(each, {}) if isinstance(each, str) else each for each in whatifs]
+    found.append(_cost(chain, sort, tasks, place, count, cost_ns, asked, made_of))
+
+
+def _stretches(chain: Chain) -> list[Avoidable]:
+    """Return stretches of the path that have a cause in common, with the what-ifs that may remove it."""
+    graph, of, found = chain.graph, chain.of, list[Avoidable]()
+    add = partial(_add, chain, found)
+    code, texts = graph.columns["name"][chain.task], graph.texts["name"]
     # Stretches in which a thread records nothing for long.
     idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
     # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
@@ -203,7 +201,7 @@ def _stretches(costs: _Costs) -> None:
         made_of=None if workers == {} else {"on": "cpu", "phase": "data"},
     )  # fmt: skip
     # Where the critical path of a rank's step runs on another rank, it waits for that one.
-    ranks = chain.column("rank")
+    ranks = graph.column("rank", chain.task)
     elsewhere = ranks != chain.windows[chain.window, 2]
     if elsewhere.any():
         total = np.bincount(ranks[elsewhere], weights=chain.ns[elsewhere])
@@ -229,8 +227,10 @@ def _stretches(costs: _Costs) -> None:
     # A copy on the stream of the kernels holds them up for as long as it takes.
     copies, to_device = of(PathCause.COPIES), _named(graph, TO_DEVICE)[code]
     add("copies to the device", "copies to the device", copies & to_device, "prefetch", "pinned-memory")
-    others = {"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"}
-    add("other copies", "copies", copies & ~to_device, made_of=others)
+    add(
+        "other copies", "copies", copies & ~to_device,
+        made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"},
+    )  # fmt: skip
     phase = graph.columns["phase"][chain.task]
     model = np.isin(phase, [PHASES.index(name) for name in MODEL])
     optimizer, other = (phase == PHASES.index(name) for name in ("optimizer", "other"))
@@ -267,33 +267,35 @@ def _stretches(costs: _Costs) -> None:
         made_of={"on": "cpu", "phase": "other"}, with_source=True,
     )  # fmt: skip
     # An update that goes parameter by parameter launches a kernel or more for each of them.
-    updates = ("fused-adam", "fused-optimizer", "foreach-optimizer")
-    add("optimizer", "the optimizer's work", optimizer, *updates)
+    add(
+        "optimizer", "the optimizer's work", optimizer,
+        "fused-adam", "fused-optimizer", "foreach-optimizer",
+    )  # fmt: skip
     # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
     kernels = of(PathCause.COMPUTE, PathCause.MEMORY, PathCause.SMALL, PathCause.KERNELS) & model
-    add("32-bit kernels", "32-bit kernels", kernels & (chain.column("dtype") == "float32"), "amp", "tf32")
+    in_32_bits = graph.column("dtype", chain.task) == "float32"
+    add("32-bit kernels", "32-bit kernels", kernels & in_32_bits, "amp", "tf32")
+    return found
 
 
-def avoidable_costs(chain: Chain) -> list[Cost]:
+def avoidable_costs(chain: Chain) -> list[Avoidable]:
     """Return the avoidable costs of the steps, the largest first, each with the what-ifs that may remove it.
 
     One what-if may remove several costs; it is named with the largest of them. What the recorded script
     cannot have is not named.
     """
-    costs = _Costs(chain)
-    _calls_that_block(costs)
-    _stretches(costs)
-    names = {name for cost in costs.found for name, _ in cost.asked}
+    # What removes graph breaks is named with them: of compiled code it removes nothing else.
+    costs = sorted(
+        [*_calls_that_block(chain), *_stretches(chain)],
+        key=lambda each: (each.sort != BREAKS, -each.cost_ns),
+    )
+    names = {name for cost in costs for name, _ in cost.asked}
     offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
     named: list[WhatIf] = []
-    found = []
-    # What removes graph breaks is named with them: of compiled code it removes nothing else.
-    for cost in sorted(costs.found, key=lambda each: (each.sort != BREAKS, -each.cost_ns)):
-        asked = tuple(each for each in cost.asked if each not in named and each[0] in offered)
-        named += asked
-        if asked or cost.made_of is not None:
-            found.append(cost._replace(asked=asked))
-    return found
+    for cost in costs:
+        cost.asked = [each for each in cost.asked if each not in named and each[0] in offered]
+        named += cost.asked
+    return [cost for cost in costs if cost.asked or cost.made_of is not None]
 
 
 def place_of(graph: Graph, tasks: np.ndarray, weights: np.ndarray) -> Place:
@@ -305,21 +307,22 @@ def place_of(graph: Graph, tasks: np.ndarray, weights: np.ndarray) -> Place:
     largest = int(np.argmax(total))
     share = float(total[largest] / weights.sum())
     tasks, weights = tasks[code == largest], weights[code == largest]
-    layer, phase = (_most(graph.column(name, tasks), weights) for name in ("layer", "phase"))
-    source, trace = None, graph.trace
+    columns, trace = graph.columns, graph.trace
+    layer = _most(columns["layer"][tasks], graph.texts["layer"], weights)
+    phase = _most(columns["phase"][tasks], PHASES, weights)
+    source = None
     if trace is not None and trace.text("stack"):  # of the operator call that holds most of the cost
         rows = call_rows(graph, tasks, inner=True)
-        codes = np.where(rows >= 0, trace["stack"][np.maximum(rows, 0)], UNKNOWN)
-        source = _most(np.array([*trace.text("stack"), None], dtype=object)[codes], weights)
+        codes = np.where(rows >= 0, trace["stack"][rows], UNKNOWN)
+        source = _most(codes, trace.text("stack"), weights)
     return Place(names[largest], share, layer, phase, source)
 
 
-def _most(values: np.ndarray, weights: np.ndarray) -> str | None:
-    """Return the value that holds more than half of the weight, None if there is none or it is unknown."""
-    names, place = np.unique(np.where(values == None, "", values).astype(str), return_inverse=True)  # noqa: E711
-    total = np.bincount(place.reshape(-1), weights=weights)
-    first = int(np.argmax(total))
-    return str(names[first]) or None if total[first] > MOSTLY * weights.sum() else None
+def _most(codes: np.ndarray, texts: Sequence[str], weights: np.ndarray) -> str | None:
+    """Return the text that holds more than half of the weight, None if there is none or it is unknown."""
+    total = np.bincount(codes + 1, weights)
+    most = int(np.argmax(total))
+    return ["", *texts][most] or None if total[most] > MOSTLY * weights.sum() else None
 
 
 def _exactly(name: str) -> str:
@@ -332,22 +335,19 @@ def _named(graph: Graph, words: re.Pattern[str]) -> np.ndarray:
     return np.array([*(bool(words.search(text)) for text in graph.texts["name"]), False])
 
 
-def _copied(graph: Graph, tasks: Selection) -> np.ndarray:
+def _copied(graph: Graph, tasks: Selection) -> list[str]:
     """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
-    columns = graph.columns
-    moved = np.flatnonzero(graph.alive & (columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
-    found = np.full(len(tasks), "", dtype="<U16")
+    columns, found = graph.columns, [""] * len(tasks)
+    moved = np.flatnonzero(graph.alive & (columns["kind"] == MEMCPY) & (columns["launch"] >= 0))[::-1]
     if not len(moved) or not len(tasks):
         return found
     code = columns["name"][moved]
-    word = np.where(_named(graph, FROM_DEVICE)[code], "from the device", "")
-    word = np.where(_named(graph, TO_DEVICE)[code], "to the device", word)
+    words = np.where(_named(graph, FROM_DEVICE)[code], "from the device", "")
+    words = np.where(_named(graph, TO_DEVICE)[code], "to the device", words)
     calls = Selection(graph, columns["launch"][moved].astype(np.int64))
     for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
-        known = getattr(calls, column)
-        order = np.argsort(known, kind="stable")
-        mine = getattr(tasks, column)
-        at = np.minimum(np.searchsorted(known[order], mine), len(order) - 1)
-        same = (known[order][at] == mine) & (mine >= 0)
-        found[same] = word[order][at][same]
+        known = dict(zip(getattr(calls, column).tolist(), words.tolist(), strict=True))
+        known.pop(-1, None)
+        waiting = zip(getattr(tasks, column).tolist(), found, strict=True)
+        found = [known.get(call, before) for call, before in waiting]
     return found

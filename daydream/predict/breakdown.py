@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, unique
+from daydream.arrays import distinct_rows, places, unique
 from daydream.costs.kernel_names import family
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
@@ -40,6 +40,7 @@ OF_KERNELS = {
     "latency": PathCause.SMALL,
     "unknown": PathCause.KERNELS,
 }
+NAMED_BY = ("name", "op", "kind")
 MOST_PARTS = 5
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
 IDLE = "device idle"
@@ -97,40 +98,36 @@ class Chain(Path):
         """Mean time of the steps."""
         return float(self.ns.sum()) / len(self.steps)
 
-    def per_step(self, mask: np.ndarray) -> int:
-        """Return the time of some stretches, per step."""
-        return round(float(self.ns[mask].sum()) / len(self.steps))
+    def per_step(self, ns: np.ndarray) -> int:
+        """Return some times of all steps together, per step."""
+        return round(float(ns.sum()) / len(self.steps))
 
     def of(self, *causes: PathCause) -> np.ndarray:
         """Return a mask of the stretches of these causes."""
         return np.isin(self.cause, [each.code for each in causes])
-
-    def column(self, name: str) -> np.ndarray:
-        """Return a column of the graph for each stretch's task."""
-        return self.graph.column(name, self.task)
 
     def tasks(self, ids: np.ndarray, words: str) -> Selection:
         """Return some tasks, in which they may be repeated, as a selection."""
         return Selection(self.graph, ids[:0]).of(unique(ids), words)
 
 
-def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
+def trace_back(timeline: Timeline, copy: int, steps: Iterable[int]) -> Chain:
     """Return the critical path of some covered steps of one copy of a timeline's window."""
-    path, graph = timeline.path(copy, steps), timeline.graph
+    steps, graph = tuple(steps), timeline.graph
+    path = timeline.path(copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     # Work of kernels that were traced; memory sets are none, and their bound is not asked.
     chosen = (cause == PathCause.KERNELS.code) & (graph.columns["kind"][path.task] == KERNEL)
-    kernels, place = np.unique(path.task[chosen], return_inverse=True)
-    if len(kernels):
-        them = Selection(graph, kernels)
+    tasks, place = places(path.task[chosen])
+    if len(tasks):
+        kernels = Selection(graph, tasks)
         try:
-            kind = bound(graph, them).kind
+            kind = bound(graph, kernels).kind
         except NotApplicableError:  # without known peaks only the small ones are told from the others
-            small = whole_duration_ns(them) < LATENCY_SHARE * floor_ns(graph)
+            small = whole_duration_ns(kernels) < LATENCY_SHARE * floor_ns(graph)
             kind = np.where(small, "latency", "unknown")
-        codes = np.array([OF_KERNELS[each].code for each in kind.tolist()])
-        cause[chosen] = codes[place.reshape(-1)]
-    return Chain(**vars(path), timeline=timeline, steps=tuple(steps), cause=cause)
+        cause[chosen] = np.array([OF_KERNELS[each].code for each in kind.tolist()])[place]
+    return Chain(**vars(path), timeline=timeline, steps=steps, cause=cause)
 
 
 def shares(chain: Chain) -> list[Share]:
@@ -140,7 +137,7 @@ def shares(chain: Chain) -> list[Share]:
         cause = CAUSES[code]
         mask = chain.cause == code
         tasks = chain.tasks(chain.task[mask], f"{cause.label} on the critical path")
-        ns = chain.per_step(mask)
+        ns = chain.per_step(chain.ns[mask])
         label, names = labels(chain.graph, chain.task[mask])
         total = np.bincount(label, weights=chain.ns[mask])
         order = np.argsort(-total, kind="stable")[:MOST_PARTS]
@@ -156,33 +153,19 @@ def labels(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, list[str]]:
 
     That is its operator on the CPU, the family of a kernel, the name of all else.
     """
-    in_trace = graph.columns["row"][tasks] >= 0
-    columns = [graph.columns[name][tasks] for name in ("name", "op", "kind")]
-    first, place = distinct_rows([*columns, in_trace])
-    texts = []
-    names = (graph.column(name, tasks[first]) for name in ("kind", "name", "op"))
-    for what, name, op, recorded in zip(*names, in_trace[first], strict=True):
-        if what == "cpu":
-            texts.append(op or name or "CPU work")
-        elif recorded and what in {"kernel", "collective"}:
-            texts.append(family(name or what))
-        else:
-            texts.append(name or what)
-    distinct = list(dict.fromkeys(texts))
-    code = np.array([distinct.index(text) for text in texts], np.int64)
-    return code[place], distinct
-
-
-class Waits(NamedTuple):
-    """CPU calls that stand blocked within the steps: the task, the time of each, per call."""
-
-    task: np.ndarray
-    ns: np.ndarray
-    steps: int
-
-    def per_step(self, mask: np.ndarray | slice = slice(None)) -> int:
-        """Return the time some of them stand blocked, per step."""
-        return round(float(self.ns[mask].sum()) / self.steps)
+    recorded = graph.columns["row"][tasks] >= 0
+    first, place = distinct_rows([*(graph.columns[name][tasks] for name in NAMED_BY), recorded])
+    codes: dict[str, int] = {}
+    found = []
+    names = (graph.column(name, tasks[first]) for name in NAMED_BY)
+    for name, op, kind, known in zip(*names, recorded[first], strict=True):
+        text = name or kind
+        if kind == "cpu":
+            text = op or name or "CPU work"
+        elif known and kind in {"kernel", "collective"}:
+            text = family(text)
+        found.append(codes.setdefault(text, len(codes)))
+    return np.array(found, np.int64)[place], [*codes]
 
 
 class Launching(Record):
@@ -234,89 +217,82 @@ class Communication(Record):
     selected = Live[Selection]()
 
 
-def waits(chain: Chain, cause: Cause) -> Waits:
-    """Return the CPU calls that stand blocked for a cause within the steps, clipped to them.
+def waits(chain: Chain, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
+    """Return the CPU calls that stand blocked for a cause within the steps, and how long: task and ns a call.
 
     The profiler's own wait, behind all launches of the window and like no wait before, is left out.
     """
-    graph, timeline = chain.graph, chain.timeline
+    timeline, columns = chain.timeline, chain.graph.columns
     plan, start = timeline.plan, timeline.start_ns
     edges = np.flatnonzero(plan.edge_cause == cause)
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-    delay = np.where(plan.edge_from_start[edges], 0, plan.duration_ns[src]) + plan.edge_latency_ns[edges]
-    held = unique(dst[start[src] + delay == start[dst]])
-    held = held[(graph.columns["kind"][timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
-    on_device = graph.alive & device_work(graph)
-    last_launch = graph.columns["order"][on_device].max(initial=0)
-    at_end = graph.columns["order"][timeline.task[held]] > last_launch
-    names = graph.columns["name"][timeline.task[held]]
-    held = held[~at_end | np.isin(names, names[~at_end])]
-    found = list(_within(chain, held, waiting=True))
-    task = timeline.task[np.concatenate([entries for entries, _ in found])]
-    return Waits(task, np.concatenate([inside for _, inside in found]), len(chain.steps))
+    begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
+    held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
+    held = held[(columns["kind"][timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
+    order, name = columns["order"][timeline.task[held]], columns["name"][timeline.task[held]]
+    launched = chain.graph.alive & device_work(chain.graph)
+    at_end = order > columns["order"][launched].max(initial=0)
+    held = held[~at_end | np.isin(name, name[~at_end])]
+    _, entries, ns = _within(chain, held, waiting=True)
+    return timeline.task[entries], ns
 
 
 def launching(chain: Chain) -> Launching | None:
     """Return what launch calls take within the steps; None if nothing is launched."""
-    graph, timeline = chain.graph, chain.timeline
-    calls = np.zeros(graph.size, bool)
-    launch = graph.columns["launch"][graph.alive & device_work(graph)]
-    calls[launch[launch >= 0]] = True
-    found = list(_within(chain, np.flatnonzero(calls[timeline.task])))
-    inside = np.concatenate([entries for entries, _ in found])
-    if not len(inside):
+    graph, task = chain.graph, chain.timeline.task
+    calls = graph.columns["launch"][graph.alive & device_work(graph)]
+    _, entries, ns = _within(chain, np.flatnonzero(np.isin(task, calls)))
+    if not len(entries):
         return None
-    queue = waits(chain, Cause.QUEUE)
-    waited = queue.per_step(calls[queue.task])
-    steps = len(chain.steps)
-    total_ns = round(sum(int(ns.sum()) for _, ns in found) / steps) + waited
-    tasks = chain.tasks(timeline.task[inside], "launch calls of the steps")
-    made = Launching(len(inside) / steps, total_ns, waited, tasks.words, len(tasks))
-    return made.having(selected=tasks)
+    blocked, blocked_ns = waits(chain, Cause.QUEUE)
+    waited_ns = chain.per_step(blocked_ns[np.isin(blocked, calls)])
+    tasks = chain.tasks(task[entries], "launch calls of the steps")
+    number, total_ns = len(entries) / len(chain.steps), chain.per_step(ns) + waited_ns
+    return Launching(number, total_ns, waited_ns, tasks.words, len(tasks)).having(selected=tasks)
 
 
 def busy_ns(chain: Chain) -> float | None:
     """Return how long the device runs recorded work, per step; None without a device."""
-    timeline = chain.timeline
-    on_device = np.flatnonzero(device_work(timeline.graph)[timeline.task])
-    untraced = untraced_device_work(timeline.graph, timeline.task[on_device])
-    on_device = on_device[~untraced]
+    graph, timeline = chain.graph, chain.timeline
+    on_device = np.flatnonzero(device_work(graph)[timeline.task])
+    on_device = on_device[~untraced_device_work(graph, timeline.task[on_device])]
     if not len(on_device):
         return None
+    window, entries, _ = _within(chain, on_device)
     busy = 0.0
-    for (entries, _), (begin, end, _) in zip(_within(chain, on_device), chain.windows, strict=True):
-        busy += float(Coverage(timeline.start_ns[entries], timeline.end_ns[entries]).within(begin, end))
+    for number, (begin, end, _) in enumerate(chain.windows):
+        own = entries[window == number]
+        busy += float(Coverage(timeline.start_ns[own], timeline.end_ns[own]).within(begin, end))
     return busy / len(chain.steps)
 
 
 def communication(chain: Chain) -> Communication | None:
     """Return what collectives take and what hides them; None if the steps have none."""
-    graph, timeline = chain.graph, chain.timeline
-    transfers = np.flatnonzero(graph.columns["kind"][timeline.task] == COLLECTIVE)
-    exposed = chain.of(PathCause.COMMUNICATION)
-    total, tasks, behind = 0.0, [], np.zeros(len(CAUSES))
-    for number, (entries, _) in enumerate(_within(chain, transfers)):
-        begin, end, _ = chain.windows[number]
-        cover = Coverage(timeline.start_ns[entries], timeline.end_ns[entries])
-        mine = chain.window == number
-        # The critical path may go through a collective of another rank.
-        waited = mine & exposed
-        first, last = chain.begin_ns[waited], chain.begin_ns[waited] + chain.ns[waited]
-        running = Coverage(
-            np.append(timeline.start_ns[entries], first), np.append(timeline.end_ns[entries], last)
-        )
-        total += float(running.within(begin, end))
-        tasks += [timeline.task[entries], chain.task[waited]]
-        covered = cover.within(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
-        behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(CAUSES))
-    found = chain.tasks(np.concatenate([transfers[:0], *tasks]), "collectives of the steps")
+    timeline, exposed = chain.timeline, chain.of(PathCause.COMMUNICATION)
+    kind = chain.graph.columns["kind"][timeline.task]
+    window, entries, _ = _within(chain, np.flatnonzero(kind == COLLECTIVE))
+    # The critical path may go through a collective of another rank.
+    found = chain.tasks(np.append(timeline.task[entries], chain.task[exposed]), "collectives of the steps")
     if not len(found):
         return None
-    steps = len(chain.steps)
+    begins, ends = chain.begin_ns, chain.begin_ns + chain.ns
+    total, behind = 0.0, np.zeros(len(CAUSES))
+    for number, (begin, end, _) in enumerate(chain.windows):
+        own, mine = entries[window == number], chain.window == number
+        waited = mine & exposed
+        start, stop = timeline.start_ns[own], timeline.end_ns[own]
+        running = Coverage(np.append(start, begins[waited]), np.append(stop, ends[waited]))
+        total += float(running.within(begin, end))
+        covered = Coverage(start, stop).within(begins[mine], ends[mine])
+        behind += np.bincount(chain.cause[mine], covered, len(CAUSES))
     behind[PathCause.COMMUNICATION.code] = 0
-    order = [code for code in np.argsort(-behind, kind="stable").tolist() if behind[code] > 0]
-    total_ns, exposed_ns = round(total / steps), chain.per_step(exposed)
-    meanwhile = tuple(Behind(CAUSES[code], round(behind[code] / steps)) for code in order)
+    steps = len(chain.steps)
+    total_ns, exposed_ns = round(total / steps), chain.per_step(chain.ns[exposed])
+    meanwhile = tuple(
+        Behind(CAUSES[code], round(behind[code] / steps))
+        for code in np.argsort(-behind, kind="stable")
+        if behind[code] > 0
+    )
     hidden_ns = max(total_ns - exposed_ns, 0)
     answer = Communication(total_ns, exposed_ns, hidden_ns, meanwhile, found.words, len(found))
     return answer.having(selected=found)
@@ -324,19 +300,21 @@ def communication(chain: Chain) -> Communication | None:
 
 def _within(
     chain: Chain, entries: np.ndarray, *, waiting: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each step, its rank's entries that run (or stand waiting) in it, and for how long."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what of some entries runs (or stands waiting) in the windows of its rank: window, entry, ns."""
     timeline = chain.timeline
-    lanes = timeline.graph.lanes
-    ranks = np.array([-1 if lane.background else lane.rank for lane in lanes], np.int64)
-    rank = ranks[timeline.graph.columns["lane"][timeline.task[entries]]]
-    start = timeline.start_ns[entries]
-    begin = start - timeline.waits_of(entries) if waiting else start
-    end = start if waiting else timeline.end_ns[entries]
-    for opens, closes, own in chain.windows.tolist():
-        inside = np.minimum(end, closes) - np.maximum(begin, opens)
-        there = (inside > 0) & (rank == own)
-        yield entries[there], inside[there]
+    ranks = np.array([-1 if lane.background else lane.rank for lane in chain.graph.lanes], np.int64)
+    rank = ranks[timeline.plan.lane[entries]]
+    begin, end = timeline.start_ns[entries], timeline.end_ns[entries]
+    if waiting:
+        begin, end = begin - timeline.waits_of(entries), begin
+    found = []
+    for number, (opens, closes, own) in enumerate(chain.windows.tolist()):
+        ns = np.minimum(end, closes) - np.maximum(begin, opens)
+        there = (ns > 0) & (rank == own)
+        found.append((np.full(there.sum(), number), entries[there], ns[there]))
+    window, inside, ns = map(np.concatenate, zip(*found, strict=True))
+    return window, inside, ns
 
 
 def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str, dict[str, int]]:
@@ -350,16 +328,14 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
     """
     if not steps:  # a change has left them no work
         return {"by_cause": {}, "by_bound": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
-    chain = trace_back(timeline, copy, list(steps))
-    total = np.zeros(len(CAUSES), np.int64)
-    np.add.at(total, chain.cause, chain.ns)
-    by_cause = per_step(
-        {CAUSES[code]: int(total[code]) for code in np.argsort(-total, kind="stable")}, len(steps)
-    )
+    chain = trace_back(timeline, copy, steps)
+    total = np.bincount(chain.cause, chain.ns, len(CAUSES)).astype(np.int64)
+    order = np.argsort(-total, kind="stable")
+    by_cause = per_step({CAUSES[code]: int(total[code]) for code in order}, len(steps))
     busy, calls, transfers = busy_ns(chain), launching(chain), communication(chain)
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),
-        SYNC_WAIT: waits(chain, Cause.SYNC).per_step(),
+        SYNC_WAIT: chain.per_step(waits(chain, Cause.SYNC)[1]),
         QUEUE_WAIT: 0 if calls is None else calls.queue_wait_ns,
         HIDDEN: 0 if transfers is None else transfers.hidden_ns,
     }

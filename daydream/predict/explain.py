@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
-from daydream.errors import DaydreamError, GraphError, NotApplicableError
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
@@ -189,7 +189,7 @@ def explain(
     settled = before.settled if after is None else after.after
     known = [*before.notes, *(after or Prediction.unchanged(before)).notes]
     say("following the critical path", -1.0)
-    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    chain = trace_back(settled.timeline, settled.copy, settled.step_times())
     if not chain.steps:
         raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
@@ -213,7 +213,7 @@ def explain(
         device_busy_share=None if busy is None else busy / max(chain.step_ns, 1),
         launch_calls=launching(chain),
         communication=communication(chain),
-        synchronization_wait_ns=waits(chain, Cause.SYNC).per_step(),
+        synchronization_wait_ns=chain.per_step(waits(chain, Cause.SYNC)[1]),
         avoidable=tuple(asker.avoidable(chain)),
         kernels=reached(chain),
         general_convolutions_ns=general_convolutions_ns(chain),
@@ -260,7 +260,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
     """
     settled = replay.settled
-    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    chain = trace_back(settled.timeline, settled.copy, settled.step_times())
     causes = shares(chain)
     found = bound(causes, ask_without(WhatIfs(replay, bare=True), chain))
     share = shares_of(causes).get(found, 0.0)
@@ -430,16 +430,13 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
     """Return which of some what-ifs make the peak smaller: what fits first."""
     found = []
     for name in list(dict.fromkeys(names))[:MOST_SMALLER]:
-        options = OPTIONS.get(name, {})
-        try:
-            prediction = runner.predicted(name, options)
-        except DaydreamError:
+        result, prediction = runner.tried(name, OPTIONS.get(name, {}))
+        if prediction is None:
             continue  # it does not apply
         changes = prediction.memory_changes() if prediction.memory_changes is not None else []
         memory = answer_of(runner.replay.graph, changes, now.capacity_bytes).memory
         if memory is not None and memory.after_bytes < now.after_bytes:
-            fields = asdict(runner.answer(name, options, prediction))
-            found.append(SmallerPeak(**fields, after_bytes=memory.after_bytes, fits=memory.fits))
+            found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))
 
     def place(each: SmallerPeak) -> tuple[int, ...]:
         if not each.fits:

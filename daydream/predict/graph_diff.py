@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daydream.arrays import distinct
 from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
-from daydream.graph.select import matching
+from daydream.graph.select import among, matching
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code
 from daydream.model import trained_parameters
 from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
@@ -119,52 +118,49 @@ class GraphDiff:
     """
 
     def __init__(self, before: Graph, after: Graph) -> None:
-        size, old, new = before.size, before.columns, after.columns
-        differs = {
-            name: old[name] != new[name][:size] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
-        }
-        removed = before.alive & ~after.alive[:size]
-        changed = np.logical_or.reduce([*differs.values()]) & before.alive & after.alive[:size]
         self.before, self.after = before, after
-        self.counts = tuple(int(np.count_nonzero(mask)) for mask in (changed, after.alive[size:], removed))
+        size, old, new = before.size, before.columns, after.columns
+        gone, inserted = before.alive & ~after.alive[:size], after.alive[size:]
+        retimed = (old["duration_ns"] != new["duration_ns"][:size]) | (old["gap_ns"] != new["gap_ns"][:size])
+        elsewhere = (old["latency_ns"] != new["latency_ns"][:size]) | (old["lane"] != new["lane"][:size])
+        changed = (retimed | elsewhere) & before.alive & after.alive[:size]
+        self.counts = tuple(int(np.count_nonzero(mask)) for mask in (changed, inserted, gone))
         self.was_ns = np.where(before.alive, old["duration_ns"], 0)
         self.now_ns = np.where(after.alive, new["duration_ns"], 0)
         self.covered = covered_steps(after)[new["step"]]
-        retimed = differs["duration_ns"] | differs["gap_ns"] | (before.alive != after.alive[:size])
+        retimed |= before.alive != after.alive[:size]
         self.ids = ids = np.append(np.flatnonzero(retimed), np.arange(size, after.size))
-        inserted, alive, kind = ids >= size, after.alive[ids], new["kind"][ids]
-        was = np.zeros(len(ids), np.int64)
-        there = ids[~inserted]
-        was[~inserted] = np.where(before.alive[there], old["duration_ns"][there] + old["gap_ns"][there], 0)
-        now = np.where(alive, new["duration_ns"][ids] + new["gap_ns"][ids], 0)
-        copied = inserted & (new["row"][ids] >= 0)
-        modelled = inserted & ~copied
+        was, now = (_taken_ns(graph, after.size)[ids] for graph in (before, after))
+        self.longer_ns = now - was
+        is_new, alive, kind = ids >= size, after.alive[ids], new["kind"][ids]
+        copied = is_new & (new["row"][ids] >= 0)
+        modelled = is_new & ~copied
         if after.modelled:
-            given = np.zeros(after.size, bool)
-            given[np.concatenate(after.modelled)] = True
-            modelled |= given[ids] & (inserted | (alive & (was != now)))
+            given = among(after, np.concatenate(after.modelled))[ids]
+            modelled |= given & (is_new | (alive & (was != now)))
         cpu, transfer = kind == CPU, (kind == MEMCPY) | (kind == COLLECTIVE)
-        self.affected_ns = np.where(inserted | modelled, now, np.abs(now - was))
+        self.affected_ns = np.where(is_new | modelled, now, np.abs(now - was))
         moved, done_again, computed, kernels, transfers = range(len(MODEL_ERROR))
         self.sort = np.select(
             [~alive, copied & ~modelled, cpu & modelled, cpu, transfer],
             [moved, done_again, computed, moved, transfers],
             kernels,
         )
-        self.doubt_ns, self.waiting_ns = np.zeros(len(ids)), np.zeros(len(ids))
-        if after.doubted:
-            doubted = np.zeros(after.size)
-            for each, error in after.doubted:
-                doubted[each] = error
-            off = doubted[ids]
-            self.waiting_ns = np.where(transfer & alive, off * np.maximum(new["duration_ns"][ids], 1), 0)
-            beyond = np.maximum(off - MODEL_ERROR["kernels"], 0) * now
-            self.doubt_ns = np.where(modelled & alive & ~cpu & ~transfer, beyond, 0)
+        doubted = np.zeros(after.size)
+        for each, error in after.doubted:
+            doubted[each] = error
+        off = np.where(alive, doubted[ids], 0)
+        self.waiting_ns = np.where(transfer, off * np.maximum(new["duration_ns"][ids], 1), 0)
+        beyond = np.maximum(off - MODEL_ERROR["kernels"], 0)
+        self.doubt_ns = np.where(modelled & ~cpu & ~transfer, beyond * now, 0)
 
-    @property
-    def _steps_a_rank(self) -> int:
+    def _busiest_ns(self, ns: np.ndarray, sort: np.ndarray | int = 0, sorts: int = 1) -> list[float]:
+        """Return each sort's time on its busiest lane, per step."""
+        lane, lanes = self.after.columns["lane"][self.ids].astype(np.int64), len(self.after.lanes)
         ranks = [step.get("rank", 0) for step in self.after.steps if step.get("covered")]
-        return max(len(ranks) // max(len(set(ranks)), 1), 1)
+        steps = max(len(ranks) // max(len(set(ranks)), 1), 1)
+        found = np.bincount(lane * sorts + sort, ns, lanes * sorts).reshape(-1, sorts)
+        return [float(most) / steps for most in found.max(axis=0, initial=0)]
 
     @property
     def unknown_longer_ns(self) -> float:
@@ -173,33 +169,21 @@ class GraphDiff:
         What it is nobody knows: work of before the window, or a driver that loads modules. So nothing says
         that it takes longer at all.
         """
-        columns, size = self.after.columns, self.before.size
+        columns, ids = self.after.columns, self.ids
         if not self.before.facts.untraced_ns:
             return 0.0
         # Device work without a row stands for it, in a covered step or in none.
-        untraced = (columns["row"] < 0) & (columns["kind"] != CPU) & (self.covered | (columns["step"] < 0))
-        ids = self.ids[untraced[self.ids] & (self.ids < size)]
-        was, now = (
-            np.where(graph.alive[ids], graph.columns["duration_ns"][ids] + graph.columns["gap_ns"][ids], 0)
-            for graph in (self.before, self.after)
-        )
-        longer = np.bincount(columns["lane"][ids], np.maximum(now - was, 0), 1)
-        return float(longer.max()) / self._steps_a_rank
+        untraced = (columns["row"][ids] < 0) & (columns["kind"][ids] != CPU) & (ids < self.before.size)
+        untraced &= self.covered[ids] | (columns["step"][ids] < 0)
+        return self._busiest_ns(np.where(untraced, np.maximum(self.longer_ns, 0), 0))[0]
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
         counts = self.covered[self.ids]
-        lane, sort = self.after.columns["lane"][self.ids[counts]].astype(np.int64), self.sort[counts]
-
-        def busiest(ns: np.ndarray, each: np.ndarray | int = 0, number: int = 1) -> list[float]:
-            lanes = np.bincount(lane * number + each, ns[counts], len(self.after.lanes) * number)
-            found = lanes.reshape(-1, number).max(axis=0, initial=0) / self._steps_a_rank
-            return list(map(float, found))
-
-        found = busiest(self.affected_ns, sort, len(MODEL_ERROR))
+        found = self._busiest_ns(counts * self.affected_ns, self.sort, len(MODEL_ERROR))
         waits = max(abs(changes_by_ns) - sum(found), 0.0)
-        off = [*busiest(self.doubt_ns), *busiest(np.abs(self.waiting_ns))]
-        return Affected._make([*found, waits, *off])
+        off = [self._busiest_ns(counts * ns)[0] for ns in (self.doubt_ns, np.abs(self.waiting_ns))]
+        return Affected(*found, waits, *off)
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
@@ -217,33 +201,31 @@ class GraphDiff:
         return self._longer_by(self.waiting_ns)
 
     def _longer_by(self, more: np.ndarray) -> Graph:
-        columns, alive = self.after.columns, self.after.alive[self.ids]
-        duration, gap = columns["duration_ns"].copy(), columns["gap_ns"]
-        duration[self.ids[alive]] += np.rint(more[alive]).astype(np.int64)
-        gone = ~alive & (more > 0)
-        if gone.any():
-            before = _alive_before(self.after, self.ids[gone])
-            there = before >= 0
-            tasks, place = distinct(before[there])
-            gap = gap.copy()
-            gap[tasks] += np.rint(np.bincount(place, more[gone][there], len(tasks))).astype(np.int64)
-        return self.after.retimed(duration, gap)
+        graph, ids = self.after, self.ids
+        lane, order = graph.columns["lane"], graph.columns["order"]
+        duration, gap = graph.columns["duration_ns"].copy(), graph.columns["gap_ns"]
+        alive = graph.alive[ids]
+        duration[ids[alive]] += np.rint(more[alive]).astype(np.int64)
+        gone = ids[~alive & (more > 0)]
+        if len(gone):
+            missing = np.zeros(graph.size)
+            missing[ids] = more
+            # Behind the last task before each on its lane that is still there.
+            tasks = np.append(graph.ids[np.isin(lane[graph.ids], lane[gone])], gone)
+            tasks = tasks[np.lexsort((tasks, order[tasks], lane[tasks]))]
+            there = graph.alive[tasks]
+            last = np.maximum.accumulate(np.where(there, np.arange(len(tasks)), -1))
+            before = tasks[last]
+            behind = ~there & (last >= 0) & (lane[before] == lane[tasks])
+            added = np.bincount(before[behind], missing[tasks[behind]], graph.size)
+            gap = gap + np.rint(added).astype(np.int64)
+        return graph.retimed(duration, gap)
 
 
-def _alive_before(graph: Graph, gone: np.ndarray) -> np.ndarray:
-    """Return for each removed task the last one before it on its lane that is still there, -1 for none."""
-    order, lane = graph.columns["order"], graph.columns["lane"]
-    lanes = np.zeros(len(graph.lanes), bool)
-    lanes[lane[gone]] = True
-    mates = graph.ids[lanes[lane[graph.ids]]]
-    tasks = np.append(mates, gone)
-    place = np.lexsort((tasks, order[tasks], lane[tasks]))
-    last = np.maximum.accumulate(np.where(place < len(mates), np.arange(len(place)), -1))
-    at = np.flatnonzero(place >= len(mates))
-    before = tasks[place[last[at]]]
-    there = (last[at] >= 0) & (lane[before] == lane[tasks[place[at]]])
-    found = np.full(len(gone), -1)
-    found[place[at] - len(mates)] = np.where(there, before, -1)
+def _taken_ns(graph: Graph, size: int) -> np.ndarray:
+    """Return how long so many tasks take with the gaps behind them, 0 for those that are not there."""
+    found = np.zeros(size, np.int64)
+    found[: graph.size] = np.where(graph.alive, graph.columns["duration_ns"] + graph.columns["gap_ns"], 0)
     return found
 
 
@@ -256,18 +238,18 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
     if not any(GRAPH_LAUNCH in name for name in before.texts["name"]):
         return None
     counts = before.alive & device_work(before) & diff.covered[:size]
-    replayed = np.zeros(size, bool)
-    replayed[in_replays(before.tasks(np.flatnonzero(counts))).ids] = True
+    replayed = among(before, in_replays(before.tasks(np.flatnonzero(counts))).ids)
     same = before.columns["duration_ns"] == diff.now_ns[:size]
-    calculates = before.columns["kind"] != COLLECTIVE  # a change of transfers leaves no kernels out
-    affected = counts & ~replayed & ~same & calculates
+    # A change of transfers leaves no kernels out.
+    affected = counts & ~replayed & ~same & (before.columns["kind"] != COLLECTIVE)
     phase = before.columns["phase"]
     left_ns = diff.was_ns[replayed & same & np.isin(phase, phase[affected])].sum()
     if left_ns <= MUCH * diff.was_ns[counts].sum():
         return None
-    calculates = device_work(after)[size:] & (after.columns["kind"][size:] != COLLECTIVE)
-    inserted_ns = diff.now_ns[size:][calculates & diff.covered[size:]].sum()
-    now_ns, was_ns = diff.now_ns[:size][affected].sum() + inserted_ns, diff.was_ns[affected].sum()
+    inserted = device_work(after) & diff.covered & (after.columns["kind"] != COLLECTIVE)
+    inserted[:size] = False
+    now_ns = diff.now_ns[inserted].sum() + diff.now_ns[:size][affected].sum()
+    was_ns = diff.was_ns[affected].sum()
     return _out_of_reach(
         diff, counts, left_ns, abs(1 - now_ns / max(was_ns, 1)),
         "run inside replays of CUDA graphs, whose kernels this change leaves as they are: the answer is "
@@ -284,8 +266,11 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
         return None
     columns = after.columns
     edited = np.ones(after.size, bool)
-    edited[:size] = (diff.was_ns != diff.now_ns[:size]) | (before.columns["lane"] != columns["lane"][:size])
-    edited[:size] |= before.alive != after.alive[:size]
+    edited[:size] = (
+        (diff.was_ns != diff.now_ns[:size])
+        | (before.columns["lane"] != columns["lane"][:size])
+        | (before.alive != after.alive[:size])
+    )
     parameters = list(trained_parameters(before).tensors)
     paths = list(dict.fromkeys([*after.texts["layer"], *parameters]))
     may_be, chosen = np.zeros(size, bool), np.zeros(len(paths) + 1, bool)

@@ -266,8 +266,7 @@ def _optimization(each: Optimization | Callable[..., None]) -> Optimization:
 def _same(ranked: Ranked, optimization: Optimization, other: Ranked, kept: Optimization) -> bool:
     """Tell whether two that exclude each other are one change: as many tasks are edited, to the same step."""
     figures = [(each.predicted_ns, each.changed, each.inserted, each.removed) for each in (ranked, other)]
-    excluded = kept.name in optimization.excludes or optimization.name in kept.excludes
-    return excluded and figures[0] == figures[1]
+    return optimization.rules_out(kept) and figures[0] == figures[1]
 
 
 def _worth(ranked: Ranked, by: By) -> float:

@@ -46,9 +46,14 @@ class WhatIfResult(Predicted):
         self.command = ("daydream", "whatif", self.optimization, *typed(self.options))
 
     @property
+    def change(self) -> Optimization:
+        """What comes last of the changes."""
+        return find(self.optimization.rsplit("+", 1)[-1])
+
+    @property
     def needs(self) -> str | None:
         """What it takes besides code, as `rank` says it: other work, more GPUs; None if nothing."""
-        return stages.NEEDS.get(find(self.optimization.rsplit("+", 1)[-1]).stage)
+        return stages.NEEDS.get(self.change.stage)
 
 
 def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -78,31 +83,28 @@ class WhatIfs:
         self.replay, self.after, self.given, self.bare = replay, after, dict(given or {}), bare
         self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
 
-    def predicted(self, name: str, options: Mapping[str, Any]) -> Prediction:
-        """Return the prediction of one what-if on top of the change. Raises `DaydreamError` if refused."""
-        name, options = self._whole(name, options)
-        return predict(self.replay, edit_of(parse(name), options), interval=not self.bare)
+    def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
+        """Return the answer to one what-if on top of the change."""
+        return self.tried(name, options)[0]
 
-    def answer(self, name: str, options: Mapping[str, Any], prediction: Prediction) -> WhatIfResult:
-        """Return a prediction as the answer to a what-if with these options."""
-        found = WhatIfResult(
-            *self._whole(name, options), self.step_ns, prediction.predicted_ns,
-            reason=prediction.reason, code=self._code(name, options),
-        )  # fmt: skip
+    def tried(self, name: str, options: Mapping[str, Any]) -> tuple[WhatIfResult, Prediction | None]:
+        """Return the answer to a what-if on top of the change, and its prediction; None if it is refused."""
+        code = None
+        # Of calls that wait the line of code is known for those alone that read a value.
+        if re.search(READS, str(options.get("which", READS))):
+            code = code_of(name, self.replay.graph)
+        if self.after is not None:
+            name, options = f"{self.after.optimization}+{name}", {**self.given, **options}
+        found = WhatIfResult(name, options, self.step_ns, code=code)
+        try:
+            prediction = predict(self.replay, edit_of(parse(name), options), interval=not self.bare)
+        except DaydreamError as error:
+            return found.but(reason=" ".join(str(error).split())), None
         if not self.bare:
             found.notes = tuple(note for note in prediction.notes if note not in self.replay.notes)
             found.predicted_low_ns = prediction.predicted_low_ns
             found.predicted_high_ns = prediction.predicted_high_ns
-        return found
-
-    def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
-        """Return the answer to one what-if."""
-        try:
-            return self.answer(name, options, self.predicted(name, options))
-        except DaydreamError as error:
-            whole = self._whole(name, options)
-            code = self._code(name, options)
-            return WhatIfResult(*whole, self.step_ns, reason=" ".join(str(error).split()), code=code)
+        return found.but(predicted_ns=prediction.predicted_ns, reason=prediction.reason), prediction
 
     def without(self, **where: Any) -> WhatIfResult:
         """Return the answer to `scale --factor 0`: the step if some of its work took no time.
@@ -112,12 +114,13 @@ class WhatIfs:
         options = {**where, "factor": 0.0}
         if self.after is None:
             return self.ask("scale", options)
+        found = WhatIfResult("scale", options, self.step_ns)
         try:
             edit = edit_of(parse("scale"), options)
             prediction = predict(self.replay, edit, start=self.after.graph, interval=False)
         except DaydreamError as error:
-            return WhatIfResult("scale", options, self.step_ns, reason=" ".join(str(error).split()))
-        return WhatIfResult("scale", options, self.step_ns, prediction.simulated_ns)
+            return found.but(reason=" ".join(str(error).split()))
+        return found.but(predicted_ns=prediction.simulated_ns)
 
     def best(self, asked: Sequence[WhatIf]) -> list[WhatIfResult]:
         """Return the answers, the one that saves most first; of equal ones the first asked.
@@ -140,39 +143,22 @@ class WhatIfs:
 
     def avoidable(self, chain: Chain) -> list[Avoidable]:
         """Return the avoidable costs of a step with their answers, those that would save most first."""
-        found = []
-        for cost in avoidable_costs(chain):
-            limit = None if cost.made_of is None else self.without(**cost.made_of)
-            whatifs = self.best(cost.asked)
-            best = next((each for each in whatifs if each.saving_ns is not None), None)
-            known, tasks = best or limit, cost.tasks
-            one = Avoidable(
-                cost.sort, *cost.place, cost.per_step, cost.cost_ns, tasks.words, len(tasks),
-                saving_ns=None if known is None else known.saving_ns,
-                code=None if best is None else best.code,
-                whatifs=whatifs,
-                without_ns=None if limit is None else limit.predicted_ns,
-            )  # fmt: skip
-            found.append(one.having(selected=tasks, best=best, limit=limit))
-        return sorted(found, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
-
-    def _whole(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the name and the options of a what-if behind the change that was made already."""
-        if self.after is None:
-            return name, dict(options)
-        return f"{self.after.optimization}+{name}", {**self.given, **options}
-
-    def _code(self, name: str, options: Mapping[str, Any]) -> str | None:
-        """Return the line of code; of calls that wait it is known for those alone that read a value."""
-        if not re.search(READS, str(options.get("which", READS))):
-            return None
-        return code_of(name, self.replay.graph)
+        costs = avoidable_costs(chain)
+        for cost in costs:
+            cost.whatifs = self.best(cost.asked)
+            cost.best = next((each for each in cost.whatifs if each.saving_ns is not None), None)
+            cost.limit = None if cost.made_of is None else self.without(**cost.made_of)
+            if cost.limit is not None:
+                cost.saving_ns, cost.without_ns = cost.limit.saving_ns, cost.limit.predicted_ns
+            if cost.best is not None:
+                cost.saving_ns, cost.code = cost.best.saving_ns, cost.best.code
+        return sorted(costs, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
 
 
 def _same_change(one: WhatIfResult, other: WhatIfResult) -> bool:
-    first, second = (find(each.optimization.rsplit("+", 1)[-1]) for each in (one, other))
-    excluded = second.name in first.excludes or first.name in second.excludes
-    return excluded and one.predicted_ns is not None and one.predicted_ns == other.predicted_ns
+    """Tell whether two what-ifs that exclude each other give the same step."""
+    same_step = one.predicted_ns is not None and one.predicted_ns == other.predicted_ns
+    return same_step and one.change.rules_out(other.change)
 
 
 def suggestion(

@@ -129,7 +129,7 @@ def check(optimizations: Sequence[Optimization]) -> None:
         if one.name in names[:place]:
             raise GraphError(f"{spelled(optimizations)!r} names {one.name} twice")
         for other in optimizations[:place]:
-            if other.name in one.excludes or one.name in other.excludes:
+            if one.rules_out(other):
                 raise GraphError(f"{other.name} and {one.name} exclude each other; ask for one of them")
 
 

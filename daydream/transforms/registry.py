@@ -141,6 +141,10 @@ class Optimization:
         """First line of the help."""
         return self.help.splitlines()[0] if self.help else ""
 
+    def rules_out(self, other: Optimization) -> bool:
+        """Tell whether two exclude each other."""
+        return other.name in self.excludes or self.name in other.excludes
+
 
 def names() -> list[str]:
     """Return the names of all optimizations that ship or that installed packages add."""
