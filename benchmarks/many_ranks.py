@@ -64,9 +64,9 @@ def _cases(plan: Plan, count: int) -> dict[str, Ranks]:
     slow = np.where(np.arange(count) == count // 2, SLOWER, 1.0)
     groups = [np.zeros(count, int), np.arange(count) // PER_NODE]
     return {
-        "all differ": Ranks.of(plan, own, scale=scale, meets=meets),
-        "nodes": Ranks.of(plan, own, scale=scale, meets=inside, groups=groups),
-        "one straggler": Ranks.of(plan, slow, scale=scale, meets=meets),
+        "all differ": Ranks(plan, own, scale=scale, meets=meets),
+        "nodes": Ranks(plan, own, scale=scale, meets=inside, groups=groups),
+        "one straggler": Ranks(plan, slow, scale=scale, meets=meets),
     }
 
 

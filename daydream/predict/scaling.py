@@ -28,7 +28,7 @@ from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
-from daydream.simulate.ranks import job
+from daydream.simulate.ranks import slowdown_of
 from daydream.simulate.steady_state import SETTLED
 from daydream.transforms.compose import Edit, apply, memory_changes, parse
 
@@ -213,11 +213,11 @@ def scaling(
             silent_ns = _at_least(alone_ns, silent.simulated_ns)
         step_ns, waiting_ns = _at_least(alone_ns, after.simulated_ns), 0
         if waits:
-            slowdown = job(
+            slowdown = slowdown_of(
                 graph, count, jitter=jitter, stragglers={0: straggler}, seed=seed,
                 settled_copy=after.after.copy,
                 contention=after.contention.between(before.graph, graph) if after.contention else None,
-            ).slowdown  # fmt: skip
+            )  # fmt: skip
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
         latency = _latency_share(network, model.messages(graph))

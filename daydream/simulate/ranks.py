@@ -16,12 +16,12 @@ are float64, which hold whole numbers exactly up to 2**53 ns (104 days): results
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
 from daydream.graph.tables import COLLECTIVE
 from daydream.simulate import simulate
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.plan import Plan
     from daydream.simulate.contention import Contention
-    from daydream.simulate.timeline import Timeline
 
 AS_PLANNED = -1  # of `scale`: the same costs on all ranks
 NOWHERE = -1  # of `meets`: no collective
@@ -42,40 +41,21 @@ STEPS = 16  # simulated after the steady pass: the mean over them is the job's s
 MOST_TASKS = 1_000_000  # of one rank's repeated window
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """The steps of a job, in ns: `step_ns` from all ranks' completion of one to that of the next.
-
-    `alone_ns` are those of a rank that is never slower and waits for nobody.
-    """
-
-    ranks: int
-    step_ns: np.ndarray
-    alone_ns: np.ndarray
-
-    @property
-    def slowdown(self) -> float:
-        """How many times longer the job takes for its steps than a rank that waits for nobody."""
-        alone = float(self.alone_ns.sum())
-        return float(self.step_ns.sum()) / alone if alone else 1.0
-
-
-def job(
+def slowdown_of(
     graph: Graph,
     ranks: int,
     *,
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
-    groups: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     settled_copy: int = 0,
     contention: Contention | None = None,
-) -> Job:
-    """Return the steps of so many ranks that run the graph of one.
+) -> float:
+    """Return how many times longer so many ranks take for a graph's steps than one that waits for nobody.
 
     `jitter` is the standard deviation of a rank's factor from step to step, `stragglers` the factor
-    of each rank that is always slower. Collectives meet all ranks, or, where their process group
-    is a key of `groups`, the ranks of equal number in it. Passes up to `settled_copy` do not count.
+    of each rank that is always slower. Collectives meet all ranks. A step of the job is from all ranks'
+    completion of one to that of the next; passes up to `settled_copy` do not count.
     The same seed gives a rank the same factors, however many others there are. With `contention`
     every rank's kernels and transfers slow each other as those of a rank that waits for nobody do.
 
@@ -87,29 +67,23 @@ def job(
     if unknown:
         raise GraphError(f"rank {unknown[0]} is to be slower, but ranks are 0 to {ranks - 1}")
     need_steps(graph)
-    timeline = _repeated(graph, settled_copy, contention)
-    collective = np.flatnonzero(graph.columns["kind"][timeline.task] == COLLECTIVE)
-    meets = np.full(len(timeline.task), NOWHERE)
-    meets[collective] = 0
-    patterns = [np.zeros(ranks, np.int64)]
-    names = graph.column("group", timeline.task[collective])
-    for name, group in (groups or {}).items():
-        if np.shape(group) != (ranks,):
-            raise GraphError(f"group {name!r} tells {np.shape(group)} numbers; one for each of {ranks} ranks")
-        meets[collective[names == name]] = len(patterns)
-        patterns.append(np.asarray(group, np.int64))
-    # The number of each entry's step, repetitions counted.
-    step = timeline.column("step").astype(np.int64)
-    steps, scale = np.unique(timeline.copy * np.int64(len(graph.steps) + 1) + step, return_inverse=True)
-    factors = factors_of(ranks, len(steps), jitter=jitter, stragglers=stragglers, seed=seed)
-    scale = np.where(meets >= 0, AS_PLANNED, scale.reshape(-1))
-    chosen = Ranks.of(timeline.plan, factors, scale=scale, meets=meets, groups=patterns)
+    window, copies = repeatable(graph), 1
+    if window is not None:  # so many passes that enough steps count
+        covered = sum(bool(step.get("covered")) for step in graph.steps)
+        wanted = settled_copy + 1 + ceil(STEPS / covered)
+        copies = max(min(wanted, MOST_TASKS // len(graph)), settled_copy + 2)
+    timeline = simulate(graph, copies=copies, window=window, contention=contention)
+    meets = np.where(graph.columns["kind"][timeline.task] == COLLECTIVE, 0, NOWHERE)
+    first, step = distinct_rows([timeline.copy, timeline.column("step")])  # repetitions counted
+    factors = factors_of(ranks, len(first), jitter=jitter, stragglers=stragglers, seed=seed)
+    job = Ranks(timeline.plan, factors, scale=np.where(meets == NOWHERE, step, AS_PLANNED), meets=meets)
     closing = timeline.closing
-    last = ends(timeline.plan, chosen, closing).max(axis=1)
-    job_ns, alone_ns = (
-        _step_times(timeline, closing_ns, settled_copy) for closing_ns in (last, timeline.end_ns[closing])
+    settled = min(settled_copy, int(timeline.copy[closing].max()) - 1)
+    together, alone = (
+        float(sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled))
+        for closing_ns in (ends(timeline.plan, job, closing).max(axis=1), timeline.end_ns[closing])
     )
-    return Job(ranks, job_ns, alone_ns)
+    return together / alone if alone else 1.0
 
 
 def factors_of(
@@ -135,74 +109,47 @@ def factors_of(
     return np.maximum(factors, 0).T
 
 
-def _repeated(graph: Graph, settled_copy: int, contention: Contention | None) -> Timeline:
-    """Return the timeline of one rank with so many passes that enough steps count."""
-    window = repeatable(graph)
-    if window is None:
-        return simulate(graph, contention=contention)
-    covered = sum(bool(step.get("covered")) for step in graph.steps)
-    wanted = settled_copy + 1 + ceil(STEPS / covered)
-    copies = max(min(wanted, MOST_TASKS // max(len(graph), 1)), settled_copy + 2, 2)
-    return simulate(graph, copies=copies, window=window, contention=contention)
-
-
-def _step_times(timeline: Timeline, closing_ns: np.ndarray, settled_copy: int) -> np.ndarray:
-    """Return the times of the steps after the steady pass, each from one completion to the next."""
-    times = timeline.step_times(closing_ns)
-    last = int(timeline.copy[timeline.closing].max())
-    after = [ns for (copy, _), ns in times.items() if copy > settled_copy or last <= settled_copy]
-    return np.array(after, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
 class Ranks:
     """Ranks of one plan, a column each.
 
-    Row `scale[i]` of `factors` multiplies the duration and the gap of task i; with -1 they are the
-    plan's on every rank. Row `meets[i]` of `groups` numbers the group that each rank meets in
-    before task i begins; with -1 nobody is waited for.
+    Row `scale[i]` of `factors` (rows x ranks, 0 or more) multiplies the duration and the gap of task i; with
+    -1 they are the plan's on every rank. Row `meets[i]` of `groups` (patterns x ranks) numbers the group that
+    each rank meets in before task i begins; with -1 nobody is waited for.
     """
 
-    factors: np.ndarray  #: float64, rows x ranks, 0 or more
-    scale: np.ndarray  #: int64, one a task
-    meets: np.ndarray  #: int64, one a task
-    groups: np.ndarray  #: int64, patterns x ranks
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         plan: Plan,
         factors: npt.ArrayLike,
         *,
         scale: npt.ArrayLike | None = None,
         meets: npt.ArrayLike | None = None,
         groups: npt.ArrayLike | None = None,
-    ) -> Ranks:
-        """Return the ranks of a plan; a task's row of factors is 0 and all ranks are one group if not given.
+    ) -> None:
+        """Make the ranks of a plan; a task's row of factors is 0 and all ranks are one group if not given.
 
         `factors` may be one number a rank. Raises `GraphError` for what does not fit together.
         """
-        by = np.atleast_2d(np.asarray(factors, np.float64))
-        count = by.shape[1]
-        chosen = np.zeros(len(plan), np.int64) if scale is None else np.asarray(scale, np.int64)
-        meeting = np.full(len(plan), NOWHERE) if meets is None else np.asarray(meets, np.int64)
-        group = np.zeros((1, count), np.int64) if groups is None else np.atleast_2d(np.asarray(groups))
-        if by.ndim != 2 or not count or not (np.isfinite(by) & (by >= 0)).all():
+        tasks = len(plan)
+        self.factors = np.atleast_2d(np.asarray(factors, np.float64))
+        self.count = count = self.factors.shape[1]
+        self.scale = np.zeros(tasks, np.int64) if scale is None else np.asarray(scale, np.int64)
+        self.meets = np.full(tasks, NOWHERE) if meets is None else np.asarray(meets, np.int64)
+        self.groups = np.atleast_2d(np.zeros(count) if groups is None else groups).astype(np.int64)
+        if self.factors.ndim != 2 or not count or not (np.isfinite(self.factors) & (self.factors >= 0)).all():
             raise GraphError("a factor of 0 or more is needed for each of one or more ranks")
-        if chosen.shape != (len(plan),) or meeting.shape != (len(plan),) or group.shape[1] != count:
+        if self.scale.shape != (tasks,) or self.meets.shape != (tasks,) or self.groups.shape[1] != count:
             raise GraphError(
-                f"{len(plan)} tasks and {count} ranks were given {chosen.shape} rows of factors, "
-                f"{meeting.shape} collectives and {group.shape} groups; give one per task, groups per rank"
+                f"{tasks} tasks and {count} ranks were given {self.scale.shape} rows of factors, "
+                f"{self.meets.shape} collectives and {self.groups.shape} groups; give one per task, "
+                "groups per rank"
             )
-        for what, rows, number in (("factors", chosen, len(by)), ("groups", meeting, len(group))):
-            if len(rows) and not -1 <= rows.min() <= rows.max() < number:
-                raise GraphError(f"a task names row {rows.max()} of {number} rows of {what}")
-        return cls(by, chosen, meeting, group.astype(np.int64))
-
-    @property
-    def count(self) -> int:
-        """The number of ranks."""
-        return int(self.factors.shape[1])
+        for what, rows, chosen in (
+            ("factors", self.factors, self.scale),
+            ("groups", self.groups, self.meets),
+        ):
+            if len(chosen) and not -1 <= chosen.min() <= chosen.max() < len(rows):
+                raise GraphError(f"a task names row {chosen.max()} of {len(rows)} rows of {what}")
 
 
 def ends(plan: Plan, ranks: Ranks, tasks: npt.ArrayLike) -> np.ndarray:
@@ -236,17 +183,15 @@ def _in_columns(
     by = [float(row[0]) if (row == row[0]).all() else row for row in factors]
     patterns = []
     for group in groups:
-        _, number = np.unique(group, return_inverse=True)
-        order = np.argsort(number, kind="stable")
-        sizes = np.bincount(number)
-        patterns.append((order, np.cumsum(sizes) - sizes, number))
+        values, number = np.unique(group, return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        patterns.append((order, np.searchsorted(group[order], values), number))
     key = 2 * plan.edge_src.astype(np.int64) + ~plan.edge_from_start  # of the start of a task; its end is odd
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
     rows: dict[int, np.ndarray] = {}
     progress = np.zeros((plan.lanes, factors.shape[1]))
-    wanted = frozenset(asked.tolist())
-    end = {}
+    end = dict.fromkeys(asked.tolist(), progress[:0])
     columns = (
         plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns,
         np.diff(plan.edge_ptr), ranks.scale, ranks.meets,
@@ -272,7 +217,7 @@ def _in_columns(
             now += np.floor(factor * duration + 0.5)
         if readers[2 * task + 1]:
             rows[2 * task + 1] = now.copy()
-        if task in wanted:
+        if task in end:
             end[task] = now.astype(np.int64)
         if gap:
             now += np.floor(factor * gap + 0.5)

@@ -28,7 +28,7 @@ def ranks_of(draw, plan, *, most=6):
         row = st.lists(values, min_size=width, max_size=width)
         return draw(st.lists(row, min_size=height, max_size=height))
 
-    return Ranks.of(
+    return Ranks(
         plan,
         table(FACTORS, rows, count),
         scale=table(st.integers(-1, rows - 1), 1, len(plan))[0],
@@ -77,7 +77,7 @@ def test_equal_ranks_are_one_rank_alone(data):
     plan = data.draw(plans())
     one = data.draw(ranks_of(plan, most=1))
     factors, groups = (np.repeat(row, 64, axis=1) for row in (one.factors, one.groups))
-    many = Ranks.of(plan, factors, scale=one.scale, meets=one.meets, groups=groups)
+    many = Ranks(plan, factors, scale=one.scale, meets=one.meets, groups=groups)
 
     found = ends(plan, many, np.arange(len(plan)))
 
@@ -92,7 +92,7 @@ def test_many_ranks_of_several_classes(data):
     which = data.draw(st.lists(st.integers(0, few.count - 1), min_size=20, max_size=40))
     group = np.arange(len(which)) // data.draw(st.integers(1, 40))
     factors = few.factors[:, which] * (1 + np.arange(len(which)) // 2)
-    ranks = Ranks.of(plan, factors, scale=few.scale, meets=np.minimum(few.meets, 0), groups=group)
+    ranks = Ranks(plan, factors, scale=few.scale, meets=np.minimum(few.meets, 0), groups=group)
 
     assert ends(plan, ranks, np.arange(len(plan))).tolist() == written_out(plan, ranks)
 
@@ -104,7 +104,7 @@ def test_a_slower_rank_makes_no_rank_faster(data):
     ranks = data.draw(ranks_of(plan))
     slower = ranks.factors.copy()
     slower[:, data.draw(st.integers(0, ranks.count - 1))] *= 1.5
-    after = Ranks.of(plan, slower, scale=ranks.scale, meets=ranks.meets, groups=ranks.groups)
+    after = Ranks(plan, slower, scale=ranks.scale, meets=ranks.meets, groups=ranks.groups)
 
     tasks = np.arange(len(plan))
     assert (ends(plan, after, tasks) >= ends(plan, ranks, tasks)).all()
@@ -118,7 +118,7 @@ def step():
 
 def test_a_collective_begins_with_the_last_of_its_members():
     plan = step()
-    world = Ranks.of(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1])
+    world = Ranks(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1])
 
     found = ends(plan, world, [0, 1, 2])
 
@@ -128,7 +128,7 @@ def test_a_collective_begins_with_the_last_of_its_members():
 
 def test_a_group_waits_for_its_own_members_only():
     plan = step()
-    nodes = Ranks.of(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1], groups=[[0, 0, 7, 7]])
+    nodes = Ranks(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1], groups=[[0, 0, 7, 7]])
 
     assert ends(plan, nodes, [1]).tolist() == [[18, 18, 14, 14]]
 
@@ -137,7 +137,7 @@ def test_a_straggler_is_felt_one_group_further_with_each_meeting():
     #  link  |inside the node 1|across the nodes 1|inside 1|
     plan = drawn([Task(0, 10), Task(0, 1), Task(0, 1), Task(0, 1)], [])
     rank = np.arange(16)
-    ranks = Ranks.of(
+    ranks = Ranks(
         plan, np.where(rank == 5, 2.0, 1.0), scale=[0, -1, -1, -1], meets=[-1, 0, 1, 0],
         groups=[rank // 4, rank % 4],
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
     plan = drawn([task for _ in range(steps) for task in (Task(0, 100_000), Task(0, 30))], [])
     factors = factors_of(ranks, steps, jitter=0.1, seed=3)
     reduces = np.arange(2 * steps) % 2 == 1
-    job = Ranks.of(
+    job = Ranks(
         plan, factors, scale=np.where(reduces, -1, np.arange(2 * steps) // 2),
         meets=np.where(reduces, 0, -1),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def test_the_same_job_as_a_graph_of_several_ranks():
     lowered = lower(one)
     is_reduce = one.columns["kind"][lowered.task] == 4
 
-    ranks = Ranks.of(lowered.plan, slow, scale=np.where(is_reduce, -1, 0), meets=np.where(is_reduce, 0, -1))
+    ranks = Ranks(lowered.plan, slow, scale=np.where(is_reduce, -1, 0), meets=np.where(is_reduce, 0, -1))
 
     found = ends(lowered.plan, ranks, np.arange(len(lowered.plan)))
     assert found.max() == simulate(job).makespan_ns
@@ -196,10 +196,10 @@ def test_the_same_job_as_a_graph_of_several_ranks():
 def test_a_lane_with_a_policy_is_refused_for_several_ranks():
     plan = drawn([Task(0, 5), Task(0, 3)], [], priority={0: [1, 0]})
 
-    assert ends(plan, Ranks.of(plan, [1.0]), [0, 1]).tolist() == [[8], [3]]
+    assert ends(plan, Ranks(plan, [1.0]), [0, 1]).tolist() == [[8], [3]]
     for answer in (ends, lambda *given: explicit(*given[:2])):
         with pytest.raises(GraphError, match="scheduled by priority"):
-            answer(plan, Ranks.of(plan, [1.0, 2.0]), [0])
+            answer(plan, Ranks(plan, [1.0, 2.0]), [0])
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_a_lane_with_a_policy_is_refused_for_several_ranks():
 )
 def test_what_does_not_fit_together_is_refused(wrong):
     with pytest.raises(GraphError):
-        Ranks.of(step(), wrong.pop("factors"), **wrong)
+        Ranks(step(), wrong.pop("factors"), **wrong)
