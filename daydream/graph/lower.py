@@ -14,9 +14,8 @@ state. First the tasks are tiled, then the same look-ups link the copies:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -31,22 +30,11 @@ if TYPE_CHECKING:
 
 #: A half-open range of program-order keys, or one for each rank: ranks do not begin their steps at one point.
 Window: TypeAlias = tuple[int, int] | Mapping[int, tuple[int, int]]
-#: Arrays of one length: sources, targets, latencies, whether these count from the start, causes.
-Edges: TypeAlias = Sequence[np.ndarray]
+#: Sources, targets, latencies, whether these count from the start, causes: of as many edges, or one for all.
+#: Where a source or target is -1 there is no edge.
+Edges: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause]
 
 LONGEST = 6  # steps of a cycle that are named
-REASONS = {
-    Cause.LANE: "on {lane}, which runs in program order",
-    Cause.LAUNCH: "which it launched",
-    Cause.SYNC: "a call that waits for it",
-    Cause.EVENT: "whose stream waits for it",
-    Cause.QUEUE: "a launch that needs its place in the queue",
-    Cause.HANDOFF: "on a thread that it wakes",
-    Cause.COMMUNICATION: "which communicates with it",
-    Cause.GRAPH: "a node after it",
-    Cause.LOCK: "which needs the driver's lock",
-    Cause.USER: "by an edge that was put in",
-}
 
 
 class CycleError(GraphError):
@@ -95,101 +83,103 @@ def plan_key(copies: int, window: Window | None) -> tuple[object, ...]:
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     tiles = _Tiles(graph, copies, window)
-    edges = [
-        _launch_edges(graph, tiles),
+    launched = np.flatnonzero(tiles.launch[tiles.task] >= 0)
+    latency = graph.columns["latency_ns"][tiles.task[launched]]
+    made = [
+        (tiles.calls(launched), launched, latency, True, Cause.LAUNCH),
         _sync_edges(graph, tiles),
         *_wait_edges(graph, tiles),
         *_queue_edges(graph, tiles),
         _link_edges(graph, tiles),
     ]
-    src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
-    task = tiles.task
-    copy = tiles.copy
-    lane = tiles.lane
-    gap_of = tiles.gap_of()
-    release = _releases(graph, tiles)
-    if (src >= dst).any():
-        rank = _topological(graph, task, stable_order(lane, len(graph.lanes)), src, dst, cause)
+    edges = np.concatenate([np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in made], axis=1)
+    edges = edges.compress((edges[:2] >= 0).all(axis=0), axis=1)
+    own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), _releases(graph, tiles)]
+    if (edges[0] >= edges[1]).any():
+        rank = _topological(graph, tiles, edges)
         sequence = np.argsort(rank)
-        task = task[sequence]
-        copy = copy[sequence]
-        lane = lane[sequence]
-        gap_of = gap_of[sequence]
-        release = release[sequence]
-        src = rank[src]
-        dst = rank[dst]
-    priority = None
-    if graph.scheduled:
-        priority = np.zeros(len(task), np.int64)
-        for number, key in graph.scheduled.items():
-            ids, values = priorities(graph, number, key)
-            by_task = np.zeros(graph.size, np.int64)
-            by_task[ids] = values
-            here = lane == number
-            priority[here] = by_task[task[here]]
+        own = [values[sequence] for values in own]
+        edges[:2] = rank[edges[:2]]
+    task, copy, lane, gap_of, release = own
+    priority = np.zeros(graph.size, np.int64)
+    for number, key in graph.scheduled.items():
+        ids, values = priorities(graph, number, key)
+        priority[ids] = values
     plan = Plan.from_edges(
-        lane, graph.columns["duration_ns"][task], graph.columns["gap_ns"][gap_of], release,
-        src, dst, latency, from_start, cause, scheduled=tuple(graph.scheduled), priority=priority,
-    )  # fmt: skip
+        lane,
+        graph.columns["duration_ns"][task],
+        graph.columns["gap_ns"][gap_of],
+        release,
+        *edges,
+        scheduled=graph.scheduled,
+        priority=priority[task] if graph.scheduled else None,
+    )
     return Lowered(plan, task, copy, gap_of)
 
 
 class _Tiles:
     """The program's tasks with the window repeated: an entry a task and copy, in the order of the plan.
 
-    `task`, `copy`, `lane` and `order` (the key of its place in the program) are of each entry. `at` is the
-    entry of a task in each copy, or -1: int32, shape (copies, ids). `shift` is the distance between copies in
-    program order, by lane.
+    `task`, `copy`, `lane` and `order` (the key of its place in the program) are of each entry. The first
+    `ahead` entries are of what comes before the window; `of_lane` are those of each lane, ascending. `at` is
+    the entry of a task in each copy, or -1: int32, shape (copies, ids + 1), its last column of no task.
     """
 
     def __init__(self, graph: Graph, copies: int, window: Window | None) -> None:
         task = graph.ids
-        ahead = 0
-        lanes = len(graph.lanes)
-        self.shift = np.zeros(lanes, np.int64)
+        self.ahead = 0
+        self.shift = np.zeros(len(graph.lanes), np.int64)  # between copies in program order, by lane
         if copies > 1:
             if window is None:
                 raise GraphError("repeating needs a window")
             begin, end = _borders(graph, window)
             self.shift = end - begin
             where = where_in(graph, window)[task]
-            ahead = int((where == 0).sum())
-            task = np.concatenate([task[where == 0], task[where == 1]])
-        self.ahead = ahead
-        inside = task[ahead:]
-        self.task = np.concatenate([task, np.tile(inside, copies - 1)])
+            before = task[where == 0]
+            self.ahead = len(before)
+            task = np.append(before, task[where == 1])
+        inside = task[self.ahead :]
+        self.task = np.append(task, np.tile(inside, copies - 1))
         self.copy = np.zeros(len(self.task), np.int32)
-        self.copy[ahead:] = np.repeat(np.arange(copies, dtype=np.int32), len(inside))
+        self.copy[self.ahead :] = np.repeat(np.arange(copies, dtype=np.int32), len(inside))
         self.keys = graph.columns["order"]
         self.lanes = graph.columns["lane"]
+        self.launch = graph.columns["launch"]
         self.lane = self.lanes[self.task]
         self.order = self.point(self.task, self.copy)
-        self.at = np.full((copies, graph.size), -1, np.int32)
-        self.at[0, task] = np.arange(len(task), dtype=np.int32)
-        for copy in range(1, copies):
-            self.at[copy, inside] = self.at[0, inside] + copy * len(inside)
-        by_lane = stable_order(self.lane, lanes)
-        bounds = np.append(0, np.cumsum(np.bincount(self.lane, minlength=lanes))).tolist()
-        self.of_lane = [by_lane[begin:end] for begin, end in pairwise(bounds)]  # entries, ascending
-        self.on_device = [number for number, lane in enumerate(graph.lanes) if lane.on_device]
-
-    def launched(self, lane: int) -> np.ndarray:
-        """Return the entries on a lane; none if it is of no device."""
-        return self.of_lane[lane] if lane in self.on_device else self.of_lane[lane][:0]
+        self.at = np.full((copies, graph.size + 1), -1, np.int32)
+        self.at[0, task] = np.arange(len(task))
+        self.at[:, inside] = self.at[0, inside] + np.arange(copies)[:, None] * len(inside)
+        ends = np.cumsum(np.bincount(self.lane, minlength=len(graph.lanes)))
+        self.of_lane = np.split(stable_order(self.lane, len(graph.lanes)), ends)[:-1]
 
     def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
         found: np.ndarray = self.keys[task] + copy * self.shift[self.lanes[task]]
         return found
 
+    def calls(self, entries: np.ndarray) -> np.ndarray:
+        """Return the entry of the call that launched each entry, or -1."""
+        found: np.ndarray = self.at[self.copy[entries], self.launch[self.task[entries]]]
+        return found
+
+    def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the last entry of each lane up to a task's place in the program, and the first behind it.
+
+        In each copy, -1 for none: two arrays, shape (copies, tasks).
+        """
+        points = self.point(tasks, np.arange(len(self.at))[:, None])
+        return around(self.of_lane.__getitem__, self.order, lanes, points)
+
     def gap_of(self) -> np.ndarray:
         """Return the task whose gap each entry has: int64."""
-        found = self.task.astype(np.int64)
+        found = self.task.copy()
         for entries in self.of_lane:
-            inside = int(np.searchsorted(entries, self.ahead))
-            if 0 < inside < len(entries):
-                last = np.flatnonzero(self.copy[entries[inside:-1]] != self.copy[entries[inside + 1 :]])
-                found[entries[inside:][last]] = self.task[entries[inside - 1]]
+            ahead = int(np.searchsorted(entries, self.ahead))
+            if ahead:
+                inside = entries[ahead:]
+                last = inside[:-1][np.diff(self.copy[inside]) > 0]
+                found[last] = self.task[entries[ahead - 1]]
         return found
 
 
@@ -199,45 +189,28 @@ def _releases(graph: Graph, tiles: _Tiles) -> np.ndarray:
     A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
     now where edits removed that one, or put others before it.
     """
-    columns = graph.columns
-    held = np.flatnonzero(columns["release_ns"] != 0)
-    release = columns["release_ns"][held]
-    recorded = release == columns["measured_start_ns"][held]  # a user's own release is of its task
-    begins = (release > 0) & recorded & (columns["kind"][held] == CPU)
-    first = np.array([entries[0] if len(entries) else -1 for entries in tiles.of_lane], np.int64)
-    now = first[columns["lane"][held[begins]]]
-    found = np.zeros(len(tiles.task), np.int64)
-    at = tiles.at[0, held]
-    found[at[at >= 0]] = release[at >= 0]
-    np.maximum.at(found, now[now >= 0], release[begins][now >= 0])
-    return found
-
-
-def _launch_edges(graph: Graph, tiles: _Tiles) -> Edges:
-    launch = graph.columns["launch"][tiles.task]
-    dst = np.flatnonzero(launch >= 0)
-    src = tiles.at[tiles.copy[dst], launch[dst]]
-    dst = dst[src >= 0]
-    src = src[src >= 0]
-    return np.broadcast_arrays(src, dst, graph.columns["latency_ns"][tiles.task[dst]], True, Cause.LAUNCH)
+    release = graph.columns["release_ns"]
+    recorded = release == graph.columns["measured_start_ns"]  # a user's own release is of its task
+    begins = (release > 0) & recorded & (graph.columns["kind"] == CPU)
+    found = np.zeros(len(tiles.task) + 1, np.int64)  # the last one of removed tasks
+    held = np.flatnonzero(release)
+    found[tiles.at[0, held]] = release[held]
+    for task in np.flatnonzero(begins).tolist():
+        first = tiles.of_lane[tiles.lanes[task]][:1]
+        found[first] = np.maximum(found[first], release[task])
+    return found[:-1]
 
 
 def _sync_edges(graph: Graph, tiles: _Tiles) -> Edges:
     table = graph.syncs
-    lane_of = graph.columns["lane"]
-    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
-    # Each call and each lane that it waits for, in every copy.
-    lanes = np.array(tiles.on_device, np.int64)[:, None]
-    waits = (table["lane"] == ALL_LANES) & (ranks[lane_of[table["task"]]] == ranks[lanes])
-    place, row = np.nonzero(waits | (table["lane"] == lanes))
-    calls = tiles.at[:, table["task"][row]]
-    copies, both = np.nonzero(calls >= 0)
-    lanes = lanes[place[both], 0]
-    row = row[both]
-    calls = calls[copies, both]
-    src, _ = around(tiles.launched, tiles.order, lanes, tiles.point(table["point"][row], copies))
-    there = src >= 0
-    return np.broadcast_arrays(src[there], calls[there], table["latency_ns"][row[there]], False, Cause.SYNC)
+    ranks = graph.ranks
+    # Each call and each lane that it waits for.
+    on_device = [number for number, lane in enumerate(graph.lanes) if lane.on_device]
+    lanes = np.array(on_device, np.int64)[:, None]
+    of_rank = ranks[graph.columns["lane"][table["task"]]] == ranks[lanes]
+    place, row = np.nonzero((table["lane"] == lanes) | ((table["lane"] == ALL_LANES) & of_rank))
+    src, _ = tiles.around(lanes[place, 0], table["point"][row])
+    return src, tiles.at[:, table["task"][row]], table["latency_ns"][row], False, Cause.SYNC
 
 
 def _wait_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
@@ -245,43 +218,35 @@ def _wait_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
     if not len(tiles.task):
         return
     # Removed calls keep their place: the order they gave the streams still holds.
-    rows = np.tile(np.lexsort((table["target"], table["source"])), len(tiles.at))
-    copy = np.repeat(np.arange(len(tiles.at)), len(table))
+    rows = np.lexsort((table["target"], table["source"]))
     record, source, wait, target, latency = (table[name][rows] for name in table)
-    made, _ = around(tiles.launched, tiles.order, source, tiles.point(record, copy))
-    _, held = around(tiles.launched, tiles.order, target, tiles.point(wait, copy))
-    own = (made >= 0) & (held >= 0)
+    made, _ = tiles.around(source, record)
+    _, held = tiles.around(target, wait)
     # A wait belongs to the copy whose work it precedes; other copies have their own.
-    own &= (tiles.copy[held] == copy) & (tiles.order[made] < tiles.order[held])
+    own = tiles.copy[held] == np.arange(len(held))[:, None]
+    own &= (made >= 0) & (tiles.order[made] < tiles.order[held])
     # It is of the same task in each: one from before the window may fall into a pause of it.
-    own &= tiles.task[held] == np.tile(tiles.task[held[: len(table)]], len(tiles.at))
-    yield np.broadcast_arrays(made[own], held[own], latency[own], False, Cause.EVENT)
+    own &= tiles.task[held] == tiles.task[held[0]]
+    yield np.where(own, made, -1), held, latency, False, Cause.EVENT
 
 
 def _queue_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
     """A launch waits until the launch `depth` places before it on its stream has ended."""
-    columns = graph.columns
+    row = graph.columns["row"]
+    launch = tiles.launch
+    # Launched here or before the window; what edits put on a stream without a launch takes no place.
+    queued = (launch >= 0) | (row >= 0) | (graph.columns["release_ns"] > 0)
     for lane, depth in graph.queue_depth.items():
-        entries = tiles.launched(lane)
-        task = tiles.task[entries]
-        # Launched here or before the window; what edits put on a stream without a launch takes no place.
-        queued = (
-            (columns["launch"][task] >= 0) | (columns["row"][task] >= 0) | (columns["release_ns"][task] > 0)
-        )
-        entries = entries[queued]
-        launch = columns["launch"][task[queued]]
-        copy = tiles.copy[entries]
+        entries = tiles.of_lane[lane]
+        entries = entries[queued[tiles.task[entries]]]
         # A graph launch counts once, also where its call is removed and its work stays.
-        other = (launch[1:] != launch[:-1]) | (copy[1:] != copy[:-1])
-        last = np.append(other, True)[: len(launch)] | (launch < 0)
-        entries = entries[last]
-        launch = launch[last]
-        copy = copy[last]
-        calls = np.where(launch >= 0, tiles.at[copy, launch], -1)
+        call = launch[tiles.task[entries]]
+        same = (np.diff(call) == 0) & (np.diff(tiles.copy[entries]) == 0) & (call[1:] >= 0)
+        entries = np.delete(entries, np.flatnonzero(same))
         src = entries[:-depth]
-        dst = calls[depth:]
-        known = (dst >= 0) & (src < dst)  # work inserted among the nodes of a graph launch parts them
-        yield np.broadcast_arrays(src[known], dst[known], 0, False, Cause.QUEUE)
+        dst = tiles.calls(entries[depth:])
+        # Work inserted among the nodes of a graph launch parts them.
+        yield np.where(src < dst, src, -1), dst, 0, False, Cause.QUEUE
 
 
 def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
@@ -294,57 +259,43 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
           ...s |d            ...s'|d            ...s'|     recorded: s -> d; in copy 1: s' -> d
 
     That is as many tasks of its name on its lane before the copy's end.
+
+    A hand-off says "this thread reached this point", whoever runs there: for an end of it that was removed
+    the task before (or behind) it on its lane stands in.
     """
     table = graph.links
-    name = graph.columns["name"]
-    handoff = table["cause"] == int(Cause.HANDOFF)
+    name, lane, order = (graph.columns[name] for name in ("name", "lane", "order"))
     src = table["src"].copy()
     dst = table["dst"].copy()
-    _stand_in(graph, src, handoff & ~graph.alive[src], ahead=False)
-    _stand_in(graph, dst, handoff & ~graph.alive[dst], ahead=True)
-    there = (src >= 0) & (dst >= 0)
-    there[there] &= graph.alive[src[there]] & graph.alive[dst[there]]
-    rows = np.flatnonzero(there)
-    before = tiles.at[:, src[rows]]
-    after = tiles.at[:, dst[rows]]
+    for ends, ahead in ((src, False), (dst, True)):
+        gone = np.flatnonzero((table["cause"] == Cause.HANDOFF) & ~graph.alive[ends])
+        tasks = ends[gone]
+        before, behind = around(
+            lambda number: graph.ids[lane[graph.ids] == number],
+            order,
+            lane[tasks],
+            order[tasks] - (not ahead),
+        )
+        ends[gone] = behind if ahead else before
+    before = tiles.at[:, src]
+    after = tiles.at[:, dst]
     leading = (before[0] >= 0) & (before[0] < tiles.ahead) & (after[0] >= tiles.ahead)
-    for row in np.flatnonzero(leading & (len(before) > 1)).tolist():
-        entries = tiles.of_lane[tiles.lane[before[0, row]]]
-        alike = entries[name[tiles.task[entries]] == name[src[rows[row]]]]
+    for row in np.flatnonzero(leading).tolist():
+        entries = tiles.of_lane[lane[src[row]]]
+        alike = entries[name[tiles.task[entries]] == name[src[row]]]
         each = int(((alike >= tiles.ahead) & (tiles.copy[alike] == 0)).sum())
         if each:  # what is not done in the window is not waited for again
             places = np.searchsorted(alike, before[0, row]) + np.arange(1, len(before)) * each
             before[1:, row] = alike[places]
-    copies, both = np.nonzero((before >= 0) & (after >= 0) & (before != after))
-    picked = rows[both]
-    return np.broadcast_arrays(
-        before[copies, both], after[copies, both],
-        table["latency_ns"][picked], table["from_start"][picked] != 0, table["cause"][picked],
-    )  # fmt: skip
-
-
-def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool) -> None:
-    """Let the next (or previous) task of the lane stand in for a removed end of a hand-off.
-
-    A hand-off says "this thread reached this point", whoever runs there.
-    """
-    order = graph.columns["order"]
-    lanes = graph.columns["lane"]
-    on_lane = lanes[graph.ids]
-    ends = tasks[dead]
-    before, behind = around(
-        lambda lane: graph.ids[on_lane == lane], order, lanes[ends], order[ends] - (not ahead)
-    )
-    tasks[dead] = behind if ahead else before
+    before[before == after] = -1
+    return before, after, table["latency_ns"], table["from_start"], table["cause"]
 
 
 def _borders(graph: Graph, window: Window) -> tuple[np.ndarray, np.ndarray]:
     """Return the program-order keys between which each lane is repeated; the end is not included."""
-    if isinstance(window, Mapping):
-        other = next(iter(window.values()))  # lanes of no rank: what edits put between the ranks
-        each = [window.get(lane.rank, other) for lane in graph.lanes]
-    else:
-        each = [window] * len(graph.lanes)
+    windows = window if isinstance(window, Mapping) else {0: window}
+    other = next(iter(windows.values()))  # of lanes of no rank: what edits put between the ranks
+    each = [windows.get(lane.rank, other) for lane in graph.lanes]
     begin, end = np.array(each, np.int64).reshape(-1, 2).T
     return begin, end
 
@@ -377,9 +328,8 @@ def where_in(graph: Graph, window: Window) -> np.ndarray:
     made &= columns["step"] >= 0
     if not made.any():
         return found
-    ranks = np.array([each.rank for each in graph.lanes], np.int64)
     for rank, (first, last) in steps_in(graph, window).items():
-        mine = ranks[lane] == rank
+        mine = graph.ranks[lane] == rank
         for side, of_next in ((0, columns["step"] >= first), (1, columns["step"] > last)):
             here = mine & (found == side)
             edge = order.max(where=here & ~made, initial=-1)
@@ -387,21 +337,17 @@ def where_in(graph: Graph, window: Window) -> np.ndarray:
     return found
 
 
-def _topological(
-    graph: Graph, task: np.ndarray, by_lane: np.ndarray, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
-) -> np.ndarray:
+def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
     """Return a topological rank for every entry of a plan, as near to program order as its edges allow.
 
-    `task` is the task of each entry and `by_lane` all entries by (lane, entry), both int64, shape (entries,);
-    `src`, `dst` and `cause` are the edges between lanes. Raises `CycleError` where there is none.
+    `edges` are those between lanes. Raises `CycleError` where there is none.
     """
-    count = len(task)
-    lanes = graph.columns["lane"][task]
-    fixed = ~np.isin(lanes, list(graph.scheduled))
-    neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
-    src = np.concatenate([src, by_lane[:-1][neighbours]])
-    dst = np.concatenate([dst, by_lane[1:][neighbours]])
-    cause = np.append(cause, np.full(int(neighbours.sum()), int(Cause.LANE)))
+    src, dst, *_, cause = edges
+    lanes = [entries for number, entries in enumerate(tiles.of_lane) if number not in graph.scheduled]
+    src = np.concatenate([src, *(entries[:-1] for entries in lanes)])
+    dst = np.concatenate([dst, *(entries[1:] for entries in lanes)])
+    cause = np.append(cause, np.full(len(src) - len(cause), Cause.LANE))
+    count = len(tiles.task)
     left = np.bincount(dst, minlength=count).tolist()
     by_source = np.argsort(src, kind="stable")
     starts = np.searchsorted(src[by_source], np.arange(count + 1)).tolist()
@@ -418,7 +364,7 @@ def _topological(
             if not left[child]:
                 heapq.heappush(ready, child)
     if done < count:
-        raise _cycle_error(graph, task, rank < 0, src, dst, cause)
+        raise _cycle_error(graph, tiles.task, rank < 0, src, dst, cause)
     return rank
 
 
@@ -438,7 +384,7 @@ def _cycle_error(
     named = []
     for _, after, why in edges[:LONGEST]:
         lane = graph.lanes[graph.columns["lane"][after]].name
-        named.append(f"{task_name(graph, after)} ({REASONS[why].format(lane=lane)})")
+        named.append(f"{task_name(graph, after)} ({why.reason.format(lane=lane)})")
     more = f", and on through {len(cycle) - LONGEST} more" if len(cycle) > LONGEST else ""
     first = task_name(graph, edges[0][0])
     words = f"{first} comes before {', before '.join(named)}{more}"

@@ -24,7 +24,7 @@ from daydream.errors import GraphError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy.typing as npt
+    from numpy.typing import ArrayLike, DTypeLike
     from typing_extensions import Self
 
 
@@ -32,25 +32,38 @@ class Cause(IntEnum):
     """Why a task could not start earlier: a number, as edges store it, and what people read."""
 
     label: str
+    reason: str  # of a step of a cycle
 
-    def __new__(cls, code: int, label: str = "") -> Self:
-        """Return a member: its number and its label."""
+    def __new__(cls, code: int, label: str = "", reason: str = "") -> Self:
+        """Return a member: its number, its label and its reason."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.label = label
+        member.reason = reason
         return member
 
-    LANE = 0, "order on its lane"  #: the task before it, and that task's gap; never stored as an edge
-    LAUNCH = 1, "launch latency"  #: the runtime call that launched it
-    SYNC = 2, "synchronization"  #: a blocking call waits for device work
-    EVENT = 3, "stream wait"  #: a stream waits for an event recorded on another
-    QUEUE = 4, "launch queue"  #: the launch queue of the stream was full
-    HANDOFF = 5, "thread hand-off"  #: another CPU thread woke it or finished for it
-    COMMUNICATION = 6, "communication"  #: a collective waits for data or members, or work for a collective
-    GRAPH = 7, "graph"  #: a node of a CUDA or HIP graph waits for another
-    USER = 8, "inserted edge"  #: an edge that a what-if or the user put in
-    RELEASE = 9, "before the recording"  #: its earliest start; never stored as an edge
-    LOCK = 10, "driver's lock"  #: a call of another thread held the driver's lock
+    #: The task before it, and that task's gap; never stored as an edge.
+    LANE = 0, "order on its lane", "on {lane}, which runs in program order"
+    #: The runtime call that launched it.
+    LAUNCH = 1, "launch latency", "which it launched"
+    #: A blocking call waits for device work.
+    SYNC = 2, "synchronization", "a call that waits for it"
+    #: A stream waits for an event recorded on another.
+    EVENT = 3, "stream wait", "whose stream waits for it"
+    #: The launch queue of the stream was full.
+    QUEUE = 4, "launch queue", "a launch that needs its place in the queue"
+    #: Another CPU thread woke it or finished for it.
+    HANDOFF = 5, "thread hand-off", "on a thread that it wakes"
+    #: A collective waits for data or members, or work for a collective.
+    COMMUNICATION = 6, "communication", "which communicates with it"
+    #: A node of a CUDA or HIP graph waits for another.
+    GRAPH = 7, "graph", "a node after it"
+    #: An edge that a what-if or the user put in.
+    USER = 8, "inserted edge", "by an edge that was put in"
+    #: Its earliest start; never stored as an edge.
+    RELEASE = 9, "before the recording"
+    #: A call of another thread held the driver's lock.
+    LOCK = 10, "driver's lock", "which needs the driver's lock"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,17 +92,17 @@ class Plan:
     @classmethod
     def from_edges(
         cls,
-        lane: npt.ArrayLike,
-        duration_ns: npt.ArrayLike,
-        gap_ns: npt.ArrayLike,
-        release_ns: npt.ArrayLike,
-        src: npt.ArrayLike,
-        dst: npt.ArrayLike,
-        latency_ns: npt.ArrayLike,
-        from_start: npt.ArrayLike,
-        cause: npt.ArrayLike,
+        lane: ArrayLike,
+        duration_ns: ArrayLike,
+        gap_ns: ArrayLike,
+        release_ns: ArrayLike,
+        src: ArrayLike,
+        dst: ArrayLike,
+        latency_ns: ArrayLike,
+        from_start: ArrayLike,
+        cause: ArrayLike,
         scheduled: Iterable[int] = (),
-        priority: npt.ArrayLike | None = None,
+        priority: ArrayLike | None = None,
     ) -> Plan:
         """Return the plan of these tasks and edges; edges may come in any order.
 
@@ -125,8 +138,7 @@ class Plan:
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
             edges = {name: _frozen(values[order], values.dtype) for name, values in edges.items()}
-        edge_ptr = np.bincount(targets + 1, minlength=n + 1)
-        np.cumsum(edge_ptr, out=edge_ptr)
+        edge_ptr = np.cumsum(np.bincount(targets + 1, minlength=n + 1))
         lanes = tuple(sorted({int(number) for number in scheduled}))
         return cls(**tasks, edge_ptr=_frozen(edge_ptr, np.int64), **edges, scheduled=lanes)
 
@@ -141,7 +153,7 @@ class Plan:
     @property
     def lanes(self) -> int:
         """The number of lanes."""
-        return self._once("lanes", lambda: int(self.lane.max(initial=-1)) + 1)
+        return int(self.lane.max(initial=-1)) + 1
 
     @property
     def edge_dst(self) -> np.ndarray:
@@ -164,10 +176,9 @@ class Plan:
 
         def found() -> np.ndarray:
             order = self.by_lane()
+            same = self.lane[order[1:]] == self.lane[order[:-1]]
             before = np.full(len(self), -1)
-            before[order[1:]] = order[:-1]
-            first = np.flatnonzero(self.lane[order[1:]] != self.lane[order[:-1]]) + 1
-            before[order[first]] = -1
+            before[order[1:]] = np.where(same, order[:-1], -1)
             return before
 
         return self._once("before", found)
@@ -180,7 +191,7 @@ class Plan:
         following[before[later]] = later
         return following
 
-    def with_costs(self, duration_ns: npt.ArrayLike, gap_ns: npt.ArrayLike | None = None) -> Plan:
+    def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""
         gap_ns = self.gap_ns if gap_ns is None else gap_ns
         costs: dict[str, Any] = {
@@ -215,25 +226,25 @@ def around(
         tasks_of: gives the tasks of a lane, in program order.
         order: the key of each task in program order.
         lanes: the lane of each point.
-        points: keys in program order.
+        points: keys in program order, or rows of them.
 
     Returns:
-        Two arrays of tasks, int64, -1 where there is none.
+        Two arrays of tasks, int64, -1 where there is none, of the shape of the points.
 
     """
-    before = np.full(len(points), -1)
-    behind = np.full(len(points), -1)
+    before = np.full(points.shape, -1)
+    behind = before.copy()
     for lane in unique(lanes).tolist():
         here = lanes == lane
         tasks = tasks_of(lane)
-        place = np.searchsorted(order[tasks], points[here], side="right")
+        place = np.searchsorted(order[tasks], points[..., here], side="right")
         tasks = np.append(tasks, -1)  # what lies before the first, and behind the last
-        before[here] = tasks[place - 1]
-        behind[here] = tasks[place]
+        before[..., here] = tasks[place - 1]
+        behind[..., here] = tasks[place]
     return before, behind
 
 
-def _frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
+def _frozen(values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     """Return a read-only view, so that the caller's own array stays writeable."""
     given = np.asarray(values)
     if given.dtype.kind == "f" and given.size:
