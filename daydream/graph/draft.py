@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct, unique
+from daydream.arrays import unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause, around, stable_order
-from daydream.graph.tables import CODED, COLUMNS, CPU, DEFAULTS, Facts, Lane, Table
+from daydream.graph.tables import CODED, COLUMNS, CPU, Facts, Lane, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
-ROOM = 8  # for this part of the tasks room is left, for those that later rules add
 NONE = np.empty(0, np.int64)
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
@@ -46,29 +45,10 @@ class DeviceWork:
 class Draft:
     """What the rules read and write: a column is an attribute, with one entry per task.
 
-    `end_ns` is the recorded end, `waited` is true where a wait was taken out of the time of a task, `unit` is
-    the correlation of device work, the same for all nodes of a graph launch. Columns are written to in place;
-    `add` makes new arrays where there is no room, so an array is not kept over it.
+    `start_ns` and `end_ns` are as recorded, `waited` is true where a wait was taken out of the time of a
+    task, `unit` is the correlation of device work, the same for all nodes of a graph launch. Columns are
+    written to in place; `add` makes new arrays, so an array is not kept over it.
     """
-
-    lane: np.ndarray
-    kind: np.ndarray
-    name: np.ndarray
-    op: np.ndarray
-    layer: np.ndarray
-    phase: np.ndarray
-    step: np.ndarray
-    row: np.ndarray
-    duration_ns: np.ndarray
-    gap_ns: np.ndarray
-    release_ns: np.ndarray
-    launch: np.ndarray
-    latency_ns: np.ndarray
-    order: np.ndarray
-    start_ns: np.ndarray
-    end_ns: np.ndarray
-    waited: np.ndarray
-    unit: np.ndarray
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -84,13 +64,22 @@ class Draft:
         self.facts = Facts()
         self.device_work: DeviceWork | None = None
         self.checked: Graph | None = None  # the graph, if the last rule has lowered it already
-        self.size = 0
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
-        types |= {"end_ns": np.int64, "waited": bool, "unit": np.int64}
-        self._room = {name: np.empty(0, dtype) for name, dtype in types.items()}
+        self.columns = Table({**types, "end_ns": np.int64, "waited": bool, "unit": np.int64})
         self._by_lane: dict[int, np.ndarray] = {}  # tasks in program order, as far as they are looked up
         self._looked_up = 0
-        self.add(0)
+
+    @property
+    def size(self) -> int:
+        """The number of tasks."""
+        return len(self.columns)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in self.__dict__.get("columns", ()):
+            raise AttributeError(f"a draft has no column {name!r}")
+        column: np.ndarray = self.columns[name]
+        setattr(self, name, column)  # which `add` makes anew
+        return column
 
     # writing ----------------------------------------------------------------------------------
 
@@ -99,22 +88,12 @@ class Draft:
 
         The recorded end is that of the duration if it is not given.
         """
-        first = self.size
-        self.size = self.size + count
-        if len(self._room["lane"]) < self.size:
-            self.reserve(self.size)
-        if "end_ns" not in columns:
-            columns["end_ns"] = np.add(columns.get("start_ns", -1), columns.get("duration_ns", 0))
-        for name, room in self._room.items():
-            room[first : self.size] = columns.get(name, DEFAULTS.get(name, -1 if name == "start_ns" else 0))
-            setattr(self, name, room[: self.size])
-        return np.arange(first, self.size)
-
-    def reserve(self, count: int) -> None:
-        """Make room for so many tasks, and some more."""
-        for name, room in self._room.items():
-            self._room[name] = np.empty(count + count // ROOM, room.dtype)
-            self._room[name][: len(room)] = room
+        columns.setdefault("start_ns", -1)
+        columns.setdefault("end_ns", np.add(columns["start_ns"], columns.get("duration_ns", 0)))
+        self.columns.add(**{"alive": np.ones(count, bool), **columns})
+        for name in self.columns:
+            self.__dict__.pop(name, None)
+        return np.arange(self.size - count, self.size)
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number."""
@@ -239,7 +218,7 @@ class Draft:
 
     def values(self, tasks: np.ndarray, *names: str) -> dict[str, Any]:
         """Return columns of some tasks, all columns by default."""
-        return {name: getattr(self, name)[tasks] for name in names or self._room}
+        return {name: getattr(self, name)[tasks] for name in names or self.columns}
 
     def on(self, lane: int) -> np.ndarray:
         """Return the tasks of a lane in program order."""
@@ -290,19 +269,21 @@ class Draft:
                 self._by_lane[lane] = self.in_order(tasks)
         return self._by_lane
 
-    def held_by(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (device tasks, the task each waits for, row of `waits` or -1), as lowering will find."""
+    def held_by(self) -> np.ndarray:
+        """Return (device tasks, the task each waits for, row of `waits` or -1), as lowering will find.
+
+        int64, shape (3, waits).
+        """
         waits = self.waits
+        links = self.links
         order = self.order
         earlier, _ = around(self.on, order, waits["source"], order[waits["record"]])
         _, later = around(self.on, order, waits["target"], order[waits["wait"]])
-        rows = np.flatnonzero((earlier >= 0) & (later >= 0) & (order[earlier] < order[later]))
-        linked = self.kind[self.links["dst"]] != CPU
-        return (
-            np.append(later[rows], self.links["dst"][linked]),
-            np.append(earlier[rows], self.links["src"][linked]),
-            np.append(rows, np.full(int(linked.sum()), -1)),
-        )
+        held = (earlier >= 0) & (later >= 0) & (order[earlier] < order[later])
+        linked = self.kind[links["dst"]] != CPU
+        by_waits = np.stack([later, earlier, np.arange(len(waits))])[:, held]
+        by_links = np.stack([links["dst"], links["src"], np.full(len(links), -1)])[:, linked]
+        return np.append(by_waits, by_links, axis=1)
 
     def held_until(self) -> np.ndarray:
         """Return, by task, when the work of other streams that it waits for had ended, or `NEVER`."""
@@ -320,9 +301,14 @@ class Draft:
 
     def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
-        codes, number = distinct(self.name if tasks is None else self.name[tasks])
-        fits = [code >= 0 and bool(match(self.texts["name"][code])) for code in codes.tolist()]
-        return np.array(fits, bool)[number]
+        names = self.name if tasks is None else self.name[tasks]
+        texts = self.texts["name"]
+        fits = np.zeros(len(texts) + 1, bool)  # the last: of no name
+        fits[names] = True
+        fits[-1] = False
+        for code in np.flatnonzero(fits).tolist():
+            fits[code] = bool(match(texts[code]))
+        return fits[names]
 
     @cached_property
     def calls(self) -> np.ndarray:
@@ -363,17 +349,6 @@ class Draft:
         correlation = np.asarray(self.trace[column][rows], np.int64)
         rank = np.maximum(np.asarray(self.trace["rank"][rows], np.int64), 0)
         return np.where(correlation >= 0, correlation + (rank << RANK_BITS), -1)
-
-    @cached_property
-    def lane_of_stream(self) -> dict[tuple[int, int], int]:
-        """The lane of each stream of a rank, the busiest if several have it."""
-        found: dict[tuple[int, int], int] = {}
-        for number, tasks in sorted(self._lane_tasks().items(), key=lambda item: (-len(item[1]), item[0])):
-            if self.lanes[number].on_device:
-                row = self.row[tasks.min()]
-                stream = int(self.trace["stream"][row])
-                found.setdefault((max(int(self.trace["rank"][row]), 0), stream), number)
-        return found
 
 
 def runs_of(values: np.ndarray) -> list[tuple[int, int]]:

@@ -116,7 +116,7 @@ class Table:
 
     def add(self, **rows: Any) -> None:
         """Append rows: a value for all of them or one for each; what is not given takes its default."""
-        count = max(np.size(value) for value in rows.values())
+        count = np.broadcast(*rows.values()).size
         for name, dtype in self.types.items():
             part = np.empty(count, dtype)
             part[:] = rows.get(name, DEFAULTS.get(name, 0))

@@ -95,7 +95,11 @@ def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
     event.
     """
     trace = draft.trace
-    lane_of = draft.lane_of_stream
+    busiest_first = sorted(draft.streams(), key=lambda stream: -len(stream[1]))
+    lane_of = {  # of several lanes of a stream the busiest, which is assigned last
+        (draft.lanes[lane].rank, int(trace["stream"][draft.row[tasks.min()]])): lane
+        for lane, tasks in reversed(busiest_first)
+    }
     rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
     columns = trace["stream"][rows], trace["wait_stream"][rows], draft.units(rows, "wait_correlation")
     said = dict(zip(draft.units(rows).tolist(), np.stack(columns, axis=1).tolist(), strict=True))

@@ -16,7 +16,7 @@ from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, stable_order
 from daydream.graph.tables import ORDER_STEP, Lane
-from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS
+from daydream.trace.schema import HOST_KINDS
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
 END, INSTANT, BEGIN = range(3)
@@ -48,7 +48,6 @@ def order_threads(draft: Draft) -> None:
     index = np.arange(len(start))
     same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
     turn = index - np.maximum.accumulate(np.where(same, 0, index))
-    draft.reserve(len(owner) + int(trace.is_kind(*DEVICE_KINDS).sum()))
     tasks = draft.add(
         len(owner),
         lane=lane,
