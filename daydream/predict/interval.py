@@ -33,8 +33,9 @@ A change that affects nothing has the first two and the rerun only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import hypot, isfinite
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,8 +111,7 @@ class Uncertainty:
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
-        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
-        return {name: round(value) if isfinite(value) else None for name, value in known.items()}
+        return {name: round(float(ns)) if isfinite(ns) else None for name, ns in vars(self).items()}
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, in their order; empty if none matters."""
@@ -124,9 +124,9 @@ class Uncertainty:
             "cost of recording": self.recording,
             "waiting for peers": abs(self.waiting),
         }
-        largest = sorted(causes, key=lambda words: -causes[words])[:most] if step_ns else []
-        shares = {words: causes[words] / step_ns for words in largest}
-        return ", ".join(f"{words} {100 * at:.1f} %" for words, at in shares.items() if at >= LEAST_SAID)
+        shares = {words: ns / step_ns for words, ns in causes.items()} if step_ns else {}
+        largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
+        return ", ".join(f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID)
 
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
@@ -137,14 +137,13 @@ class Uncertainty:
             "CPU time that may be a wait": facts.doubtful_ns,
         }
         affected = comparison.affected.together / step_ns
-        unknown_words = max(unknown, key=lambda cause: unknown[cause])
         changed = f"the change affects {affected:.0%} of the step"
         most, words = max(
             (self.replay, "the replay of the unchanged trace misses the recording by {}"),
             (self.model, changed + ", and what that takes then is known to within {} only"),
-            (self.unknown, unknown_words + " may carry it by {}"),
+            (self.unknown, max(unknown, key=unknown.__getitem__) + " may carry it by {}"),
             (abs(self.waiting), "not all ranks were recorded, and {} may be waiting for them"),
-            key=lambda cause: cause[0],
+            key=itemgetter(0),
         )
         return words.format(f"{most / step_ns:.0%} of the step")
 
@@ -200,8 +199,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
-    low = comparison.simulated_ns - hypot(found.of_the_change_ns, max(-found.waiting, 0.0))
-    high = comparison.simulated_ns + hypot(found.of_the_change_ns, max(found.waiting, 0.0))
+    of_the_change = replace(found, variation=0.0, rerun=0.0, recording=0.0)
+    low = comparison.simulated_ns - of_the_change.shorter_ns
+    high = comparison.simulated_ns + of_the_change.total_ns
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
@@ -232,14 +232,14 @@ def _another_run_ns(comparison: Prediction) -> float:
     if not device_work(comparison.graph)[comparison.graph.alive].any():
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu = waits.pop(Bound.CPU, 0)
-    scale = comparison.simulated_ns / max(cpu + sum(waits.values()), 1)
-    shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
-    trace = comparison.replay.graph.trace
-    if trace is None or cost_of_recording(trace) is None:
-        shown = 0.0  # where little is recorded of the CPU, its time is about that of other runs
-    both = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * sum(waits.values())
-    return hypot(*both, HIDDEN_CPU * shown)
+    cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())
+    scale = comparison.simulated_ns / max(cpu + other, 1)
+    shown, trace = 0.0, comparison.replay.graph.trace
+    # Where little is recorded of the CPU, its time is about that of other runs.
+    if trace is not None and cost_of_recording(trace) is not None:
+        shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
+    on_cpu, on_device = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * other
+    return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
 
 
 def _variation(comparison: Prediction) -> float:
@@ -285,11 +285,9 @@ def unknown_ns(
 
 def _side_by_side_ns(graph: Graph) -> float:
     """Return how long streams work that are not the busiest one of their rank, per step."""
-    covered = covered_steps(graph)
-    chosen = graph.alive & (graph.columns["kind"] != CPU) & covered[graph.columns["step"]]
-    lane, ns = graph.columns["lane"][chosen], graph.columns["duration_ns"][chosen]
-    busy = np.bincount(lane, ns, minlength=len(graph.lanes))
-    busiest: dict[int, float] = {}
-    for each, busy_ns in zip(graph.lanes, busy.tolist(), strict=True):
-        busiest[each.rank] = max(busiest.get(each.rank, 0.0), busy_ns)
-    return float(busy.sum() - sum(busiest.values())) / max(int(covered.sum()), 1)
+    columns, covered = graph.columns, covered_steps(graph)
+    chosen = graph.alive & (columns["kind"] != CPU) & covered[columns["step"]]
+    busy = np.bincount(columns["lane"][chosen], columns["duration_ns"][chosen], len(graph.lanes))
+    ranks = np.array([lane.rank for lane in graph.lanes])
+    busiest = sum(busy[ranks == rank].max() for rank in {*ranks.tolist()})
+    return float(busy.sum() - busiest) / max(int(covered.sum()), 1)

@@ -32,20 +32,22 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
 
 def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
-    facts = graph.facts
-    said = [*whole_recording(graph.trace), *(graph.trace.metadata.get("notes", []) if graph.trace else [])]
+    facts, trace = graph.facts, graph.trace
+    said = whole_recording(trace)
+    if trace:
+        said += trace.metadata.get("notes", [])
     said += facts.notes
-    time = recorded_time(graph.trace) if graph.trace is not None else None
-    said += filter(None, [time.note() if time is not None else None])
-    if graph.trace is not None and _whole_microseconds(graph.trace):
-        said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
-    unresolved = facts.event_waits["unresolved"]
-    if unresolved:
-        total = sum(facts.event_waits.values())
-        said.append(
-            f"{unresolved:,} of {counted(total, 'stream wait')} could not be resolved; "
-            "their order is not kept."
-        )
+    if trace:
+        time = recorded_time(trace)
+        said += filter(None, [time and time.note()])
+        first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
+        if not (first % 1000).any():
+            said.append(
+                "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off."
+            )
+    if unresolved := facts.event_waits["unresolved"]:
+        waits = counted(sum(facts.event_waits.values()), "stream wait")
+        said.append(f"{unresolved:,} of {waits} could not be resolved; their order is not kept.")
     if facts.unresolved_syncs:
         calls = counted(facts.unresolved_syncs, "synchronizing call")
         said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
@@ -77,23 +79,24 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
 
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return the replay's notes and those about this prediction."""
-    said = list(prediction.replay.notes)
+    replay, after = prediction.replay, prediction.after
+    said = list(replay.notes)
     said += [note for note in prediction.graph.facts.notes if note not in said]
     if prediction.left_out is not None:
         said.append(str(prediction.left_out))
     if prediction.contention is not None:
         said.append(prediction.contention.note())
-    if not prediction.after.timeline.overlaps_settled:
+    if not after.timeline.overlaps_settled:
         said.append(
             "Which kernels run during transfers changed with every simulation; "
             "the last of these simulations is shown."
         )
-    if not prediction.after.settled:
+    if not after.settled:
         said.append(
             "The predicted step had not reached a steady state after repeating the window; its last "
             "pass is shown."
         )
-    mean_ns, steady_ns = prediction.replay.replayed_ns, prediction.replayed_ns
+    mean_ns, steady_ns = replay.replayed_ns, prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
     apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
     if apart and prediction.recorded is None:
@@ -107,16 +110,11 @@ def prediction_notes(prediction: Prediction) -> list[str]:
         said += [*answer.memory.recording_notes, *answer.memory.notes]
     elif answer.unsaid is not None:
         said.append(f"{answer.unsaid}.")
-    if whole_recording(prediction.replay.graph.trace):
+    if whole_recording(replay.graph.trace):
         said.append("How steps vary is not known: the interval reaches to the step as it is.")
-    elif len(prediction.replay.steps) == 1:
+    elif len(replay.steps) == 1:
         said.append("Only one step is covered: the interval leaves out how steps vary.")
     return said
-
-
-def _whole_microseconds(trace: Trace) -> bool:
-    starts = trace["start_ns"][:1000]
-    return bool(len(starts) and not (starts % 1000).any() and not (trace["duration_ns"][:1000] % 1000).any())
 
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:
@@ -191,62 +189,55 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
 
     None where there are no rows or no steps with times.
     """
-    steps: list[dict[str, Any]] = trace.metadata.get("steps", [])
-    if not len(trace) or not steps:
-        return None
-    found = [_of_rank(trace, rank, steps) for rank in sorted({int(step.get("rank", 0)) for step in steps})]
-    known = [each for each in found if each is not None]
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    for step in trace.metadata.get("steps", []):
+        by_rank.setdefault(int(step.get("rank", 0)), []).append(step)
+    start = np.asarray(trace["start_ns"], np.int64)
+    end = start + np.asarray(trace["duration_ns"], np.int64)
+    host = trace.is_kind("operator", "annotation", "runtime")
+    known = []
+    for rank, steps in sorted(by_rank.items()):
+        mine = np.asarray(trace["rank"]) == rank if len(by_rank) > 1 else np.ones(len(trace), bool)
+        taken = [
+            (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"])))
+            for step in steps
+            if "end_ns" in step
+        ]
+        if not mine.any() or not taken:
+            continue
+        at = first = int(start[mine].min())
+        last = int(end[mine].max())
+        whole = max(last - first, 1)
+        stretches = []
+        for begin, stop in [*sorted(taken), (last, last)]:
+            if begin - at >= WORTH_NAMING * whole:
+                where = "before" if at == first else "behind" if begin == last else "between"
+                inside = np.flatnonzero(host & mine & (start >= at) & (end <= begin))
+                longest = _longest(trace, inside, start, end, WORTH_NAMING * (begin - at))
+                stretches.append(Stretch(where, at, begin - at, longest))
+            at = max(at, stop)
+        covered = sum(int(s.get("measured_ns") or 0) for s in steps if s.get("covered") and "end_ns" in s)
+        outside = sum(stretch.duration_ns for stretch in stretches)
+        known.append(RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches)))
     if not known:
         return None
     worst = max(known, key=lambda each: each.outside_share)
     return worst.but(covered_share=float(np.mean([each.covered_share for each in known])))
 
 
-def _of_rank(trace: Trace, rank: int, steps: list[dict[str, Any]]) -> RecordedTime | None:
-    mine = [step for step in steps if int(step.get("rank", 0)) == rank and "end_ns" in step]
-    several = len({int(step.get("rank", 0)) for step in steps}) > 1
-    start = np.asarray(trace["start_ns"], np.int64)
-    rows = np.flatnonzero(np.asarray(trace["rank"]) == rank) if several else np.arange(len(trace))
-    if not len(rows) or not mine:
-        return None
-    end = start + np.asarray(trace["duration_ns"], np.int64)
-    first, last = int(start[rows].min()), int(end[rows].max())
-    whole = max(last - first, 1)
-    covered = sum(int(step.get("measured_ns") or 0) for step in mine if step.get("covered"))
-    taken = sorted(
-        (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"]))) for step in mine
-    )
-    stretches, at = [], first
-    for begin, stop in [*taken, (last, last)]:
-        if begin - at >= WORTH_NAMING * whole:
-            where = "before" if at == first else "behind" if begin == last else "between"
-            stretches.append(Stretch(where, at, begin - at, _longest(trace, rows, start, end, at, begin)))
-        at = max(at, stop)
-    outside = sum(stretch.duration_ns for stretch in stretches)
-    return RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches))
-
-
 def _longest(
-    trace: Trace, rows: np.ndarray, start: np.ndarray, end: np.ndarray, begin: int, stop: int
+    trace: Trace, rows: np.ndarray, start: np.ndarray, end: np.ndarray, least_ns: float
 ) -> tuple[LongRow, ...]:
-    """Return the longest rows of the host inside a stretch, that do not overlap."""
-    host = trace.is_kind("operator", "annotation", "runtime")[rows]
-    inside = rows[host & (start[rows] >= begin) & (end[rows] <= stop)]
-    order = inside[np.lexsort((inside, -(end - start)[inside]))]
+    """Return the longest of some rows, that do not overlap and take no less than so long."""
     found: list[int] = []
-    for row in order[:64].tolist():
-        if end[row] - start[row] < WORTH_NAMING * (stop - begin) or len(found) == MOST_NAMES:
+    for row in rows[np.argsort(start[rows] - end[rows], kind="stable")][:64].tolist():
+        if end[row] - start[row] < least_ns or len(found) == MOST_NAMES:
             break
         if all(end[row] <= start[other] or start[row] >= end[other] for other in found):
             found.append(row)
-    names = trace.values("name", np.array(found, np.int64))
-    return tuple(
-        LongRow(_short(str(name)), int(end[row] - start[row])) for name, row in zip(names, found, strict=True)
-    )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 48 else name[:47] + "…"
+    names = map(str, trace.values("name", np.array(found, np.int64)))
+    short = (name if len(name) <= 48 else name[:47] + "…" for name in names)
+    return tuple(LongRow(name, int(end[row] - start[row])) for name, row in zip(short, found, strict=True))
 
 
 def _ms(ns: int) -> str:
