@@ -41,14 +41,14 @@ def simulate(
     from daydream.graph.lower import lower, steps_in
     from daydream.simulate.engine import run
 
-    lowered = lower(graph, copies, window)
-    repeats = {} if window is None else steps_in(graph, window)
+    lowered, settled = lower(graph, copies, window), True
     if contention is None:
         start, end = run(lowered.plan)
-        return Timeline(graph, lowered, start, end, repeats=repeats)
-    plan, start, end, settled = contention.slowed(graph, lowered, copies, window)
-    slowed = replace(lowered, plan=plan)
-    return Timeline(graph, slowed, start, end, repeats=repeats, overlaps_settled=settled)
+    else:
+        plan, start, end, settled = contention.slowed(graph, lowered, copies, window)
+        lowered = replace(lowered, plan=plan)
+    repeats = {} if window is None else steps_in(graph, window)
+    return Timeline(graph, lowered, start, end, repeats=repeats, overlaps_settled=settled)
 
 
 class _CallablePackage(ModuleType):

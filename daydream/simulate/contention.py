@@ -55,11 +55,7 @@ class Contention:
     transfer: float = 1.0
 
     def slowed(
-        self,
-        graph: Graph,
-        lowered: Lowered,
-        copies: int,
-        window: Window | None,
+        self, graph: Graph, lowered: Lowered, copies: int, window: Window | None
     ) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
         """Return the plan with durations as the overlap makes them, its starts and ends, and if they settled.
 
@@ -68,83 +64,54 @@ class Contention:
         plan = lowered.plan
         start, end = run(plan)
         slow = self._slow(graph, lowered, copies, window)
-        if not slow:
-            return plan, start, end, True
         own = duration = plan.duration_ns
-        slowed = np.zeros(len(plan), bool)
-        for side in slow:
-            slowed[side.tasks] = True
-        moved = np.flatnonzero(slowed)
         for turn in range(MOST_TURNS):
             new = own.copy()
             for side in slow:
                 new[side.tasks] = side.durations(own[side.tasks], start, end)
-            changes = np.abs(new[moved] - duration[moved])
+            change = new - duration
             if turn >= EXACT_TURNS:
-                still = moved[changes <= 1]
-                new[still] = duration[still]
-                changes = changes[changes > 1]
+                change[np.abs(change) <= 1] = 0
             # No end moves by more than all durations together.
-            if changes.sum() <= NEGLIGIBLE * int(end.max()):
+            if np.abs(change).sum() <= NEGLIGIBLE * int(end.max(initial=0)):
                 return plan, start, end, True
-            parts = 1 + turn // WHOLE_TURNS
-            duration = new if parts == 1 else duration + (new - duration) // parts
+            duration = duration + change // (1 + turn // WHOLE_TURNS)
             plan = plan.with_costs(duration)
             start, end = run(plan)
         return plan, start, end, False
 
     def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
-        """Return who is slowed by whom."""
+        """Return who is slowed by whom, also with nothing beside them any more."""
+        factor = np.where(graph.columns["kind"] == COLLECTIVE, self.transfer, self.kernel)[lowered.task]
+        held = self._held(graph, lowered, copies, window)
         found = []
-        for everyone, beside in _pairs(graph, lowered):
-            tasks, factor = everyone, self._factor(graph, lowered, everyone)
-            if factor.ndim:
-                tasks, factor = tasks[factor > 1], factor[factor > 1]
-            elif factor <= 1:
-                continue
-            if len(tasks):  # also with nothing beside them any more
-                held = self._held(graph, lowered, tasks, copies, window)
-                losing = [
-                    (1 - 1 / each, np.flatnonzero(factor == each) if factor.ndim else slice(None))
-                    for each in unique(factor).tolist()
-                ]
-                found.append(_Slow(tasks, beside, losing, held))
+        for tasks, beside in _pairs(graph, lowered):
+            for each in unique(factor[tasks]).tolist():
+                if each > 1:
+                    mine = tasks[factor[tasks] == each]
+                    found.append(_Slow(mine, beside, 1 - 1 / each, held[mine]))
         return found
 
-    def _factor(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
-        """Return the factor of tasks, all of them kernels or all transfers: one, or one for each."""
-        of = lowered.task[tasks]
-        if len(of) and graph.columns["kind"][of[0]] == COLLECTIVE:
-            return np.asarray(self.transfer, np.float64)
-        factor = np.asarray(self.kernel, np.float64)
-        return factor[of] if factor.ndim else factor
-
-    def _held(
-        self,
-        graph: Graph,
-        lowered: Lowered,
-        tasks: np.ndarray,
-        copies: int,
-        window: Window | None,
-    ) -> np.ndarray:
-        """Return how much overlap the durations of some entries already hold, in ns."""
-        before, duration = self.baseline, lowered.plan.duration_ns[tasks]
+    def _held(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> np.ndarray:
+        """Return how much overlap the durations of a plan already hold, in ns."""
+        before, duration = self.baseline, lowered.plan.duration_ns
+        held = np.zeros(len(duration), np.int64)
         if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
-            return np.zeros(len(tasks), np.int64)
+            return held
         overlap, share = self._overlaps(copies, window)
-        ids = lowered.task[tasks]
-        origin = _origins(before, graph, ids)
-        copy = np.minimum(lowered.copy[tasks], len(overlap) - 1)
-        part = overlap.reshape(-1)[copy * np.int64(before.size) + np.maximum(origin, 0)]
-        held = np.zeros(len(tasks), np.int64)
-        some = np.flatnonzero((part > 0) & (origin >= 0))  # few
-        part, whole = part[some], before.columns["duration_ns"][origin[some]]
-        kept = np.floor(part / np.maximum(whole, 1) * duration[some] + 0.5).astype(np.int64)
-        held[some] = np.where(whole == duration[some], part, kept)
-        new = np.flatnonzero(origin < 0)
-        new = new[graph.columns["kind"][ids[new]] == COLLECTIVE]
-        # They are sized by recorded ones, which were overlapped.
-        held[new] = np.floor(share * duration[new] + 0.5).astype(np.int64)
+        # Which task of the baseline each device task is, or repeats; -1 for one that is new.
+        row, ids = graph.columns["row"], np.arange(graph.size)
+        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] != CPU))
+        by_row = np.full(int(row.max(initial=-1)) + 2, -1)  # the last is of no row
+        by_row[before.columns["row"][device]] = device
+        origin = np.where(ids < before.size, ids, by_row[row])[lowered.task]
+        part = overlap[lowered.copy, origin]
+        some = np.flatnonzero((part > 0) & (origin >= 0))
+        whole = before.columns["duration_ns"][origin[some]]
+        held[some] = np.floor(part[some] / whole * duration[some] + 0.5)
+        # New transfers are sized by recorded ones, which were overlapped.
+        new = (origin < 0) & (graph.columns["kind"][lowered.task] == COLLECTIVE)
+        held[new] = np.floor(share * duration[new] + 0.5)
         return held
 
     def _overlaps(self, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
@@ -172,19 +139,34 @@ class Contention:
 
 
 class _Slow(NamedTuple):
-    """Entries of a plan that are slowed by those beside them, and the overlap that their durations hold."""
+    """Entries of a plan that are slowed by those beside them."""
 
     tasks: np.ndarray
     beside: np.ndarray
-    losing: list[tuple[float, np.ndarray | slice]]  #: shares of speed that are lost, and who loses each
-    held: np.ndarray
+    lost: float  #: the share of their speed that they lose
+    held: np.ndarray  #: the overlap that their durations hold, in ns
 
     def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return how long they take beside what runs as simulated; their `own` durations hold `held`."""
+        """Return how long they take beside what runs as simulated; their `own` durations hold `held`.
+
+        Where the overlap is the one that a duration holds, the duration stays.
+        """
         covered = Coverage(start[self.beside], end[self.beside])
-        new, begin = np.empty_like(own), start[self.tasks]
-        for lost, mine in self.losing:
-            new[mine] = _stretched(covered, lost, begin[mine], own[mine], self.held[mine])
+        work = np.maximum(own - self.lost * self.held, 0)
+        if not len(covered.start_ns):
+            return np.floor(work + 0.5).astype(np.int64)
+        begin = start[self.tasks]
+        ahead = covered.until(begin)
+        other = np.flatnonzero(covered.until(begin + own) - ahead != self.held)  # few, when nearly settled
+        begin = begin[other]
+        knots = np.ravel([covered.start_ns, covered.end_ns], order="F")
+        done = knots - self.lost * covered.until(knots)
+        target = begin - self.lost * ahead[other] + work[other]
+        ends = np.interp(target, done, knots)
+        ends = np.where(target < done[0], target, ends)
+        ends = np.where(target > done[-1], knots[-1] + (target - done[-1]), ends)
+        new = own.copy()
+        new[other] = np.maximum(np.floor(ends - begin + 0.5), 0)
         return new
 
 
@@ -197,39 +179,3 @@ def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]
         transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
         pairs += [(kernels, transfers), (transfers, kernels)]
     return pairs
-
-
-def _stretched(
-    covered: Coverage, lost: float, start: np.ndarray, own: np.ndarray, held: np.ndarray
-) -> np.ndarray:
-    """Return how long tasks take that lose a share of their speed wherever something runs beside them.
-
-    Where the overlap is the one that a duration holds, the duration stays.
-    """
-    if not len(covered.start_ns):
-        return np.floor(np.maximum(own - lost * held, 0) + 0.5).astype(np.int64)
-    ahead = covered.until(start)
-    new = own.copy()
-    other = np.flatnonzero(covered.until(start + own) - ahead != held)  # few, when nearly settled
-    start, ahead, work = start[other], ahead[other], np.maximum(own[other] - lost * held[other], 0)
-    knots = np.stack([covered.start_ns, covered.end_ns], axis=1).reshape(-1)
-    done = knots - lost * np.stack([covered.before_ns[:-1], covered.before_ns[1:]], axis=1).reshape(-1)
-    target = start - lost * ahead + work
-    end = np.interp(target, done, knots)
-    end = np.where(target < done[0], target, end)
-    end = np.where(target > done[-1], knots[-1] + (target - done[-1]), end)
-    new[other] = np.maximum(np.floor(end - start + 0.5).astype(np.int64), 0)
-    return new
-
-
-def _origins(before: Graph, graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return which task of the baseline each device task is, or repeats; -1 for one that is new."""
-    origin = np.where(ids < before.size, ids, -1)
-    measured = np.flatnonzero(origin < 0)
-    measured = measured[graph.columns["row"][ids[measured]] >= 0]
-    if len(measured):
-        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] != CPU))
-        by_row = np.full(int(max(graph.columns["row"].max(), 0)) + 1, -1, np.int64)
-        by_row[before.columns["row"][device]] = device
-        origin[measured] = by_row[graph.columns["row"][ids[measured]]]
-    return origin
