@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
+SAME = "the same change as {} in this trace"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
 
@@ -207,7 +208,7 @@ def rank(
         name = each if isinstance(each, str) else _optimization(each).name
         say(f"predicting {name}", number / len(chosen))
         apt = optimizations is None
-        parsed, result = _tried([each], before, capacity, begun, only_apt=apt, every=every)
+        parsed, result = _tried([each], before, capacity, begun, tried, only_apt=apt, every=every)
         if isinstance(result, Ranked):
             tried.append((result, parsed[0]))
             best = sorted(tried, key=lambda pair: -_worth(pair[0], by))[: pairs + 1]
@@ -223,7 +224,7 @@ def rank(
         if twin is None:
             found.append((ranked, optimization))
         else:
-            left_out[ranked.optimization] = f"the same change as {twin} in this trace"
+            left_out[ranked.optimization] = SAME.format(twin)
     found.sort(key=lambda pair: pair[0].place)
     together: list[Ranked] = []
     for number, couple in enumerate(_couples(found, by) if pairs > 0 else []):
@@ -231,7 +232,7 @@ def rank(
             break
         name = "+".join(each.name for each in couple)
         say(f"predicting {name}", -1.0)
-        _, result = _tried(couple, before, capacity, begun, only_apt=optimizations is None, every=every)
+        _, result = _tried(couple, before, capacity, begun, [], only_apt=optimizations is None, every=every)
         if isinstance(result, Ranked):
             together.append(result)
         else:
@@ -289,13 +290,15 @@ def _tried(
     before: Replay,
     capacity: int | None,
     begun: dict[str, Mapping[int, Graph]],
+    tried: Sequence[tuple[Ranked, Optimization]],
     *,
     only_apt: bool = True,
     every: bool = False,
 ) -> tuple[list[Optimization], Ranked | str]:
     """Return the optimizations, and what they would give together or the reason why they give nothing.
 
-    `begun` takes the copies that one changes, by name; several go on from those of the first of them.
+    `begun` takes the copies that one changes, by name; several go on from those of the first of them. What is
+    the same line of code as one that was `tried`, and excludes it, is the same change.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself, nor does
     what the recorded script cannot have, if not `every` change is asked for.
@@ -303,15 +306,9 @@ def _tried(
     parsed: list[Optimization] = []
     try:
         parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
-        if only_apt and any(each.of_jobs for each in parsed) and _alone(before):
-            return parsed, OF_JOBS
-        if only_apt and not every:
-            reasons = filter(None, [why_not_offered(each, before.graph) for each in parsed])
-            if reason := next(reasons, None):
-                return parsed, reason
-        needed = [option.flag for each in parsed for option in each.options if option.required]
-        if needed:
-            return parsed, f"needs {' and '.join(needed)}"
+        reason = _why_not(parsed, before, tried, only_apt=only_apt, every=every)
+        if reason is not None:
+            return parsed, reason
         options = _suggested(parsed, before.graph)
         first = in_order(parsed)[:1] if len(parsed) > 1 else []
         known = begun.get(first[0].name) if first else None
@@ -324,6 +321,27 @@ def _tried(
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
         return parsed, f"it failed: {type(error).__name__}: {error}"
+
+
+def _why_not(
+    parsed: Sequence[Optimization],
+    before: Replay,
+    tried: Sequence[tuple[Ranked, Optimization]],
+    *,
+    only_apt: bool,
+    every: bool,
+) -> str | None:
+    """Return why optimizations are left out before anything is predicted, or None."""
+    for other in (kept for _, kept in tried if kept.code and kept.code == parsed[0].code):
+        if other.rules_out(parsed[0]):
+            return SAME.format(other.name)
+    if only_apt and any(each.of_jobs for each in parsed) and _alone(before):
+        return OF_JOBS
+    reasons = [why_not_offered(each, before.graph) for each in parsed if only_apt and not every]
+    if any(reasons):
+        return next(filter(None, reasons))
+    needed = [option.flag for each in parsed for option in each.options if option.required]
+    return f"needs {' and '.join(needed)}" if needed else None
 
 
 def _alone(before: Replay) -> bool:
