@@ -22,11 +22,11 @@ traces that hold all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.arrays import distinct, percentile, unique
 from daydream.costs.device.roofline import is_matrix_kernel
@@ -49,8 +49,7 @@ SAME_KERNEL = ("name", "grid", "block", "dtype", "shapes")
 SAME_TRANSFER = ("name", "collective", "bytes", "group")
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """A factor, with what it rests on: places in the step, their runs beside and alone, the overlap.
 
     Nine of ten factors of places drawn from these at random lie between `low` and `high`.
@@ -65,8 +64,7 @@ class Evidence:
     overlapped_ns: int
 
 
-@dataclass(frozen=True, eq=False)
-class Compared:
+class Compared(Struct, frozen=True, eq=False):
     """Places of the step whose work ran both beside and alone, an entry each.
 
     `excess_ns` is what the runs beside took longer than `alone_ns`, the same number of usual runs alone.

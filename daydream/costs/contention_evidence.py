@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import asdict, fields
 
 from daydream.costs.contention import Compared, Evidence, Measured
 

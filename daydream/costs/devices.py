@@ -10,12 +10,12 @@ units of its own. L2 and link figures that the source does not give are None.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.errors import NotApplicableError
 
@@ -28,8 +28,7 @@ GIB = 2**30
 _busiest: WeakKeyDictionary[Trace, int | None] = WeakKeyDictionary()  # the device that ran most kernels
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """Peaks of one device as torch sees it.
 
     `tflops` by number format: `float32` is the vector units, `float32_matrix` matrix

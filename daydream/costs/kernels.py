@@ -10,10 +10,10 @@ functor names how many lists it reads and which it writes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.arrays import percentile, unique
 from daydream.costs.devices import Device, device_of, device_properties
@@ -44,8 +44,7 @@ UNTOLD = ("transfer", None)  # families that no operator has
 LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed cost
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """Work of tasks, an entry a task in the order of the selection.
 
     Attributes:
@@ -251,8 +250,7 @@ def filled(blocks: np.ndarray, units: int | np.ndarray, *, in_waves: np.ndarray)
     return np.where(blocks > 0, blocks / (waves * units), 1.0)
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """What bounds each task, with the evidence; an entry a task in the order of the selection.
 
     Attributes:

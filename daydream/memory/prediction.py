@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
@@ -18,8 +18,7 @@ CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (
 Case = Literal["least", "expected", "most"]
 
 
-@dataclass(frozen=True)
-class MemoryChange:
+class MemoryChange(Struct, frozen=True):
     """What one optimization does to memory, with its options.
 
     Attributes:

@@ -11,9 +11,9 @@ recording that holds them once would give them to the graph, which never made th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.costs.device.roofline import names_fit
 from daydream.graph.calls import call_rows
@@ -168,8 +168,7 @@ def start_as_nodes(captured: Selection, node_ns: int) -> None:
         near.set(gap_ns=np.minimum(near.gap_ns, node_ns))
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """What a capture changes on the CPU in covered steps.
 
     Attributes:

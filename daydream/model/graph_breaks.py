@@ -8,9 +8,9 @@ holds several calls of compiled graphs, and between them guards, Python and what
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -26,8 +26,7 @@ GRAPH = r"^## Call CompiledFxGraph"
 UNKNOWN_BREAK = "a graph break, or code that Dynamo left uncompiled"
 
 
-@dataclass(frozen=True, eq=False)
-class GraphBreak:
+class GraphBreak(Struct, frozen=True, eq=False):
     """Graph breaks at one place of the program.
 
     Attributes:
@@ -45,8 +44,7 @@ class GraphBreak:
     ns: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Calls:
+class _Calls(Struct, frozen=True, eq=False):
     """Calls of compiled functions: what of them is no calculation, and which call and break it belongs to."""
 
     tasks: Selection  # forward: overhead in calls with several compiled graphs

@@ -8,9 +8,8 @@ what Python does in a step is spread between its launches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -26,8 +25,7 @@ SHORT_NS = 1000  # waits below it are alike
 ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it is near 0
 
 
-@dataclass(frozen=True)
-class LoaderWaits:
+class LoaderWaits(Struct, frozen=True):
     """Waits for batches, one a step, in order.
 
     Attributes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import grid_blocks, updated_by_grids, work
@@ -21,8 +21,7 @@ from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 
-@dataclass(frozen=True)
-class UpdateRule:
+class UpdateRule(Struct, frozen=True):
     """An update rule: what one fused pass moves for each parameter, and Python's time.
 
     Values have the parameter's width: 7 of Adam are 28 B of a float32 parameter.
@@ -107,8 +106,7 @@ ACCUMULATE = r"AccumulateGrad$"
 PASSES = ("element-wise", "optimizer")  # families of operators that read and write all values
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Struct, frozen=True):
     """The optimizer of a trace.
 
     Attributes:

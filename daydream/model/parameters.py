@@ -12,10 +12,10 @@ with fewer layers has fewer nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.errors import NotApplicableError
@@ -27,8 +27,7 @@ from daydream.model.optimizers import ACCUMULATE, update_of
 ZERO_GRAD = r"^Optimizer\.zero_grad"
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(Struct, frozen=True):
     """What each layer trains.
 
     Attributes:
@@ -118,8 +117,7 @@ def _part(amounts: dict[str, int], layers: set[str]) -> float:
     return sum(amount for layer, amount in amounts.items() if layer in layers) / total if total else 0.0
 
 
-@dataclass(frozen=True)
-class CompiledPart:
+class CompiledPart(Struct, frozen=True):
     """What one compiled call holds.
 
     Attributes:

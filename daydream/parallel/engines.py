@@ -24,8 +24,9 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from daydream.errors import DaydreamError
 
@@ -38,8 +39,7 @@ DIED = (
 )
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """What runs the work; `workers` None is one a core, `address` that of a scheduler."""
 
     kind: str = "local"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.errors import HandleError, TraceError
 from daydream.files.cache import Contents, read_entry, write_entry
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 COLUMN, MEMORY = "trace.", "memory."  # begin the names of its arrays
 
 
-@dataclass
-class CacheEntry:
+class CacheEntry(Struct):
     """What is kept of a trace and of what was worked out from it, under a key that its content gives.
 
     `key_now` gives the key again: a file that changed while it was read is not kept under what it was before.
@@ -28,7 +27,7 @@ class CacheEntry:
 
     key: str
     key_now: Callable[[], str | None]
-    found: Contents | None = field(default=None, repr=False)
+    found: Contents | None = None
 
     def read(self) -> Contents | None:
         """Return what is kept, None if nothing is. Each call maps it anew: who changes it changes its own."""

@@ -8,11 +8,11 @@ identifier per point of interest, made by whoever compiled it, and logged or fou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from daydream.errors import HandleError
 from daydream.trace.schema import PHASES
@@ -28,8 +28,7 @@ MOST_HANDLES = 2**22
 Identifier = int | str
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(Struct, frozen=True):
     """One operator that a compiled piece of code does the work of; an empty text is unknown.
 
     `operator` is named as the profiler names it (`aten::addmm`), `layer` is a qualified module path

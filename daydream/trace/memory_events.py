@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from daydream.errors import TraceError
 from daydream.text import counted
@@ -219,8 +219,7 @@ FEW = 12  # blocks of which every selection is added up
 MOST, ROUNDS = 300_000, 20  # gaps times blocks that are looked at (a few steps have thousands), and how often
 
 
-@dataclass
-class _Block:
+class _Block(Struct):
     """An allocation that no event frees, until at latest its address is given out again."""
 
     begin: int  # event; -1 if it was held before the first
@@ -234,8 +233,7 @@ class _Block:
         return self.lost and self.begin < gap.at <= self.until and self.size <= gap.missing
 
 
-@dataclass
-class _Gap:
+class _Gap(Struct):
     """The time before event `at`, in which `missing` bytes went that no event tells."""
 
     at: int

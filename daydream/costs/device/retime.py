@@ -10,9 +10,8 @@ for all others that go from 32 to 16 bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from daydream.arrays import unique
 from daydream.costs.counters.quantities import conflict_share
@@ -265,8 +264,7 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     return by_entry[place]
 
 
-@dataclass(frozen=True)
-class Retimed:
+class Retimed(Struct, frozen=True):
     """Predicted durations, an entry a task in the order of the selection.
 
     Attributes:
