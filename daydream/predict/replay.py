@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import astuple
 
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
+from daydream.costs.contention import known, measured_contention
+from daydream.costs.contention_evidence import evidence_json, evidence_of
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
+from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
-from daydream.errors import GraphError
+from daydream.errors import DaydreamError, GraphError
+from daydream.files.cache import Contents
+from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
-from daydream.graph.tables import KERNEL
+from daydream.graph.tables import COSTS, KERNEL
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -36,19 +43,22 @@ from daydream.predict.basis import (
 from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
 from daydream.results import Record
 from daydream.simulate.critical_path import held_ns
-from daydream.simulate.steady_state import SteadyState, settle
+from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
+from daydream.trace.cached_trace import CacheEntry, trace_contents
 from daydream.trace.step_range import TYPICAL
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from daydream.trace.cached_trace import CacheEntry
-
 Source = Trace | str | os.PathLike[str]
 LEAST_SHARE, LARGEST_SHARE = 0.01, 0.6  # of the busiest thread's time: a typical cost that counts
 APART = 0.05  # typical and mean step: further apart both are said
+START = "start_ns"  # the kept array of when each task of the plan starts
+MISTAKES = (
+    DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
+)  # fmt: skip
 BASIS_FIELDS = (
     "basis", "basis_measured_ns", "basis_typical_measured_ns", "basis_error", "spread", "recording_cost",
     "start_up_ns",
@@ -191,8 +201,7 @@ class Replay(NotebookFigure):
         import pandas as pd
 
         columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
-        rows = [(each.name, each.rank, each.measured_ns, each.replayed_ns, each.error) for each in self.steps]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(map(astuple, self.steps), columns=columns)
 
     @property
     def steps(self) -> list[StepReplay]:
@@ -253,12 +262,7 @@ class Replay(NotebookFigure):
 
     def as_recorded(self) -> Replay:
         """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        if self.basis == RECORDED:
-            return self
-        found = Replay(self.recording.graph, self.recording.settled, self.recording, said=self.said)
-        found.basis_measured_ns, found.basis_error = self.measured_ns, self.error
-        found.basis_typical_measured_ns = self.typical_measured_ns
-        return found
+        return self if self.basis == RECORDED else _as_recorded(self.recording, self.said)
 
     @cached_property
     def tasks_of_steps(self) -> np.ndarray:
@@ -350,51 +354,90 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
     """
     if isinstance(source, Graph):
         graph = source if table is None else source.copy()
-        give_table(graph, table)
-        return baseline_of(recorded_steps(graph))
-    trace = as_trace(source)
-    if trace.cache is None:
+    else:
+        trace = as_trace(source)
+        if trace.cache is not None:
+            found = _from_cache(trace, trace.cache)
+            for graph in (found.graph, found.recording.graph):
+                give_table(graph, table)
+            return found
         from daydream.graph.build import build  # a kept graph needs no rule
 
         graph = build(trace)
-        give_table(graph, table)
-        return baseline_of(recorded_steps(graph))
-    found = _from_cache(trace, trace.cache)
-    for graph in (found.graph, found.recording.graph):
-        give_table(graph, table)
-    return found
+    give_table(graph, table)
+    return baseline_of(recorded_steps(graph))
 
 
 def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
-    """Return the replay that is kept of a trace, or the one made of it, which is kept from then on."""
-    from daydream.predict.cached_replay import Kept, cached_replay, keep  # for those who ask for it
+    """Return the replay that is kept of a trace, or the one made of it, which is kept from then on.
 
-    found = cached_replay(trace, entry)
-    if found is not None and found.steps:  # no replay is without
-        steps = [StepReplay(*step) for step in found.steps]
-        graph, settled = found.graph, found.settled
-        recording = Recording(graph, settled, steps, found.start_error_ns)
-        if found.times is not None:
-            graph = graph.retimed(*found.times)
-            settled = settle(graph)
-        return Replay(graph, settled, recording, said=found.said, parts=found.parts, **found.basis)
+    An entry is taken as it was written where its digest fits; it is worked out again where a part is missing.
+    """
+    found = entry.read()
+    if found is not None:
+        with suppress(*MISTAKES):
+            return _kept(trace, found)
     from daydream.graph.build import build
     from daydream.predict.breakdown import parts_of_replay
 
     made = baseline_of(recorded_steps(build(trace)))
-    recording = made.recording
-    rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
-    columns = made.graph.columns
-    times = None if made.basis == RECORDED else (columns["duration_ns"], columns["gap_ns"])
-    basis = {name: getattr(made, name) for name in BASIS_FIELDS}
-    parts = parts_of_replay(made)
-    keep(
-        Kept(
-            recording.graph, recording.settled, rows, recording.start_error_ns, made.said, parts, times, basis
-        ),
-        entry,
-    )
+    parts_of_replay(made)
+    if is_plain(made.recording.graph):
+        with suppress(*MISTAKES):
+            entry.write(_contents(made, trace))
     return made
+
+
+def _contents(made: Replay, trace: Trace) -> Contents:
+    """Return what is kept of a replay: its graph, its plan and when each task starts."""
+    recording, settled = made.recording, made.recording.settled
+    timeline, of_trace = settled.timeline, trace_contents(trace)
+    graph, arrays = graph_contents(recording.graph)
+    families, work = work_contents(trace)
+    arrays |= of_trace.arrays | work
+    arrays |= plan_arrays(recording.graph, settled.passes, repeatable(recording.graph))
+    arrays[START] = timeline.start_ns
+    if made.basis != RECORDED:
+        arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
+    if (timeline.end_ns != timeline.start_ns + timeline.plan.duration_ns).any():
+        raise ValueError("tasks end later than their work does")
+    document = {
+        "graph": graph,
+        "passes": settled.passes,
+        "repeats": [[rank, *steps] for rank, steps in timeline.repeats.items()],
+        "times": [[*key, ns] for key, ns in settled.times.items()],
+        "copy": settled.copy,
+        "settled": settled.settled,
+        "steps": [[each.name, each.rank, each.measured_ns, each.replayed_ns] for each in recording.steps],
+        "start_error_ns": recording.start_error_ns,
+        "said": made.said,
+        "parts": made.parts,
+        "basis": {name: getattr(made, name) for name in BASIS_FIELDS},
+        "families": families,
+        "contention": evidence_json(measured_contention(recording.graph)),
+    }
+    return Contents({**of_trace.document, "replay": document}, arrays)
+
+
+def _kept(trace: Trace, found: Contents) -> Replay:
+    """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
+    document, arrays = found.document["replay"], found.arrays
+    graph = cached_graph(trace, document["graph"], arrays)
+    lowered = cached_plan(graph, document["passes"], repeatable(graph), arrays)
+    start = arrays[START]
+    repeats = {rank: (first, last) for rank, first, last in document["repeats"]}
+    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
+    times = {(copy, step): ns for copy, step, ns in document["times"]}
+    settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
+    steps = [StepReplay(*step) for step in document["steps"]]
+    recording = Recording(graph, settled, steps, document["start_error_ns"])
+    work_known[trace] = kept_work(document["families"], arrays)
+    known[trace] = evidence_of(document["contention"])
+    basis = document["basis"]
+    if basis["basis"] != RECORDED:
+        graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
+        settled = settle(graph)
+    return Replay(graph, settled, recording, said=document["said"], parts=document["parts"], **basis)
 
 
 def recorded_steps(graph: Graph) -> Recording:
@@ -418,11 +461,9 @@ def recorded_steps(graph: Graph) -> Recording:
 
 def baseline_of(recording: Recording) -> Replay:
     """Return the replay of a trace whose recorded steps were simulated: the step that answers are about."""
-    graph, settled = recording.graph, recording.settled
-    trace, notes = graph.trace, replay_notes(graph, settled)
-    found = Replay(graph, settled, recording, said=notes)
-    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
-    found.basis_typical_measured_ns = found.typical_measured_ns
+    graph = recording.graph
+    trace, notes = graph.trace, replay_notes(graph, recording.settled)
+    found = _as_recorded(recording, notes)
     if trace is None:
         return found
     timed = timed_steps(trace, [step.measured_ns for step in recording.steps])
@@ -456,6 +497,14 @@ def baseline_of(recording: Recording) -> Replay:
     )
 
 
+def _as_recorded(recording: Recording, said: list[str]) -> Replay:
+    """Return the replay whose answers are about the recorded step."""
+    found = Replay(recording.graph, recording.settled, recording, said=said)
+    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
+    found.basis_typical_measured_ns = found.typical_measured_ns
+    return found
+
+
 def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
     """Return the replay of a graph whose CPU work is scaled by the timed step / the simulated one.
 
@@ -485,8 +534,8 @@ def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
 def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
     """Return the median and 95th percentile of how far kernels start from where they were recorded, in ns."""
     measured = graph.columns["measured_start_ns"][timeline.task]
-    kernels = (graph.columns["kind"][timeline.task] == KERNEL) & (timeline.copy == 0) & (measured >= 0)
-    if not kernels.any():
-        kernels = (timeline.copy == 0) & (measured >= 0)
-    off = np.abs(timeline.start_ns[kernels] - measured[kernels])
-    return {"p50": round(float(percentile(off, 50))), "p95": round(float(percentile(off, 95)))}
+    chosen = (timeline.copy == 0) & (measured >= 0)
+    kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
+    off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
+    p50, p95 = percentile(off, [50, 95]).tolist()
+    return {"p50": round(p50), "p95": round(p95)}
