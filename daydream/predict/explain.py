@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -197,12 +198,18 @@ def explain(
     causes = tuple(shares(chain))
     busy = busy_ns(chain)
     memory, unsaid = peak_memory(asker, capacity)
+    graph, steps = chain.graph, len(chain.steps)
+    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered_steps(graph)[graph.columns["step"]]
+    kernels = Selection(graph, np.flatnonzero(chosen))
+    general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
+    if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
+        general_ns = 0
     found = Explanation(
         whatif=None if after is None else after.optimization,
         basis=before.basis,
         measured_ns=before.basis_measured_ns,
         replay_error=before.basis_error,
-        steps=tuple(str(chain.graph.steps[step]["name"]) for step in chain.steps),
+        steps=tuple(str(graph.steps[step]["name"]) for step in chain.steps),
         step_ns=round(chain.step_ns),
         replayed_ns=asker.step_ns,
         causes=causes,
@@ -215,14 +222,14 @@ def explain(
         communication=communication(chain),
         synchronization_wait_ns=chain.per_step(waits(chain, Cause.SYNC)[1]),
         avoidable=tuple(asker.avoidable(chain)),
-        kernels=reached(chain),
-        general_convolutions_ns=general_convolutions_ns(chain),
+        kernels=reached(kernels, steps),
+        general_convolutions_ns=round(general_ns / steps),
         notes=tuple(
             dict.fromkeys(
                 [
                     *known,
-                    *sentences(breaks_of(chain.graph)),
-                    *uncompiled_sentences(chain.graph.trace),
+                    *sentences(breaks_of(graph)),
+                    *uncompiled_sentences(graph.trace),
                     *(memory.recording_notes if memory else ()),
                 ]
             )
@@ -263,16 +270,17 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     chain = trace_back(settled.timeline, settled.copy, settled.step_times())
     causes = shares(chain)
     found = bound(causes, ask_without(WhatIfs(replay, bare=True), chain))
-    share = shares_of(causes).get(found, 0.0)
+    share = shares_of(causes)[found]
     return found, share if share >= MOST else 0.0
 
 
-def shares_of(causes: Sequence[Share]) -> Mapping[Bound, float]:
+def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
-    found: dict[Bound, float] = {}
+    found: defaultdict[Bound, float] = defaultdict(float)
     for each in causes:
-        for what in [each.bound, *[Bound.LOADING] * (each.cause is PathCause.LOADING)]:
-            found[what] = found.get(what, 0.0) + each.share
+        found[each.bound] += each.share
+        if each.cause is PathCause.LOADING:
+            found[Bound.LOADING] += each.share
     return found
 
 
@@ -284,7 +292,7 @@ def bound(causes: Sequence[Share], without: Without) -> Bound:
     """
     step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
     transfers = without.communication
-    on_device = Bound.COPIES if waits.get(Bound.COPIES, 0.0) >= MOST else Bound.GPU
+    on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
     if transfers is not None and (transfers.saving_ns or 0) >= MOST * step_ns:
         on_device = Bound.COMMUNICATION
     if without.device is None:
@@ -297,13 +305,13 @@ def bound(causes: Sequence[Share], without: Without) -> Bound:
     # What each side would take alone, as a part of the step.
     device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without.cpu, without.device))
     found = Bound.CPU if cpu > device else on_device
-    if waits.get(Bound.LOADING, 0.0) >= MOST and 1 - device >= MOST:
+    if waits[Bound.LOADING] >= MOST and 1 - device >= MOST:
         found = Bound.LOADING
     elif 1 - device >= LARGELY:
         found = Bound.CPU
     elif max(device, cpu) < NEARLY and 1 - cpu < LARGELY:
         found = Bound.TURNS
-    elif min(device, cpu) >= NEARLY and (waits.get(Bound.CPU, 0.0) >= MOST) != (cpu >= device):
+    elif min(device, cpu) >= NEARLY and (waits[Bound.CPU] >= MOST) != (cpu >= device):
         found = Bound.BOTH
     return found
 
@@ -320,13 +328,12 @@ class PeakShare(Record):
     peak: str
 
 
-def reached(chain: Chain) -> tuple[PeakShare, ...]:
+def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     """Return what the families of kernels that take longest reach; none without shapes or a known device.
 
     Kernels whose work is unknown do not count, nor do those that a cache serves: more than the memory's peak.
     """
-    graph = chain.graph
-    kernels = _kernels(chain)
+    graph = kernels.graph
     try:
         device = device_of(graph)
     except NotApplicableError:
@@ -335,40 +342,20 @@ def reached(chain: Chain) -> tuple[PeakShare, ...]:
         return ()
     amounts = work(graph, kernels)
     rate = peaks(number_formats(kernels, amounts, device), device)
-    arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, np.nan)
-    memory = np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, np.nan)
-    known = np.isfinite(arithmetic) | np.isfinite(memory)
+    arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
+    memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
+    took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
     family, names = labels(graph, kernels.ids)
-    took = kernels.duration_ns.astype(np.float64)
-
-    def by_family(values: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.bincount(family[known], np.nan_to_num(values[known]), len(names))
-        return found
-
-    ns, flop_ns, byte_ns = (by_family(values) for values in (took, arithmetic, memory))
+    ns, flop_ns, byte_ns = (
+        np.bincount(family, values * known, len(names)) for values in (took, arithmetic, memory)
+    )
     found = []
     for each in np.argsort(-ns, kind="stable")[:MOST_FAMILIES].tolist():
         bound_ns = max(flop_ns[each], byte_ns[each])
         if LEAST_OF_KERNELS * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
             of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
-            share = float(bound_ns / ns[each])
-            found.append(PeakShare(names[each], round(ns[each] / len(chain.steps)), share, of))
+            found.append(PeakShare(names[each], round(ns[each] / steps), float(bound_ns / ns[each]), of))
     return tuple(found)
-
-
-def general_convolutions_ns(chain: Chain) -> int:
-    """Return what convolutions by cuDNN's general algorithms take a step; 0 where it is next to nothing."""
-    kernels = _kernels(chain)
-    general = int(kernels.where(name=GENERAL).duration_ns.sum())
-    return round(general / len(chain.steps)) if general > LEAST_OF_KERNELS * kernels.duration_ns.sum() else 0
-
-
-def _kernels(chain: Chain) -> Selection:
-    """Return the kernels of the covered steps."""
-    graph = chain.graph
-    covered = covered_steps(graph)[graph.columns["step"]]
-    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered
-    return Selection(graph, np.flatnonzero(chosen))
 
 
 class SmallerPeak(WhatIfResult, kw_only=True):
@@ -439,8 +426,6 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
             found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))
 
     def place(each: SmallerPeak) -> tuple[int, ...]:
-        if not each.fits:
-            return 1, each.after_bytes
-        return 0, each.needs is not None, each.predicted_ns or 0
+        return (0, each.needs is not None, each.predicted_ns or 0) if each.fits else (1, each.after_bytes)
 
     return tuple(sorted(found, key=place))

@@ -12,18 +12,18 @@ apart. That is no answer about the whole step, and a narrow interval around it w
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import hypot
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
 from daydream.graph.select import among, matching
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code
 from daydream.model import trained_parameters
 from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
-from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -271,31 +271,37 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
         | (before.columns["lane"] != columns["lane"][:size])
         | (before.alive != after.alive[:size])
     )
-    parameters = list(trained_parameters(before).tensors)
-    paths = list(dict.fromkeys([*after.texts["layer"], *parameters]))
-    may_be, chosen = np.zeros(size, bool), np.zeros(len(paths) + 1, bool)
-    layer, phase = before.columns["layer"], before.columns["phase"]
+    parameters = trained_parameters(before).tensors
+    paths = {*after.texts["layer"], *parameters}
+    may_be, chosen = np.zeros(size, bool), set[str]()
+    phase, on_device = before.columns["phase"], device_work(before) & before.alive
     for words in chosen_by:
         if "layer" in words:
-            fits = _mask(any(fnmatch.fnmatchcase(path, each) for each in words["layer"]) for path in paths)
+            fits = {path for path in paths if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])}
         else:
             fits = _in_blocks(paths, matching_blocks(after, words["block"]))
-        if not fits[columns["layer"][edited]].any():
+        if not fits & _layers(after, edited):
             continue
         chosen |= fits
         # The other words of the selection that are known in any call.
         where: dict[str, Any] = {name: words[name] for name in ("kind", "name", "phase") if name in words}
         if "on" in words:
             (where["on"],) = words["on"]
-        like = matching(before, np.arange(size), where)
-        enclosed = _encloses(calls, paths, fits, parameters)[layer]
-        may_be |= like & enclosed & _may_hold(before, calls, fits, np.isin(paths, parameters))[phase]
+        like = matching(before, np.arange(size), where) & _encloses(before, calls, fits, parameters)
+        # Not where each with parameters, or with work in such a call, does its work outside: that of the
+        # backward pass, or all other.
+        needs = fits & {*parameters, *_layers(before, calls.inside)}
+        backward = phase == phase_code("backward")
+        for part in (backward, ~backward):
+            outside = _layers(before, on_device & ~calls.inside & part)
+            if not needs <= outside or not fits & outside:
+                may_be |= like & part
     may_be &= calls.unplaced & ~np.isin(phase, NOT_BY_LAYER)
-    on_device = device_work(before) & before.alive & diff.covered[:size]
+    on_device &= diff.covered[:size]
     left_ns = diff.was_ns[may_be & on_device].sum()
     if not left_ns:
         return None
-    of_chosen = device_work(after) & chosen[columns["layer"]] & diff.covered
+    of_chosen = device_work(after) & _of_layers(after, chosen) & diff.covered
     was_ns, now_ns = diff.was_ns[of_chosen[:size]].sum(), diff.now_ns[of_chosen].sum()
     return _out_of_reach(
         diff, on_device, left_ns, abs(now_ns - was_ns) / was_ns if was_ns else 1.0,
@@ -314,50 +320,39 @@ def _out_of_reach(
 
 def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
     """Return a mask of the tasks that may be of any repeated block, and what runs most of them."""
-    calls, paths = whole_calls(graph), graph.texts["layer"]
+    calls = whole_calls(graph)
     if calls is None:
         return np.zeros(graph.size, bool), ""
-    fits = _in_blocks(paths, [block for family in repeated_blocks(graph) for block in family])
-    encloses = _encloses(calls, paths, fits, list(trained_parameters(graph).tensors))
-    return calls.unplaced & encloses[graph.columns["layer"]], calls.where
+    blocks = [block for family in repeated_blocks(graph) for block in family]
+    fits = _in_blocks(graph.texts["layer"], blocks)
+    return calls.unplaced & _encloses(graph, calls, fits, trained_parameters(graph).tensors), calls.where
 
 
-def _mask(fits: Iterable[bool]) -> np.ndarray:
-    """Return what fits of some texts as a mask by their codes; at its end that of none does not."""
-    return np.array([*fits, False])
+def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
+    """Return the layers of some tasks, a mask."""
+    codes = unique(graph.columns["layer"][tasks]).tolist()
+    return {graph.texts["layer"][code] for code in codes if code >= 0}
 
 
-def _in_blocks(paths: list[str], blocks: Iterable[str]) -> np.ndarray:
-    """Return a mask of the paths that are some blocks, or in them."""
+def _of_layers(graph: Graph, layers: Collection[str], *, none: bool = False) -> np.ndarray:
+    """Return a mask of the tasks of some layers, or of those and of no layer."""
+    return np.array([*(path in layers for path in graph.texts["layer"]), none])[graph.columns["layer"]]
+
+
+def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
+    """Return those of some paths that are blocks, or in them."""
     parts = {each for block in blocks for each in block.split(TOGETHER)}
-    return _mask(any(within(path, part) for part in parts) for path in paths)
+    return {path for path in paths if any(within(path, part) for part in parts)}
 
 
-def _encloses(calls: WholeCalls, paths: list[str], fits: np.ndarray, parameters: list[str]) -> np.ndarray:
-    """Tell of which layers, and at the end of none, work may be of the layers that fit.
+def _encloses(graph: Graph, calls: WholeCalls, fits: set[str], parameters: Collection[str]) -> np.ndarray:
+    """Return a mask of the tasks of a layer, or of none, that may be of the layers that fit.
 
     A model's own name is in no path: calls of it hold other layers, and it has no parameters by that name.
     """
-    inner = [path for path, fit in zip(paths, fits.tolist(), strict=False) if fit]
-    found = np.array([any(within(each, path) for each in inner) for path in paths] + [True])
+    found = {path for path in graph.texts["layer"] if any(within(each, path) for each in fits)}
     for code in calls.layers:
-        nameless = not any(within(each, paths[code]) for each in parameters)
-        found[code] |= code in calls.around or (nameless and bool(parameters))
-    return np.asarray(found & ~fits)
-
-
-def _may_hold(graph: Graph, calls: WholeCalls, fits: np.ndarray, has_parameters: np.ndarray) -> np.ndarray:
-    """Tell by phase, and at the end for none, whether calls may hold layers that fit.
-
-    Not where each with parameters, or with work in such a call, does its work outside: that of the
-    backward pass, or all other.
-    """
-    columns = graph.columns
-    backward = np.arange(len(PHASES) + 1) == phase_code("backward")
-    outside = np.zeros((2, len(fits)), bool)
-    there = np.flatnonzero(device_work(graph) & graph.alive & ~calls.inside)
-    outside[backward[columns["phase"][there]].astype(np.int64), columns["layer"][there]] = True
-    needs = np.append(has_parameters, False)
-    needs[columns["layer"][calls.inside]] = True
-    may_hold = np.asarray(~outside[:, needs & fits].all(axis=1) | ~outside[:, fits].any(axis=1))
-    return may_hold[backward.astype(np.int64)]
+        path = graph.texts["layer"][code]
+        if code in calls.around or (parameters and not any(within(each, path) for each in parameters)):
+            found.add(path)
+    return _of_layers(graph, found - fits, none=True)
