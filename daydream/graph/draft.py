@@ -135,10 +135,6 @@ class Draft:
         src = self.links["src"]
         self.links.put("src", np.where(from_start != 0, src, moved[src]))
 
-    def add_waits(self, record: Any, source: Any, wait: Any, target: Any) -> None:
-        """Let work launched on lane `target` after `wait` follow the work on `source` up to `record`."""
-        self.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
-
     def note(self, sentence: str) -> None:
         """Say something that a reader of any result from this graph should know."""
         self.facts.notes.append(sentence)
@@ -312,12 +308,12 @@ class Draft:
 
     @cached_property
     def calls(self) -> np.ndarray:
-        """The tasks that are runtime calls (their first piece), ascending."""
+        """The tasks that are runtime calls (their first piece), in program order."""
         first = np.sort(self.task_of_row[self.trace.is_kind("runtime")])
-        return first[first >= 0]
+        return self.in_order(first[first >= 0])
 
     def calls_named(self, match: Callable[[str], Any]) -> np.ndarray:
-        """Return the runtime calls whose name fits a predicate on names, ascending."""
+        """Return the runtime calls whose name fits a predicate on names, in program order."""
         return self.calls[self.named(match, self.calls)]
 
     def usual_costs(self, calls: np.ndarray, otherwise: int = 0) -> np.ndarray:

@@ -21,8 +21,9 @@ recorded times contradict is not drawn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from math import comb
 from typing import NamedTuple
 
@@ -53,7 +54,9 @@ STREAM_WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
 BEFORE_ALL = -(2**62)
 
 Row = tuple[int, int, int, int]  # of `Draft.waits`: the record, its stream, the call, the stream that waits
-Joined = Mapping[tuple[int, int], int]  # (stream, stream that waited for it) -> order waited up to
+Joined = dict[tuple[int, int], int]  # (stream, stream that waited for it) -> order waited up to
+# (whether the thread switched from one stream to the other, these two) -> calls, and if times allow each
+Patterns = dict[tuple[bool, int, int], list[tuple[int, bool]]]
 
 
 class Wait(NamedTuple):
@@ -69,12 +72,10 @@ def wait_for_events(draft: Draft) -> None:
     """Add the event waits of every thread, and count how each was found."""
     if not (draft.kind != CPU).any():
         return
-    calls = draft.in_order(draft.calls_named(STREAM_WAIT.search))
+    calls = draft.calls_named(STREAM_WAIT.search)
     search = _Search(draft, calls)
-    columns = (calls, *draft.launched_around(calls))
-    left = [
-        Wait(number, *each) for number, each in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
-    ]
+    columns = (np.arange(len(calls)), calls, *draft.launched_around(calls))
+    left = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
     counts = draft.facts.event_waits
     for find in (
         search.recorded,
@@ -85,7 +86,8 @@ def wait_for_events(draft: Draft) -> None:
     ):
         rows = list(find(left))
         if rows:
-            draft.add_waits(*np.array(rows, np.int64).T)
+            record, source, call, target = np.array(rows, np.int64).T
+            draft.waits.add(record=record, source=source, wait=call, target=target, latency_ns=0)
         found = search.library | {call for _, _, call, _ in rows}
         left = [wait for wait in left if wait.call not in found]
         if find == search.recorded:
@@ -104,13 +106,15 @@ class _Search:
         self.launched_by = cache(draft.launched_by)
         self.ranks = [lane.rank for lane in draft.lanes]
         work = draft.in_order(draft.launched())
-        collective = work[draft.kind[work] == COLLECTIVE]
-        lanes = unique(draft.lane[collective]).tolist()
-        self.collectives = {lane: collective[draft.lane[collective] == lane] for lane in lanes}
+        self.collectives: dict[int, np.ndarray] = {}
         # The last task launched on each stream without collectives before each wait, and the next.
         self.side_work: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for lane in set(unique(draft.lane[work]).tolist()) - set(lanes):
+        for lane in unique(draft.lane[work]).tolist():
             tasks = {lane: work[draft.lane[work] == lane]}
+            collective = tasks[lane][draft.kind[tasks[lane]] == COLLECTIVE]
+            if len(collective):
+                self.collectives[lane] = collective
+                continue
             self.side_work[lane] = around(
                 tasks.__getitem__, draft.order, np.full(len(calls), lane), draft.order[calls]
             )
@@ -149,7 +153,7 @@ class _Search:
         """
         lane = self.draft.lane
         order = self.draft.order
-        joined: dict[tuple[int, int], int] = {}
+        joined: Joined = defaultdict(lambda: BEFORE_ALL)
         for wait in waits:
             target = self.targets[wait.call]
             if self.collectives or target not in self.side_work:
@@ -158,21 +162,19 @@ class _Search:
             sources = self.open_work(wait, target, joined) if held >= 0 else []
             sources = [source for source in sources if self.allowed(source, held)]
             if sources:
-                source = max(sources, key=lambda task: int(order[task]))
-                joined[int(lane[source]), target] = int(order[source])
-                yield wait.call, int(lane[source]), wait.call, target
+                source = max(sources, key=order.__getitem__)
+                joined[lane[source], target] = order[source]
+                yield wait.call, lane[source], wait.call, target
 
     def open_work(self, wait: Wait, target: int, joined: Joined) -> list[int]:
         """Return the last task launched on each other stream with work that was not waited for yet."""
-        last = {
-            lane: int(self.side_work[lane][0][wait.number]) for lane in self.beside(target, self.side_work)
-        }
         order = self.draft.order
-        return [
-            task
-            for lane, task in last.items()
-            if task >= 0 and order[task] > joined.get((lane, target), BEFORE_ALL)
-        ]
+        found = []
+        for lane in self.beside(target, self.side_work):
+            task = int(self.side_work[lane][0][wait.number])
+            if task >= 0 and order[task] > joined[lane, target]:
+                found.append(task)
+        return found
 
     def by_program_order(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits whose source follows from what was launched before and after them."""
@@ -181,8 +183,8 @@ class _Search:
         order = self.draft.order
         self.library = self.library_waits(waits)
         consumed: dict[int, int] = defaultdict(lambda: BEFORE_ALL)  # communication lane -> order waited up to
-        joined: dict[tuple[int, int], int] = {}
-        patterns: dict[tuple[bool, int, int], list[tuple[Wait, bool]]] = defaultdict(list)
+        joined: Joined = defaultdict(lambda: BEFORE_ALL)
+        patterns: Patterns = defaultdict(list)
         for wait in waits:
             if wait.call in self.library or wait.after < 0:
                 continue
@@ -190,13 +192,13 @@ class _Search:
             if kind[wait.after] == COLLECTIVE:
                 ahead = self.launched_by(int(lane[wait.call]))
                 ahead = ahead[(order[ahead] < order[wait.call]) & (lane[ahead] != target)]
-                if len(ahead) and self.allowed(int(ahead[-1]), wait.after):
-                    yield wait.call, int(lane[ahead[-1]]), wait.call, target
+                if len(ahead) and self.allowed(ahead[-1], wait.after):
+                    yield wait.call, lane[ahead[-1]], wait.call, target
                 continue
             source = self.open_collective(wait, consumed)
             if source >= 0:
-                consumed[int(lane[source])] = int(order[source])
-                yield source, int(lane[source]), wait.call, target
+                consumed[lane[source]] = order[source]
+                yield source, lane[source], wait.call, target
                 continue
             switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
             # What joins is the one other stream with work not waited for yet, or whose work just ended.
@@ -205,17 +207,17 @@ class _Search:
                 sources = [task for task in sources if self.ends_near(task, wait.after)]
             if len(sources) == 1:
                 source = sources[0]
-                joined[int(lane[source]), target] = int(order[source])
-                pattern = (bool(switched), int(lane[source]), target)
-                patterns[pattern].append((wait, self.allowed(source, wait.after)))
-        for (_, source, target), seen in patterns.items():
-            yield from self.often(source, target, seen, 1)
+                joined[lane[source], target] = order[source]
+                allowed = self.allowed(source, wait.after)
+                patterns[bool(switched), lane[source], target].append((wait.call, allowed))
+        yield from self.often(patterns, 1)
 
-    def often(self, source: int, target: int, seen: Sequence[tuple[Wait, bool]], least: int) -> Iterator[Row]:
-        """Give the waits of a pattern that recorded times allow, if they allow nearly all of it."""
-        calls = [wait.call for wait, allowed in seen if allowed]
-        if len(seen) >= least and len(calls) >= WAITS_SHARE * len(seen):
-            yield from ((call, source, call, target) for call in calls)
+    def often(self, patterns: Patterns, least: int) -> Iterator[Row]:
+        """Give the waits of each pattern that recorded times allow, if they allow nearly all of it."""
+        for (_, source, target), seen in patterns.items():
+            calls = [call for call, allowed in seen if allowed]
+            if len(seen) >= least and len(calls) >= WAITS_SHARE * len(seen):
+                yield from ((call, source, call, target) for call in calls)
 
     def library_waits(self, waits: list[Wait]) -> set[int]:
         """Return the waits right behind a collective's launch, if nearly every collective has one.
@@ -246,26 +248,21 @@ class _Search:
         waiting work started, else the oldest that had ended by then.
         """
         order = self.draft.order
-        end = self.draft.end_ns
-        best = -1
-        oldest = -1
+        found: list[int] = []
         for lane in self.beside(int(self.draft.lane[wait.after]), self.collectives):
             tasks = self.collectives[lane]
-            begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
-            stop = int(np.searchsorted(order[tasks], order[wait.call]))
-            for task in tasks[begin:stop].tolist():
-                if not self.allowed(task, wait.after):
-                    break
-                if self.ends_near(task, wait.after) and (best < 0 or end[task] > end[best]):
-                    best = task
-                if oldest < 0 or order[task] < order[oldest]:
-                    oldest = task
-        return best if best >= 0 else oldest
+            begin = np.searchsorted(order[tasks], consumed[lane], side="right")
+            stop = np.searchsorted(order[tasks], order[wait.call])
+            found += takewhile(lambda task: self.allowed(task, wait.after), tasks[begin:stop].tolist())
+        near = [task for task in found if self.ends_near(task, wait.after)]
+        if near:
+            return max(near, key=self.draft.end_ns.__getitem__)
+        return min(found, key=order.__getitem__, default=-1)
 
     def by_forks(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits of a stream that gets its next work later: the one other with more to come."""
         lane = self.draft.lane
-        patterns: dict[tuple[int, int], list[tuple[Wait, bool]]] = defaultdict(list)
+        patterns: Patterns = defaultdict(list)
         for wait in waits:
             if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
                 continue
@@ -275,16 +272,15 @@ class _Search:
             following = [task for task in following if task >= 0]
             if len(following) == 1:
                 allowed = self.allowed(wait.before, following[0])
-                patterns[source, int(lane[following[0]])].append((wait, allowed))
-        for (source, target), seen in patterns.items():
-            yield from self.often(source, target, seen, LEAST_EVENTS)
+                patterns[False, source, lane[following[0]]].append((wait.call, allowed))
+        yield from self.often(patterns, LEAST_EVENTS)
 
     def by_coincidence(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits whose work started late, each time as work of one name ended on another stream."""
         draft = self.draft
-        late = _late_starts(self.draft)
+        late = _late_starts(draft)
         streams = {lane: (tasks, draft.end_ns[tasks]) for lane, tasks in draft.streams()}
-        seen: dict[tuple[int, int, int, int], list[tuple[Wait, int]]] = defaultdict(list)
+        seen: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
         tried: Counter[tuple[int, int]] = Counter()
         for wait in waits:
             if wait.after < 0 or late[wait.after] < LATE_NS:
@@ -295,17 +291,16 @@ class _Search:
             tried[what] += 1
             for other in self.beside(lane, streams):
                 tasks, ends = streams[other]
-                at = int(np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right")) - 1
+                at = np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right") - 1
                 source = int(tasks[at])
                 near = at >= 0 and start - ends[at] <= EVENT_NS
                 if near and draft.order[source] < draft.order[wait.call]:
-                    pattern = (*what, other, int(draft.name[source]))
-                    seen[pattern].append((wait, source))
+                    seen[(*what, other, int(draft.name[source]))].append((wait.call, source))
         found: set[int] = set()
         for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
             if len(pairs) >= LEAST_EVENTS and 2 * len(pairs) > tried[name, lane]:
-                yield from ((task, other, wait.call, lane) for wait, task in pairs if wait.call not in found)
-                found |= {wait.call for wait, _ in pairs}
+                yield from ((task, other, call, lane) for call, task in pairs if call not in found)
+                found |= {call for call, _ in pairs}
 
 
 def _late_starts(draft: Draft) -> np.ndarray:

@@ -9,8 +9,7 @@ once the device is done. The time between is a wait and comes out of the simulat
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -52,40 +51,37 @@ ARRAY_WAIT = regex(r"^(block_until_ready|_value)$")
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
 # Calls, the lane that each waits for, when that had ended, and up to which program point (-1: the call).
-Waits = Sequence[np.ndarray]
-
-
-class Streams:
-    """When the device work launched before a point of the program had ended, lane by lane."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self.lanes = np.array([-1, *(lane for lane, _ in draft.streams())])  # -1 has no work
-        # By task, when it and all before it on its lane had ended; then 0, for none.
-        self._ended = np.zeros(draft.size + 1, np.int64)
-        for _, tasks in draft.streams():
-            self._ended[tasks] = np.maximum.accumulate(draft.end_ns[tasks])
-
-    def ended(self, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
-        """Return when all work of a lane launched before each call had ended; 0 for none."""
-        before, _ = around(self._draft.on, self._draft.order, lanes, self._draft.order[calls])
-        return self._ended[before]
-
-    def all_ended(self, calls: np.ndarray) -> np.ndarray:
-        """Return the same for every lane of the rank of a call, 0 for other lanes: shape (lanes, calls)."""
-        ranks = np.array([self._draft.lanes[lane].rank for lane in self.lanes])
-        ended = np.array([self.ended(np.full(len(calls), lane), calls) for lane in self.lanes])
-        return np.where(ranks[:, None] == self._draft.ranks(calls), ended, 0)
+Waits = Iterable[np.ndarray]
 
 
 def wait_in_calls(draft: Draft) -> None:
     """Find the calls that wait for the device and split the wait from their cost."""
     if not (draft.kind != CPU).any():
         return
-    streams = Streams(draft)
     find = (_device_syncs, _stream_syncs, _event_syncs, _allocations, _blocking_copies, _array_waits)
-    found = [each(draft, streams) for each in find]
+    found = [each(draft) for each in find]
     _split(draft, *(np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)))
+
+
+def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
+    """Return when all work of a lane launched before each call had ended; 0 for none."""
+    ended = np.zeros(draft.size + 1, np.int64)
+    for _, tasks in draft.streams():
+        ended[tasks] = np.maximum.accumulate(draft.end_ns[tasks])
+    before, _ = around(draft.on, draft.order, lanes, draft.order[calls])
+    return ended[before]
+
+
+def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lanes of the streams and -1, which has no work, and the same for each lane and call.
+
+    0 for lanes of other ranks: shape (lanes, calls).
+    """
+    lanes = np.array([-1, *(lane for lane, _ in draft.streams())])
+    ranks = np.array([draft.lanes[lane].rank for lane in lanes])
+    ended = _ended(draft, np.repeat(lanes, len(calls)), np.tile(calls, len(lanes)))
+    same_rank = ranks[:, None] == draft.ranks(calls)
+    return lanes, np.where(same_rank, ended.reshape(same_rank.shape), 0)
 
 
 def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
@@ -118,38 +114,34 @@ def is_sync(name: str) -> bool:
     return any(pattern.search(name) for pattern in (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC))
 
 
-def _calls(draft: Draft, pattern: re.Pattern[str]) -> np.ndarray:
-    """Return the runtime calls with such a name, in program order."""
-    return draft.in_order(draft.calls_named(pattern.search))
+def _device_syncs(draft: Draft) -> Waits:
+    calls = draft.calls_named(DEVICE_SYNC.search)
+    ended = _all_ended(draft, calls)[1].max(axis=0)
+    return np.broadcast_arrays(calls, ALL_LANES, ended, -1)
 
 
-def _device_syncs(draft: Draft, streams: Streams) -> Waits:
-    calls = _calls(draft, DEVICE_SYNC)
-    return np.broadcast_arrays(calls, ALL_LANES, streams.all_ended(calls).max(axis=0), -1)
-
-
-def _stream_syncs(draft: Draft, streams: Streams) -> Waits:
+def _stream_syncs(draft: Draft) -> Waits:
     """The device's own record names the stream; else it is the one that is likely."""
-    calls = _calls(draft, STREAM_SYNC)
+    calls = draft.calls_named(STREAM_SYNC.search)
     recorded, _, _ = device_records(draft, "Stream Sync", calls)
-    lanes = np.where(recorded >= 0, recorded, _likely_lanes(draft, streams, calls))
+    lanes = np.where(recorded >= 0, recorded, _likely_lanes(draft, calls))
     known = lanes >= 0
     draft.facts.unresolved_syncs += int((~known).sum())
     calls = calls[known]
     lanes = lanes[known]
-    return np.broadcast_arrays(calls, lanes, streams.ended(lanes, calls), -1)
+    return np.broadcast_arrays(calls, lanes, _ended(draft, lanes, calls), -1)
 
 
-def _likely_lanes(draft: Draft, streams: Streams, calls: np.ndarray) -> np.ndarray:
+def _likely_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
     """Return the stream that each call waited for, or -1: what its thread used last, unless time forbids it.
 
     Else the one that ended last before the call returned.
     """
     last = _launched_last(draft, calls)
-    ended = streams.all_ended(calls)
+    lanes, ended = _all_ended(draft, calls)
     ended[ended > draft.end_ns[calls] + RETURN_CLOCK_NS] = 0
-    used = ((streams.lanes[:, None] == last) & (ended > 0)).any(axis=0)
-    return np.where(used, last, streams.lanes[ended.argmax(axis=0)])
+    used = ((lanes[:, None] == last) & (ended > 0)).any(axis=0)
+    return np.where(used, last, lanes[ended.argmax(axis=0)])
 
 
 def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
@@ -157,26 +149,29 @@ def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
     return np.append(draft.lane, -1)[draft.launched_around(calls)[0]]
 
 
-def _event_syncs(draft: Draft, streams: Streams) -> Waits:
+def _event_syncs(draft: Draft) -> Waits:
     """An event ends with the work before its record call; sync rows or times say which record.
 
     An event of the time before the window has no record in it, but the work it stands for ends in it: it
     ended just before a long call returned.
     """
-    calls = _calls(draft, EVENT_SYNC)
-    records = _calls(draft, EVENT_RECORD)
+    calls = draft.calls_named(EVENT_SYNC.search)
+    records = draft.calls_named(EVENT_RECORD.search)
     order = draft.order
     ranks = draft.ranks(records)
     lanes = _launched_last(draft, records)
-    ended = np.where(lanes >= 0, streams.ended(lanes, records), -1)
+    ended = np.where(lanes >= 0, _ended(draft, lanes, records), -1)
     _, on, by = device_records(draft, "Event Sync", calls)
-    known = (on >= 0) & (by >= 0) & (order[by] < order[calls])
-    waits = [*zip(*(each[known].tolist() for each in (calls, on, streams.ended(on, by), by)), strict=True)]
-    unknown = calls[~known]
-    for call, rank in zip(unknown.tolist(), draft.ranks(unknown).tolist(), strict=True):
+    recorded = (each.tolist() for each in (calls, on, _ended(draft, on, by), by))
+    waits = []
+    for call, lane, until, record in zip(*recorded, strict=True):
+        if min(lane, record) >= 0 and order[record] < order[call]:
+            waits.append((call, lane, until, record))
+            continue
         start = int(draft.start_ns[call])
         end = int(draft.end_ns[call])
-        near = np.flatnonzero((ranks == rank) & (order[records] < order[call]))[-NEAREST_RECORDS:]
+        same_rank = ranks == draft.lanes[draft.lane[call]].rank
+        near = np.flatnonzero(same_rank & (order[records] < order[call]))[-NEAREST_RECORDS:]
         near = near[(ended[near] >= 0) & (ended[near] <= end + RETURN_CLOCK_NS)]
         if len(near):
             last = near[np.argmax(ended[near])]
@@ -190,8 +185,7 @@ def _event_syncs(draft: Draft, streams: Streams) -> Waits:
             task = work[np.argmax(draft.end_ns[work])]
             waits.append((call, draft.lane[task], draft.end_ns[task], task))
     draft.facts.unresolved_syncs += len(calls) - len(waits)
-    found = np.array(waits, np.int64).reshape(-1, 4)
-    return list(found[np.argsort(order[found[:, 0]], kind="stable")].T)
+    return np.array(waits, np.int64).reshape(-1, 4).T
 
 
 def _work_before(draft: Draft, call: int) -> np.ndarray:
@@ -200,13 +194,13 @@ def _work_before(draft: Draft, call: int) -> np.ndarray:
     return np.flatnonzero((draft.kind != CPU) & (ranks == ranks[call]) & (draft.order < draft.order[call]))
 
 
-def _allocations(draft: Draft, streams: Streams) -> Waits:
+def _allocations(draft: Draft) -> Waits:
     """Allocation calls that lasted until the device was idle, and longer than they do otherwise.
 
     Where no such call met an idle device, most of each call must lie before the device was done.
     """
-    calls = _calls(draft, MAY_SYNC)
-    ended = streams.all_ended(calls).max(axis=0)
+    calls = draft.calls_named(MAY_SYNC.search)
+    ended = _all_ended(draft, calls)[1].max(axis=0)
     names = draft.name[calls]
     start = draft.start_ns[calls]
     end = draft.end_ns[calls]
@@ -232,12 +226,12 @@ def blocking_copies(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
     return calls[blocking & lasted], copies[blocking & lasted]
 
 
-def _blocking_copies(draft: Draft, _: Streams) -> Waits:
+def _blocking_copies(draft: Draft) -> Waits:
     calls, copies = blocking_copies(draft)
     return np.broadcast_arrays(calls, draft.lane[copies], draft.end_ns[copies], -1)
 
 
-def _array_waits(draft: Draft, _: Streams) -> Waits:
+def _array_waits(draft: Draft) -> Waits:
     """Calls that wait for arrays: JAX's `block_until_ready`, and what copies an array to the host.
 
     Such a call returns when its arrays are computed, which may be before the last work that was launched.
@@ -257,15 +251,14 @@ def _array_waits(draft: Draft, _: Streams) -> Waits:
         else:
             last = tasks[ended][np.argmax(done[ended])]
             waits.append((call, draft.lane[last], draft.end_ns[last], last))
-    return list(np.array(waits, np.int64).reshape(-1, 4).T)
+    return np.array(waits, np.int64).reshape(-1, 4).T
 
 
 def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray) -> None:
     """Divide each call that was blocked into its call and its return; the return waits."""
     start = draft.start_ns[calls]
     end = draft.end_ns[calls]
-    launching = np.zeros(draft.size, bool)
-    launching[draft.launch[draft.launched()]] = True
+    launching = np.isin(np.arange(draft.size), draft.launch)
     copying = launching[calls]
     late = (done > end + RETURN_CLOCK_NS) & ~copying
     if late.any():
@@ -275,15 +268,11 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
         )
     blocked = ~late & ((done > start) | copying)
     free = ~late & ~blocked
-    if free.any():
-        points = np.where(point >= 0, point, calls)[free]
-        draft.syncs.add(task=calls[free], lane=lanes[free], point=points, latency_ns=0)
+    points = np.where(point >= 0, point, calls)
+    draft.syncs.add(task=calls[free], lane=lanes[free], point=points[free], latency_ns=0)
     unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
-    calls, lanes, done, point, start, end = (
-        values[blocked] for values in (calls, lanes, done, point, start, end)
-    )
-    if not len(calls):
-        return
+    columns = (calls, lanes, done, point, start, end)
+    calls, lanes, done, point, start, end = (values[blocked] for values in columns)
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
     others = np.zeros(draft.size, bool)
     others[draft.calls_named(lambda name: not is_sync(name))] = True
