@@ -38,14 +38,13 @@ class Groups(NotebookTables):
         """Group tasks: `number[i]` is the place in `keys` of task i's group, -1 for none."""
         known = np.flatnonzero(number >= 0)
         first = first_of(number[known], len(keys))
-        used = np.flatnonzero(first >= 0)
-        by_first = np.argsort(first[used], kind="stable")
-        place = np.full(len(keys) + 1, -1)
-        place[used[by_first]] = np.arange(len(used))
+        used = np.argsort(first)[np.count_nonzero(first < 0) :]
+        place = np.empty(len(keys), np.int64)
+        place[used] = np.arange(len(used))
         group = place[number[known]]
         order = stable_order(group, len(used))
         self.selection = tasks
-        self.keys = [keys[number] for number in used[by_first].tolist()]
+        self.keys = [keys[number] for number in used.tolist()]
         self.sizes = np.bincount(group, minlength=len(used)).astype(np.int64)
         self._ids = tasks.ids[known][order]
         self._starts = np.append(0, np.cumsum(self.sizes))
@@ -84,7 +83,7 @@ class Groups(NotebookTables):
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")
-        return np.add.reduceat(np.where(values > 0, values, 0), self._starts[:-1]) if len(self) else values
+        return np.add.reduceat(np.maximum(values, 0), self._starts[:-1])
 
     def first(self) -> Selection:
         """Return the first task of each group, one a group."""
@@ -102,20 +101,20 @@ class Groups(NotebookTables):
 
     def span(self, ends: Selection) -> Groups:
         """Return each group from its first to its last task that is in `ends`; without one, nothing of it."""
-        number, here = np.repeat(np.arange(len(self)), self.sizes), np.isin(self._ids, ends.ids)
-        place, begins, count = np.arange(len(here)), self._starts[:-1], len(here)
-        first = np.minimum.reduceat(np.where(here, place, count), begins) if count else begins
-        last = np.maximum.reduceat(np.where(here, place, -1), begins) if count else begins
-        within = (place >= first[number]) & (place <= last[number])
+        seen = np.append(0, np.cumsum(np.isin(self._ids, ends.ids)))
+        before = np.repeat(seen[self._starts[:-1]], self.sizes)
+        through = np.repeat(seen[self._starts[1:]], self.sizes)
+        within = (seen[1:] > before) & (seen[:-1] < through)
+        number = np.repeat(np.arange(len(self)), self.sizes)
         return Groups(self.by_group, np.where(within, number, -1), self.keys)
 
     def take(self, places: np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
-        parts = [self._ids[self._starts[place] : self._starts[place + 1]] for place in places.tolist()]
-        ids = np.concatenate([*parts, self._ids[:0]])
+        chosen = places.tolist()
+        ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in chosen)])
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
-        number = np.repeat(np.arange(len(places)), self.sizes[places])
-        return Groups(tasks, number, [self.keys[place] for place in places.tolist()])
+        number = np.repeat(np.arange(len(chosen)), self.sizes[places])
+        return Groups(tasks, number, [self.keys[place] for place in chosen])
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.
@@ -128,9 +127,7 @@ class Groups(NotebookTables):
         graph = tasks.graph
         first = self.first()
         first.set(duration_ns=time, name=name, **columns)
-        rest = tasks - first
-        if len(rest):
-            graph.remove(rest.ids)
+        graph.remove((tasks - first).ids)
         return first
 
     def share_launch(self, name: str = "launch") -> Selection:
@@ -150,11 +147,10 @@ class Groups(NotebookTables):
         if len(np.unique(call)) < len(call):
             raise GraphError("two groups share a call already; put them in one group")
         keep_waits(graph, ids)
-        old = np.unique(columns["launch"][ids])
+        old = columns["launch"][ids]
         graph.write("launch", ids, np.repeat(call, self.sizes))
         graph.write("name", call, graph.code("name", name))
-        still = np.unique(columns["launch"][graph.alive & (columns["launch"] >= 0)])
-        graph.write("alive", np.setdiff1d(old[old >= 0], still), False)
+        graph.write("alive", np.setdiff1d(old[old >= 0], columns["launch"][graph.alive]), False)
         # The calls' own places stay; the work goes right behind them, in its own order.
         graph.write("order", ids, place_next_to(graph, np.repeat(call, self.sizes), behind=True))
         return self.tasks.of(call, "shared launches", ordered=True)

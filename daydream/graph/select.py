@@ -37,8 +37,11 @@ MOST_LAYERS = 6  # that a message lists
 
 def texts_of(where: Mapping[str, Any]) -> Where:
     """Return the words of a selection that are texts, as they are kept with it."""
-    words = {name: (wanted,) if isinstance(wanted, str) else wanted for name, wanted in where.items()}
-    return tuple((name, tuple(texts)) for name, texts in sorted(words.items()) if isinstance(texts, Sequence))
+    return tuple(
+        (name, (wanted,) if isinstance(wanted, str) else tuple(wanted))
+        for name, wanted in sorted(where.items())
+        if isinstance(wanted, Sequence)
+    )
 
 
 def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> np.ndarray:
@@ -66,9 +69,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
         return values == options[0] if len(options) == 1 else np.isin(values, options)
     _known(name, options)
     if name == "lane":
-        return np.isin(
-            graph.columns["lane"][ids], [n for option in options for n in lanes_named(graph, option)]
-        )
+        options = [graph.lanes[number].name for option in options for number in lanes_named(graph, option)]
     patterns = tuple(options)
     return _by_text(*coded(graph, name, ids), lambda text: _fits(name, text, patterns), bool)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream import lazy
-from daydream.arrays import combinations, distinct, unique
+from daydream.arrays import combinations, unique
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import instances, operators, row_numbers
@@ -178,19 +178,19 @@ class Selection(NotebookTables):
 
     def waiting(self) -> Selection:
         """Return the calls among these that wait for device work."""
-        waits = among(self.graph, self.graph.syncs["task"])
-        return self.of(self.ids[waits[self.ids]], f"{self.words}, waiting")
+        waits = np.isin(self.ids, self.graph.syncs["task"])
+        return self.of(self.ids[waits], f"{self.words}, waiting")
 
     def waited_for(self) -> Selection:
         """Return the points of the program that these calls wait for: records of events, or the calls."""
         table = self.graph.syncs
-        points = np.flatnonzero(among(self.graph, table["point"][among(self.graph, self.ids)[table["task"]]]))
+        points = unique(table["point"][np.isin(table["task"], self.ids)])
         return self.of(points[self.graph.alive[points]], f"what {self.words} wait for")
 
     def on_lanes_of(self, others: Selection) -> Selection:
         """Return the tasks on those lanes, threads or streams, that run some of the others."""
         lane = self.graph.columns["lane"]
-        return self.of(self.ids[np.isin(lane[self.ids], np.unique(lane[others.ids]))], self.words)
+        return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
 
     def group_by(
         self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
@@ -201,28 +201,34 @@ class Selection(NotebookTables):
         outermost module whose path matches a shell pattern (or one of several), with all modules
         inside it; their values come first in the key. Tasks whose value is unknown are in no group.
         """
-        graph, ids, chosen = self.graph, self.ids, self.of(self.ids, self.words, ordered=True)
-        parts = []  # the number of each task's value, -1 for none, and the values
+        graph = self.graph
+        ids = self.ids
+        chosen = self.of(ids, self.words, ordered=True)
+        # By column the value of each task or the number of its text, -1 for none, and these texts.
+        parts: list[tuple[np.ndarray, list[Any] | None]] = []
         if within is not None:
-            parts.append(_numbered(instances(graph, ids, within)))
+            parts.append((instances(graph, ids, within), None))
         if block is not None:
             chosen.conditions += (texts_of({"block": block}),)
             by_layer, blocks = lazy.ask("block_of_layers", graph, block)
             parts.append((by_layer[graph.columns["layer"][ids]], blocks))
         parts += [
-            coded(graph, name, ids) if is_text(name) else _numbered(read_column(graph, name, ids))
+            coded(graph, name, ids) if is_text(name) else (read_column(graph, name, ids), None)
             for name in columns
         ]
         if not parts:
             raise GraphError("group by a column, such as layer, op or step, within an operator or by block")
-        if len(parts) == 1:
-            return Groups(chosen, *parts[0])
-        numbers = np.stack([number for number, _ in parts])
-        known = (numbers >= 0).all(axis=0)
-        number = np.full(len(ids), -1)
-        number[known], rows = combinations(numbers[:, known])
-        keys = [tuple(values[place] for (_, values), place in zip(parts, row, strict=True)) for row in rows]
-        return Groups(chosen, number, keys)
+        numbers = np.array([number for number, _ in parts])
+        known = numbers.min(axis=0) >= 0
+        group = np.full(len(ids), -1)
+        group[known], rows = combinations(numbers[:, known])
+        keys = [
+            tuple(
+                value if texts is None else texts[value] for value, (_, texts) in zip(row, parts, strict=True)
+            )
+            for row in rows
+        ]
+        return Groups(chosen, group, [key for (key,) in keys] if len(parts) == 1 else keys)
 
     def runs(self, size: float | Sequence[float], *, of: str) -> Groups:
         """Return consecutive tasks in groups that are full as soon as a column's sum reaches `size`.
@@ -252,15 +258,11 @@ class Selection(NotebookTables):
         tasks of `by` on that lane part it.
         """
         graph = self.graph
-        place = np.empty(graph.size, np.int64)
-        place[graph.ids] = np.arange(len(graph.ids))
         lanes = graph.columns["lane"] if on_lane else graph.ranks[graph.columns["lane"]]
-        mine, theirs = lanes[self.ids], lanes[by.ids]
-        before = np.zeros(len(self), np.int64)
-        for one in unique(mine).tolist():
-            here = mine == one
-            before[here] = np.searchsorted(np.sort(place[by.ids[theirs == one]]), place[self.ids[here]])
-        return Groups(self, *combinations([self.step, mine, before]))
+        place = np.empty(graph.size, np.int64)  # by lane or rank, and then in program order
+        place[graph.ids] = np.arange(len(graph.ids)) + lanes[graph.ids] * np.int64(graph.size)
+        before = np.searchsorted(np.sort(place[by.ids]), place[self.ids])
+        return Groups(self, *combinations([self.step, lanes[self.ids], before]))
 
     def total(self, column: str) -> int:
         """Return the sum of a column over the tasks where it is known."""
@@ -309,7 +311,13 @@ class Selection(NotebookTables):
         The factor is one number, or one for each task.
         """
         graph, ids = self.to_edit().graph, self.ids
-        factors = _factors(factor, len(ids))
+        try:
+            factors = np.asarray(factor, np.float64)
+        except (TypeError, ValueError):
+            raise GraphError(f"a factor must be a number, not {factor!r}") from None
+        if not (np.isfinite(factors).all() and (factors >= 0).all()):
+            raise GraphError(f"a factor must be 0 or more, not {factor}")
+        factors = one_each(factors, len(ids), "factors")
         for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
             what = f"{name} times {factors.max():g}"
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
@@ -419,19 +427,3 @@ class Selection(NotebookTables):
         if (calls.graph.columns["kind"][calls.ids] != CPU).any():
             raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
         return calls
-
-
-def _numbered(values: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-    """Return the number of each value, -1 for one that is unknown, and the distinct values."""
-    found, number = distinct(values)
-    return np.where(values >= 0, number, -1), found.tolist()
-
-
-def _factors(factor: Any, count: int) -> np.ndarray:
-    try:
-        factors = np.asarray(factor, np.float64)
-    except (TypeError, ValueError):
-        raise GraphError(f"a factor must be a number, not {factor!r}") from None
-    if not (np.isfinite(factors).all() and (factors >= 0).all()):
-        raise GraphError(f"a factor must be 0 or more, not {factor}")
-    return one_each(factors, count, "factors")

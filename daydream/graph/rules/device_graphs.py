@@ -9,13 +9,11 @@ what-if as such. Treated as idle time, it would be missing from the step.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from daydream.arrays import combinations
 from daydream.graph.calls import GRAPH_LAUNCH
-from daydream.graph.draft import NEVER, Draft, runs_of
+from daydream.graph.draft import NEVER, DeviceWork, Draft, runs_of
 from daydream.graph.plan import Cause
 from daydream.graph.rules.latencies import ready
 from daydream.graph.rules.thresholds import (
@@ -49,7 +47,7 @@ def fill_holes(draft: Draft) -> None:
     whole["row"][new] = -1
     whole["start"][new] = end[hole]
     whole["duration"][new] = work.start[after] - end[hole]
-    draft.device_work = dataclasses.replace(work, **whole)
+    draft.device_work = DeviceWork(**whole)
 
 
 def link_nodes(draft: Draft) -> None:

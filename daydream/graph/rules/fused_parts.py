@@ -7,6 +7,8 @@ with it is bounded by the share, and tables by layer, phase or operator add up. 
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from daydream.graph.draft import Draft
@@ -16,7 +18,7 @@ from daydream.graph.tables import KERNEL, phase_code
 def part_fused(draft: Draft) -> None:
     """Divide the tasks whose rows have debug handles over the operators and layers that own them."""
     trace = draft.trace
-    handles = draft.trace.handles
+    handles = trace.handles
     if handles is None:
         return
     code = np.where(draft.row >= 0, np.asarray(trace["handle"], np.int64)[draft.row], -1)
@@ -25,10 +27,9 @@ def part_fused(draft: Draft) -> None:
     for place, identifier in enumerate(handles):
         tasks = np.flatnonzero(code == place)
         if len(tasks):
-            parts: dict[tuple[str, str, str], float] = {}
+            parts: dict[tuple[str, str, str], float] = defaultdict(float)
             for handle, share in zip(handles[identifier], handles.shares(identifier).tolist(), strict=True):
-                owner = handle.operator, handle.layer, handle.phase
-                parts[owner] = parts.get(owner, 0.0) + share
+                parts[handle.operator, handle.layer, handle.phase] += share
             _part(draft, tasks, parts)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import once
+from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.rules.thresholds import (
     LEAST_BLOCKED,
@@ -28,7 +28,12 @@ from daydream.graph.tables import LONGEST_NS, MEMCPY
 
 def bound_queues(draft: Draft) -> None:
     """Learn the depth of the launch queue and take the waits for a place out of the launch calls."""
-    launches = {lane: _launches(draft, tasks) for lane, tasks in draft.streams()}
+    launches = {}  # by stream the calls that launched on it, -1 for unknown, and when their work had ended
+    for lane, tasks in draft.streams():
+        unit = draft.unit[tasks]  # one for the nodes of a graph launch, its call known or not
+        last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
+        ends = np.maximum.accumulate(draft.end_ns[tasks])
+        launches[lane] = draft.launch[tasks[last]].astype(np.intp), ends[last]
     seen = [_learn(draft, calls, ends) for calls, ends in launches.values()]
     learned = [depth for depth, full in seen if full]
     draft.facts.queue_learned = bool(learned)
@@ -43,17 +48,6 @@ def bound_queues(draft: Draft) -> None:
         draft.queue_depth[lane] = depth
         if learned and len(calls) > depth:
             _take_out_waits(draft, calls, ends, depth)
-
-
-def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the calls that launched on a stream, in order, and when the work of each had ended.
-
-    Unknown calls are -1. Nodes of one graph launch share a correlation id, its call known or not.
-    """
-    unit = draft.unit[tasks]
-    last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
-    ends = np.maximum.accumulate(draft.end_ns[tasks])
-    return draft.launch[tasks[last]].astype(np.intp), ends[last]
 
 
 def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
@@ -108,8 +102,8 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     went_on[launching[copied]] = False  # a copy whose call outlasts it was waited for
     went_on[calls] = False
     names = draft.name[calls]
-    unblocked = once(unblocked[went_on[unblocked]], draft.size)
-    launching = once(launching[went_on[launching]], draft.size)
+    unblocked = unique(unblocked[went_on[unblocked]])
+    launching = unique(launching[went_on[launching]])
     sure = draft.usual_costs(unblocked, -1)[names]
     usual = draft.usual_costs(launching, LONGEST_NS)[names]
     rest = np.maximum(draft.end_ns[calls] - free, 0)

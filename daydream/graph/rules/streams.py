@@ -55,13 +55,12 @@ def find_device_work(draft: Draft) -> None:
     order[launched] = draft.order[launch[launched]] + DEVICE_PLACE
     if not launched.all():
         by_time = np.lexsort((start, lane))
-        keys = order[by_time]
         for begin, end in runs_of(lane[by_time]):
-            latest = np.maximum.accumulate(keys[begin:end])
-            keys[begin:end] = np.where(launched[by_time[begin:end]], keys[begin:end], latest)
-        head = keys == BEFORE_ALL
-        keys[head] += start[by_time[head]] * ORDER_STEP
-        order[by_time] = keys
+            work = by_time[begin:end]
+            latest = np.maximum.accumulate(order[work])
+            order[work] = np.where(launched[work], order[work], latest)
+        head = order == BEFORE_ALL
+        order[head] += start[head] * ORDER_STEP
     sequence = np.lexsort((start, order, lane))
     rows = rows[sequence]
     draft.device_work = DeviceWork(
@@ -99,8 +98,8 @@ def order_streams(draft: Draft) -> None:
     else:
         held = orphan.copy()
         for begin, end in runs_of(work.lane):
-            launched = np.flatnonzero(~orphan[begin:end])[:1]
-            held[begin + 1 : begin + int(launched.sum())] = False
+            launched = np.argmax(~orphan[begin:end])  # the first one, 0 for none
+            held[begin + 1 : begin + launched] = False
     kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in draft.trace.text("kind")])
     kind = kind_of[draft.trace["kind"][work.like]]
     untraced = work.row < 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import combinations, unique
+from daydream.arrays import combinations, turns, unique
 from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, stable_order
@@ -19,7 +19,6 @@ from daydream.graph.tables import ORDER_STEP, Lane
 from daydream.trace.schema import HOST_KINDS
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
-END, INSTANT, BEGIN = range(3)
 
 
 def order_threads(draft: Draft) -> None:
@@ -39,15 +38,16 @@ def order_threads(draft: Draft) -> None:
         draft.add_lane(Lane(f"{f'rank {number} ' if several else ''}thread {tid}", number))
     owner, lane, start, end = pieces(draft, rows, thread)
     # Time in no range is the gap of the piece before it.
-    idle = owner < 0
-    previous = np.maximum.accumulate(np.where(idle, -1, np.arange(len(owner))))
-    gap = np.zeros(len(owner), np.int64)
-    np.add.at(gap, previous[idle], (end - start)[idle])
-    owner, lane, start, end, gap = (values[~idle] for values in (owner, lane, start, end, gap))
+    owned = np.flatnonzero(owner >= 0)
+    gap = np.add.reduceat(np.where(owner < 0, end - start, 0), owned)
+    owner = owner[owned]
+    lane = lane[owned]
+    start = start[owned]
+    end = end[owned]
     # Two pieces of a thread can start together, the first lasting no time: the turn counts them from 0.
-    index = np.arange(len(start))
-    same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
-    turn = index - np.maximum.accumulate(np.where(same, 0, index))
+    first = np.append(True, lane[1:] != lane[:-1])
+    alone = first | np.append(True, start[1:] != start[:-1])
+    turn = turns(np.cumsum(alone))
     tasks = draft.add(
         len(owner),
         lane=lane,
@@ -58,8 +58,7 @@ def order_threads(draft: Draft) -> None:
         start_ns=start,
         **draft.texts_of(owner),
     )
-    first = tasks[np.append(True, lane[1:] != lane[:-1])]
-    draft.release_ns[first] = draft.start_ns[first]
+    draft.release_ns[tasks[first]] = start[first]
     draft.task_of_row[owner[::-1].astype(np.intp)] = tasks[::-1]  # the first piece of a call is the call
 
 
@@ -78,29 +77,27 @@ def pieces(
     back = long[::-1]  # of ranges that end together the inner ones, which are the later rows, end first
 
     # One event where a range begins, one where it ends; at one time they stay in this order.
-    time = np.concatenate([(start + duration)[back], start[point], start[long]])
-    what = np.repeat(np.array([END, INSTANT, BEGIN], np.int8), [len(long), len(point), len(long)])
-    lane = thread[np.concatenate([back, point, long])]
-    inner = np.concatenate([parent[back], rows[point], rows[long]])
+    ranges = np.concatenate([back, point, long])
+    time = np.append((start + duration)[back], start[ranges[len(back) :]])
+    instant = np.repeat([False, True, False], [len(long), len(point), len(long)])
+    lane = thread[ranges]
+    inner = np.append(parent[back], rows[ranges[len(back) :]])
     order = np.argsort(time, kind="stable")
     order = order[stable_order(lane[order], int(lane.max()) + 1)]
     time = time[order]
-    what = what[order]
+    instant = instant[order]
     lane = lane[order]
     inner = inner[order]
 
     # The innermost range after each event; an instant changes nothing.
-    index = np.arange(len(time))
     new_thread = np.append(True, lane[1:] != lane[:-1])
-    last_change = np.maximum.accumulate(np.where((what != INSTANT) | new_thread, index, 0))
-    inside = np.where(what[last_change] == INSTANT, -1, inner[last_change])
+    last_change = np.maximum.accumulate(np.where(~instant | new_thread, np.arange(len(time)), 0))
+    inside = np.where(instant[last_change], -1, inner[last_change])
     ends = np.append(time[1:], 0)
     lasts = (ends > time) & np.append(~new_thread[1:], False)
 
     # An instant comes before the piece behind it.
-    kept = np.flatnonzero(np.stack([what == INSTANT, lasts], axis=1))
-    at = kept >> 1
-    behind = (kept & 1).astype(bool)
+    at, behind = np.nonzero(np.stack([instant, lasts], axis=1))
     owner = np.where(behind, inside[at], inner[at])
     return owner, lane[at], time[at], np.where(behind, ends[at], time[at])
 
