@@ -363,32 +363,28 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
             left[child] -= 1
             if not left[child]:
                 heapq.heappush(ready, child)
-    if done < count:
-        raise _cycle_error(graph, tiles.task, rank < 0, src, dst, cause)
-    return rank
-
-
-def _cycle_error(
-    graph: Graph, task: np.ndarray, stuck: np.ndarray, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
-) -> CycleError:
-    """Return the error that names one cycle among the stuck entries of a plan."""
+    if done == count:
+        return rank
+    # One cycle among the entries that are stuck.
+    stuck = rank < 0
     inside = np.flatnonzero(stuck[src] & stuck[dst])
     into = dict(zip(dst[inside].tolist(), inside.tolist(), strict=True))  # an edge into each, any
-    entry = int(np.flatnonzero(stuck)[0])
+    entry = int(np.argmax(stuck))
     walk: dict[int, int] = {}  # the edge into each entry that was passed
     while entry not in walk:
         walk[entry] = into[entry]
         entry = int(src[into[entry]])
     cycle = list(walk.values())[list(walk).index(entry) :][::-1]
-    edges = [(int(task[src[edge]]), int(task[dst[edge]]), Cause(int(cause[edge]))) for edge in cycle]
     named = []
-    for _, after, why in edges[:LONGEST]:
+    steps = [
+        (int(tiles.task[src[edge]]), int(tiles.task[dst[edge]]), Cause(int(cause[edge]))) for edge in cycle
+    ]
+    for _, after, why in steps[:LONGEST]:
         lane = graph.lanes[graph.columns["lane"][after]].name
         named.append(f"{task_name(graph, after)} ({why.reason.format(lane=lane)})")
     more = f", and on through {len(cycle) - LONGEST} more" if len(cycle) > LONGEST else ""
-    first = task_name(graph, edges[0][0])
-    words = f"{first} comes before {', before '.join(named)}{more}"
-    return CycleError(f"the graph has a cycle of {len(cycle)} tasks: {words}", edges)
+    words = f"{task_name(graph, steps[0][0])} comes before {', before '.join(named)}{more}"
+    raise CycleError(f"the graph has a cycle of {len(cycle)} tasks: {words}", steps)
 
 
 def task_name(graph: Graph, task: int) -> str:

@@ -63,7 +63,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
     if name == "handle":
-        return _of_handles(graph, ids, options)
+        options = _places(graph, options)
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
@@ -71,21 +71,20 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "lane":
         options = [graph.lanes[number].name for option in options for number in lanes_named(graph, option)]
     patterns = tuple(options)
-    return _by_text(*coded(graph, name, ids), lambda text: _fits(name, text, patterns), bool)
+    return of_tasks(graph.tasks(ids), name, lambda text: _fits(name, text, patterns), bool)
 
 
-def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.ndarray:
-    """Return a mask of the tasks of these identifiers in the trace's map of debug handles."""
-    handles = graph.recorded.handles
-    if handles is None:
+def _places(graph: Graph, identifiers: list[Any]) -> list[int]:
+    """Return the places of some identifiers in the trace's map of debug handles, as the column has them."""
+    if graph.recorded.handles is None:
         raise GraphError("this trace has no debug handles; give a map with --handles FILE")
-    places = {each: place for place, each in enumerate(handles)}
-    unknown = [each for each in identifiers if each not in places]
-    if unknown:
-        near = closest(str(unknown[0]), map(str, places))
-        hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(places):,} are known."
-        raise GraphError(f"no compiled piece has the identifier {unknown[0]!r:.60}. {hint}")
-    return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
+    known = list(graph.recorded.handles)
+    for each in identifiers:
+        if each not in known:
+            near = closest(str(each), map(str, known))
+            hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(known):,} are known."
+            raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
+    return [known.index(each) for each in identifiers]
 
 
 @lru_cache(maxsize=1 << 16)  # optimizations ask the same of the same texts
@@ -125,19 +124,19 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
         lines.append(
             "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
         )
-    if wanted:
-        lines += _layers_meant(graph, wanted)
+    used = np.unique(columns["layer"][graph.alive])
+    layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
+    if wanted and not layers:
+        lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
+    elif wanted:
+        lines += _layers_meant(wanted, layers)
     if devices and not device_work(graph)[graph.alive].any():
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)
 
 
-def _layers_meant(graph: Graph, wanted: Sequence[str]) -> list[str]:
+def _layers_meant(wanted: Sequence[str], layers: Sequence[str]) -> list[str]:
     """Return what to say of layers that were looked for, where the trace has none of them."""
-    used = np.unique(graph.columns["layer"][graph.alive])
-    layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
-    if not layers:
-        return ["This trace has no layers. Record it with `daydream collect`, or select by name or op."]
     said = []
     for pattern in wanted:
         if not fnmatch.filter(layers, pattern):
@@ -220,8 +219,6 @@ def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[st
         lanes = [lane.name for lane in graph.lanes]
         texts = {"kind": [*KINDS], "phase": [*PHASES], "lane": lanes, **graph.texts}[name]
         return graph.columns[name][ids], texts
-    if name not in FIELDS:
-        raise GraphError(f"tasks have no column {name!r}")
     return _of_trace(graph, name, ids), graph.texts.get(name, graph.recorded.text(name))
 
 
@@ -326,14 +323,11 @@ def is_among(texts: np.ndarray, wanted: Iterable[str]) -> np.ndarray:
 def of_tasks(
     tasks: Selection, column: str, tell: Callable[[str | None], object], dtype: npt.DTypeLike
 ) -> np.ndarray:
-    """Return what `for_each` does for a column of texts of some tasks, without making these texts."""
-    return _by_text(*coded(tasks.graph, column, tasks.ids), tell, dtype)
+    """Return what `for_each` does for a column of texts of some tasks, without making these texts.
 
-
-def _by_text(
-    codes: np.ndarray, texts: Sequence[str], tell: Callable[[str | None], object], dtype: npt.DTypeLike
-) -> np.ndarray:
-    """Return what `tell` gives for the text of each code; each text that is used is looked at once."""
+    Each text that is used is looked at once.
+    """
+    codes, texts = coded(tasks.graph, column, tasks.ids)
     told = np.zeros(len(texts) + 1, dtype)
     for code in np.flatnonzero(np.bincount(codes + 1, minlength=len(told))).tolist():
         told[code] = tell(texts[code - 1] if code else None)
