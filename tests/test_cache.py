@@ -20,8 +20,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream.cli.cached import cache_entry
 from daydream.costs import contention
-from daydream.costs.contention import measured_contention
-from daydream.costs.contention_evidence import evidence_json
+from daydream.costs.contention import evidence_json, measured_contention
 from daydream.costs.workload import calls
 from daydream.costs.workload.calls import work_by_row
 from daydream.files import cache

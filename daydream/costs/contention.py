@@ -22,11 +22,11 @@ traces that hold all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, convert, to_builtins
 
 from daydream.arrays import distinct, percentile, unique
 from daydream.costs.device.roofline import is_matrix_kernel
@@ -93,13 +93,17 @@ class Compared(Struct, frozen=True, eq=False):
         drawn = np.random.default_rng(SEED).integers(0, len(self), (DRAWS, len(self)))
         low, high = percentile(self.factor(drawn), [5, 95])
         return Evidence(
-            factor=float(self.factor()), low=float(low), high=float(high), places=len(self),
-            beside=int(self.beside.sum()), alone=int(self.alone.sum()),
+            factor=float(self.factor()),
+            low=float(low),
+            high=float(high),
+            places=len(self),
+            beside=int(self.beside.sum()),
+            alone=int(self.alone.sum()),
             overlapped_ns=int(self.overlap_ns.sum()),
-        )  # fmt: skip
+        )
 
 
-class Measured(NamedTuple):
+class Measured(Struct, frozen=True, eq=False):
     """What a trace shows of contention; None where runs of the same work to compare are too few.
 
     `matrix` and `other` are the parts of `kernel` that a matrix library's kernels and all others are.
@@ -111,6 +115,17 @@ class Measured(NamedTuple):
     transfer: Evidence | None
     met: bool  #: whether any kernel ran beside a transfer at all
     kernels: Compared | None = None  #: the places that `kernel` rests on
+
+
+def evidence_json(measured: Measured) -> dict[str, Any]:
+    """Return what was measured as JSON can say it, to be kept beside the trace."""
+    found: dict[str, Any] = to_builtins(measured, enc_hook=np.ndarray.tolist)
+    return found
+
+
+def evidence_of(given: Any) -> Measured:
+    """Return what was measured from its JSON. Raises `ValueError` if it is none."""
+    return convert(given, Measured, dec_hook=lambda _, values: np.array(values))
 
 
 NOTHING = Measured(None, None, None, None, met=False)
@@ -141,9 +156,12 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
         _places(graph, kernels, SAME_KERNEL), both.kernel_ns, both.kernel_overlap_ns, by_itself, clock
     )
     moved = _Runs(
-        _places(graph, transfers, SAME_TRANSFER), both.transfer_ns, both.transfer_overlap_ns,
-        both.known_from_the_last_arrival(graph, trace), clock,
-    )  # fmt: skip
+        _places(graph, transfers, SAME_TRANSFER),
+        both.transfer_ns,
+        both.transfer_overlap_ns,
+        both.known_from_the_last_arrival(graph, trace),
+        clock,
+    )
     matrix, compared = _is_matrix(graph, kernels), runs.compared()
     return Measured(
         kernels=compared,

@@ -141,13 +141,6 @@ def _digest(header: bytes, size: int, parts: list[bytes | memoryview]) -> bytes:
     return found.digest()
 
 
-def whole_of(given: Any) -> int:
-    """Return what a document holds if it is a whole number. Raises `TypeError` if not."""
-    if type(given) is not int:
-        raise TypeError("a number was needed")
-    return given
-
-
 def text_of(given: Any) -> str:
     """Return what a document holds if it is a text. Raises `TypeError` if not."""
     if type(given) is not str:

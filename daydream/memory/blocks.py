@@ -18,9 +18,19 @@ class Block:
     """
 
     __slots__ = (
-        "address", "born", "grows", "in_use", "mapped", "next", "pool", "prev", "requested", "size", "start",
+        "address",
+        "born",
+        "grows",
+        "in_use",
+        "mapped",
+        "next",
+        "pool",
+        "prev",
+        "requested",
+        "size",
+        "start",
         "stream",
-    )  # fmt: skip
+    )
     prev: Block | None
     next: Block | None
 

@@ -99,10 +99,13 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
         kinds = {kind: max(steps.values()) for kind, steps in sums.get(layer, {}).items()}
         found.append(
             LayerNeed(
-                layer, working.get(layer, 0), kinds.get("parameter", 0), kinds.get("activation", 0),
+                layer,
+                working.get(layer, 0),
+                kinds.get("parameter", 0),
+                kinds.get("activation", 0),
                 kinds.get("temporary", 0),
             )
-        )  # fmt: skip
+        )
     return sorted(found, key=lambda each: (-each.working_set_bytes, -each.kept_bytes, each.name))
 
 

@@ -109,9 +109,10 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
     granule = np.where(held["device"][rows] >= 0, GRANULE, np.where(sure, ITEM_BYTES[2], NUMBERS))
     grows = np.where(recorded > granule, recorded * factor, recorded)
     return Grown(
-        np.where(sure, grows, np.minimum(recorded, grows)), grows,
+        np.where(sure, grows, np.minimum(recorded, grows)),
+        grows,
         np.where(sure, grows, np.maximum(recorded, grows)),
-    )  # fmt: skip
+    )
 
 
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:

@@ -106,9 +106,15 @@ class _Reading:
             if self.doubts[key]
         ]
         return History(
-            device, self.settings, start, self.requests, self.frames, self.peak,
-            self.reserved_peak if complete else None, doubts,
-        )  # fmt: skip
+            device,
+            self.settings,
+            start,
+            self.requests,
+            self.frames,
+            self.peak,
+            self.reserved_peak if complete else None,
+            doubts,
+        )
 
     def allocate(self, record: Record) -> None:
         """Read an allocation; what else is held there was freed, and the event of that is missing."""

@@ -189,9 +189,13 @@ def _input(of: _Lifetimes) -> np.ndarray:
         np.minimum.at(first, of.passes[own & in_layer], of.held["begin"][own & in_layer])
         begins = first[of.passes]
         outside |= (
-            own & (layer < 0) & np.isin(of.phase, (FORWARD, OTHER, DATA)) & np.isfinite(begins)
-            & (of.held["begin"] < begins) & (of.held["end"] > begins)
-        )  # fmt: skip
+            own
+            & (layer < 0)
+            & np.isin(of.phase, (FORWARD, OTHER, DATA))
+            & np.isfinite(begins)
+            & (of.held["begin"] < begins)
+            & (of.held["end"] > begins)
+        )
     return of.begun & ~of.kept & (loaded | outside)
 
 

@@ -127,12 +127,17 @@ def memory_after(
 
     name = "cpu" if device < 0 else f"cuda:{device}"
     return MemoryPrediction(
-        before_bytes, after_bytes, low, high, reserved, reserved_after,
+        before_bytes,
+        after_bytes,
+        low,
+        high,
+        reserved,
+        reserved_after,
         device_bytes(held.trace, rank, device) if capacity_bytes is None else capacity_bytes,
         device=f"rank {rank}, {name}" if ranks else name,
         notes=tuple(note for note in after.notes if note not in held.notes),
         recording_notes=tuple(held.notes),
-    )  # fmt: skip
+    )
 
 
 def changed(held: Allocations, changes: Sequence[MemoryChange], case: Case = "expected") -> Allocations:

@@ -133,9 +133,12 @@ def _out_of_memory(failed: Usage, before: int, requests: int) -> OutOfMemory | N
     if where is None:
         return None
     return OutOfMemory(
-        max(where.index + 1 - before, 0), requests, where.asked_bytes, where.allocated_bytes,
+        max(where.index + 1 - before, 0),
+        requests,
+        where.asked_bytes,
+        where.allocated_bytes,
         where.reserved_bytes,
-    )  # fmt: skip
+    )
 
 
 # Who holds it ------------------------------------------------------------------------------------

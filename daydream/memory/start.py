@@ -140,6 +140,10 @@ def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
             part = Part(merged.pop().size + part.size)  # noqa: PLW2901 - the two are one
         merged.append(part)
     return Segment(
-        int(told["address"]), int(told.get("stream", 0)), told.get("pool") == "small", tuple(merged),
-        bool(told.get("is_expandable")), int(bool(told.get("private"))),
-    )  # fmt: skip
+        int(told["address"]),
+        int(told.get("stream", 0)),
+        told.get("pool") == "small",
+        tuple(merged),
+        bool(told.get("is_expandable")),
+        int(bool(told.get("private"))),
+    )

@@ -23,6 +23,7 @@ REGION = regex(r"Torch-Compiled Region: (\S+)")
 PIECE = r"^CompiledFunction$"  # one compiled graph, with what wraps it
 PIECE_BACKWARD = r"^CompiledFunctionBackward$"
 GRAPH = r"^## Call CompiledFxGraph"
+MOST_SAID = 5  # sentences of a kind
 UNKNOWN_BREAK = "a graph break, or code that Dynamo left uncompiled"
 
 
@@ -189,26 +190,26 @@ def _reasons(trace: Trace | None) -> dict[str, tuple[str | None, str]]:
     return known
 
 
-def sentences(breaks: list[GraphBreak], most: int = 5) -> list[str]:
+def sentences(breaks: list[GraphBreak]) -> list[str]:
     """Return a sentence a break, for notes; the rest is counted."""
     said = [
         f"Graph break {'at ' + one.source if one.source else '(place not recorded)'}: {one.reason}; "
         f"{one.count:,.0f} per step, {one.ns / 1e6:,.3f} ms per step of guards and Python around them."
-        for one in breaks[:most]
+        for one in breaks
     ]
-    if len(breaks) > most:
-        said.append(f"{counted(len(breaks) - most, 'further place')} break the graph.")
-    return said
+    return _first(said, "further place", "break the graph")
 
 
-def uncompiled_sentences(trace: Trace | None, most: int = 5) -> list[str]:
+def uncompiled_sentences(trace: Trace | None) -> list[str]:
     """Return a sentence for each function that the compiler left as it is, as `collect` recorded them."""
-    frames = [] if trace is None else trace.metadata.get("uncompiled_frames") or []
     said = [
         f"{one['source']} was left uncompiled: {one['reason'] or 'an error'}"
         f"{' at ' + at if (at := one.get('at')) else ''}. What it calls is compiled by itself."
-        for one in frames[:most]
+        for one in (trace.metadata.get("uncompiled_frames") or [] if trace is not None else [])
     ]
-    if len(frames) > most:
-        said.append(f"{counted(len(frames) - most, 'further function')} were left uncompiled.")
-    return said
+    return _first(said, "further function", "were left uncompiled")
+
+
+def _first(said: list[str], what: str, did: str) -> list[str]:
+    rest = len(said) - MOST_SAID
+    return said if rest <= 0 else [*said[:MOST_SAID], f"{counted(rest, what)} {did}."]

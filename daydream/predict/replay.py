@@ -14,8 +14,7 @@ from msgspec.structs import astuple
 
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
-from daydream.costs.contention import known, measured_contention
-from daydream.costs.contention_evidence import evidence_json, evidence_of
+from daydream.costs.contention import evidence_json, evidence_of, known, measured_contention
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.costs.workload.calls import kept_work, work_contents, work_known

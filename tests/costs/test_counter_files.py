@@ -11,7 +11,7 @@ from shared import shared_trace
 import daydream
 from daydream import Trace
 from daydream.costs.counters.amounts import CountedKernel
-from daydream.costs.counters.attaching import attach_counters, read_kernels
+from daydream.costs.counters.attaching import attach_counters, read_counted
 from daydream.costs.counters.joining import base_name
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
@@ -44,7 +44,7 @@ def axpy(fma="1,048,576", read="2.00"):
 
 def read(tmp_path, text, name="c.csv"):
     (tmp_path / name).write_text(text)
-    return read_kernels(tmp_path / name)
+    return read_counted(tmp_path / name)
 
 
 def kernels(*names, grid="16,1,1"):
@@ -281,7 +281,7 @@ def test_a_table_without_the_numbers_of_launches_is_refused(tmp_path):
     ],
 )
 def test_public_samples(file, launches, flop, nbytes):
-    found = read_kernels(shared_trace(f"formats/{file}"))
+    found = read_counted(shared_trace(f"formats/{file}"))
     assert len(found) == launches
     if "mi100" not in file:
         assert (found[0].flop, found[0].bytes) == (flop, nbytes)
@@ -290,7 +290,7 @@ def test_public_samples(file, launches, flop, nbytes):
 
 
 def test_amds_l2_tells_bytes_by_its_requests():
-    found = read_kernels(shared_trace("formats/rocprof_v2/omniperf_MI300X_pmc_perf_merged.csv.gz"))
+    found = read_counted(shared_trace("formats/rocprof_v2/omniperf_MI300X_pmc_perf_merged.csv.gz"))
     size = 4096 * 256 * 8  # the copy of doubles: a thread each
     assert [one.name[:7] for one in found] == ["vecCopy"] * 3
     for one in found:
@@ -325,7 +325,7 @@ def test_requests_of_amds_l2_are_bytes(metrics, read, written, through):
 
 
 def test_kinetos_ranges_are_counters_too(tmp_path):
-    found = read_kernels(shared_trace("kineto/a100_range_profiler_counters.json.gz"))
+    found = read_counted(shared_trace("kineto/a100_range_profiler_counters.json.gz"))
     assert len(found) == 77
     assert sum(one.flop is not None for one in found) > 60
 

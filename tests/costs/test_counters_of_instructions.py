@@ -13,7 +13,7 @@ import pytest
 from shared import shared_trace
 from test_counter_files import kernels, read
 
-from daydream.costs.counters.attaching import attach_counters, read_counted, read_kernels
+from daydream.costs.counters.attaching import attach_counters, read_counted
 from daydream.costs.counters.joining import base_name
 from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
 from daydream.costs.counters.quantities import QUANTITIES, conflict_share, quantities_of
@@ -53,7 +53,7 @@ LDS = (
     ],
 )  # fmt: skip
 def test_public_samples_of_nvbit(file, names, blocks, instructions):
-    found = read_kernels(shared_trace(f"formats/nvbit/{file}"))
+    found = read_counted(shared_trace(f"formats/nvbit/{file}"))
     assert [base_name(one.name) for one in found] == names
     assert [one.blocks for one in found] == blocks
     assert [one.amounts["instructions"] for one in found] == instructions
@@ -61,7 +61,7 @@ def test_public_samples_of_nvbit(file, names, blocks, instructions):
 
 
 def test_public_opcodes_of_nvbit():
-    (one,) = read_kernels(shared_trace("formats/nvbit/opcode_hist_1.5.3_lammps_excerpt.txt"))
+    (one,) = read_counted(shared_trace("formats/nvbit/opcode_hist_1.5.3_lammps_excerpt.txt"))
     classes = {name: n for name, n in one.amounts.items() if name.endswith("_instructions")}
     assert classes == {
         "control_instructions": 1, "integer_instructions": 5, "memory_instructions": 16,
@@ -69,7 +69,7 @@ def test_public_opcodes_of_nvbit():
     }  # fmt: skip
     assert one.flop == 0  # every instruction of it is there, and none calculates
     with pytest.raises(FileError, match="opcodes of no kernel"):
-        read_kernels(shared_trace("formats/nvbit/opcode_hist_one_kernel_opcodes_only.txt"))
+        read_counted(shared_trace("formats/nvbit/opcode_hist_one_kernel_opcodes_only.txt"))
 
 
 def test_counts_above_32_bits_become_flop():

@@ -118,9 +118,9 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
 
 def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
     path = shared_trace("kineto/a100_range_profiler_counters.json.gz")
-    from daydream.costs.counters.attaching import read_kernels
+    from daydream.costs.counters.attaching import read_counted
 
-    found = read_kernels(path)
+    found = read_counted(path)
     trace = attach_counters(kernels(*(one.name for one in found), grid="1,1,1"), [path])
     assert len(trace.metadata["counters"]) == 77
     assert [each["flop"] for each in trace.metadata["counters"]] == [one.flop for one in found]

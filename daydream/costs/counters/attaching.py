@@ -76,14 +76,6 @@ def attach_counters(trace: Trace, files: Sequence[str | os.PathLike[str]]) -> Tr
     return trace
 
 
-def read_kernels(path: Path) -> list[CountedKernel]:
-    """Return the launches that a file counted, in order. Raises `FileError` where it has none."""
-    found = read_counted(path)
-    if isinstance(found, Totals):
-        raise FileError(f"{path} has sums over many launches, and of none what it is itself")
-    return found
-
-
 def read_counted(path: Path) -> list[CountedKernel] | Totals:
     """Return a file's launches, in order, or its sums. Raises `FileError` if it has neither."""
     raw = _unpacked(path)

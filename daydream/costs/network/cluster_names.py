@@ -111,9 +111,14 @@ def read_cluster(path: str | Path) -> Cluster:
     inter = _link(content, "inter", path) if "inter" in content or nodes > 1 else intra
     name = str(content.get("name", path.stem))
     return Cluster(
-        name, int(nodes), int(gpus), intra, inter, f"by the description in {path.name}, not measured",
+        name,
+        int(nodes),
+        int(gpus),
+        intra,
+        inter,
+        f"by the description in {path.name}, not measured",
         nodes_given="nodes" in content,
-    )  # fmt: skip
+    )
 
 
 def _toml(text: str) -> Any:

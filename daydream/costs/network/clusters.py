@@ -130,9 +130,11 @@ class Cluster:
     def scaled(self, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:
         """Return this cluster with all its links' bandwidths and latencies multiplied."""
         return replace(
-            self, intra=self.intra.scaled(bandwidth, latency), inter=self.inter.scaled(bandwidth, latency),
+            self,
+            intra=self.intra.scaled(bandwidth, latency),
+            inter=self.inter.scaled(bandwidth, latency),
             curve=None if self.curve is None else self.curve.scaled(bandwidth, latency),
-        )  # fmt: skip
+        )
 
     def describe(self) -> str:
         """Return one sentence: size, bandwidths, and where the figures come from."""

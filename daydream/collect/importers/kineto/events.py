@@ -236,11 +236,6 @@ def name_xpu_copies(events: list[Event]) -> None:
             event.name = f"Memcpy {source}to{target}{event.name[ends.end() :]}"
 
 
-def is_flow_of_npu(event: Event) -> bool:
-    """Tell whether an event is the beginning of a flow from an operator to work of an Ascend device."""
-    return event.ph == "s" and event.cat == NPU_FLOW
-
-
 def call_of_flow(event: Event) -> Event:
     """Return the call that a flow begins in: an instant on the operator's thread."""
     event.dur, event.args = 0.0, Args(correlation=event.id)
