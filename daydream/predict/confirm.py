@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -130,10 +131,8 @@ def confirmation(comparison: Prediction, recorded: Trace, changed: Trace | None)
     """
     found = None
     if changed is not None:
-        try:
+        with suppress(GraphError):  # too few steps were recorded before the script ended
             found = compare(comparison, changed, names=(PREDICTION, CHANGED))
-        except GraphError:  # too few steps were recorded before the script ended
-            found = None
     blocks, times = blocks_of(recorded), comparison.speedup
     confirmed_ns = round(blocks.confirmed_ns)
     predicted = None if times is None else blocks.baseline_ns / times
@@ -174,13 +173,12 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
     if found and "failed" in found:
         raise DaydreamError(f"the change could not be made in the script: {found['failed']}")
     blocks = Blocks(**found) if found else Blocks([], [], [])
-    if blocks.rounds < FEWEST_ROUNDS:
-        done = (
-            f"after {counted(blocks.rounds, 'round')} with and without the change" if found
-            else "before the change could be made"
-        )  # fmt: skip
-        raise DaydreamError(f"the script ended {done}.{_too_short(trace, rounds, block_steps)}")
-    return blocks
+    if blocks.rounds >= FEWEST_ROUNDS:
+        return blocks
+    done = "before the change could be made"
+    if found:
+        done = f"after {counted(blocks.rounds, 'round')} with and without the change"
+    raise DaydreamError(f"the script ended {done}.{_too_short(trace, rounds, block_steps)}")
 
 
 def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
@@ -195,11 +193,12 @@ def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
     )
     ran, times = asked.get("ran"), trace.metadata.get("unprofiled_step_ns")
     said = f"\n{counted(rounds, 'round')} take {whole:,} training steps"
-    said += f", the fewest, {FEWEST_ROUNDS}, take {least:,}" if rounds > FEWEST_ROUNDS else ""
+    if rounds > FEWEST_ROUNDS:
+        said += f", the fewest, {FEWEST_ROUNDS}, take {least:,}"
     if ran is not None:
-        longer = whole - ran
-        took = f", {longer * median(times) / 1e9:,.1f} s at this step time" if times else ""
-        said += f"; {ran:,} ran. Let it train about {counted(longer, 'step')} longer{took}"
+        said += f"; {ran:,} ran. Let it train about {counted(whole - ran, 'step')} longer"
+        if times:
+            said += f", {(whole - ran) * median(times) / 1e9:,.1f} s at this step time"
     if block_steps > SHORT_BLOCKS:
         said += f".\n--rounds {FEWEST_ROUNDS} --block-steps {SHORT_BLOCKS} takes {short:,} steps"
     return said + "."

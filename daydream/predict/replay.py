@@ -24,7 +24,7 @@ from daydream.files.cache import Contents
 from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
-from daydream.graph.lower import lower
+from daydream.graph.lower import lower, steps_in
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
 from daydream.graph.tables import COSTS, KERNEL
 from daydream.predict.basis import (
@@ -58,9 +58,9 @@ START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (
     DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
 )  # fmt: skip
-BASIS_FIELDS = (
+KEPT = (
     "basis", "basis_measured_ns", "basis_typical_measured_ns", "basis_error", "spread", "recording_cost",
-    "start_up_ns",
+    "start_up_ns", "said", "parts",
 )  # fmt: skip
 
 
@@ -144,7 +144,6 @@ class Recording:
     graph: Graph
     settled: SteadyState
     steps: list[StepReplay]
-    start_error_ns: dict[str, int]
 
 
 @dataclass(repr=False)
@@ -210,7 +209,13 @@ class Replay(NotebookFigure):
     @property
     def start_error_ns(self) -> dict[str, int]:
         """How far kernels start from where they were recorded: `p50` and `p95`, in ns."""
-        return self.recording.start_error_ns
+        graph, timeline = self.recording.graph, self.recording.settled.timeline
+        measured = graph.columns["measured_start_ns"][timeline.task]
+        chosen = (timeline.copy == 0) & (measured >= 0)
+        kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
+        off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
+        p50, p95 = percentile(off, [50, 95]).tolist()
+        return {"p50": round(p50), "p95": round(p95)}
 
     @property
     def basis_ns(self) -> int:
@@ -282,12 +287,12 @@ class Replay(NotebookFigure):
     @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace = self.graph.trace
+        trace, timed_ns, error = self.graph.trace, self.basis_measured_ns, self.basis_error
         if trace is None:
             return None
-        if self.basis != UNPROFILED or self.basis_error is None or self.basis_measured_ns is None:
+        if self.basis != UNPROFILED or timed_ns is None or error is None:
             return unrest(trace, None)
-        return unrest(trace, round(self.basis_measured_ns * (1 + self.basis_error)))
+        return unrest(trace, round(timed_ns * (1 + error)))
 
     @cached_property
     def notes(self) -> list[str]:
@@ -389,31 +394,24 @@ def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
 
 def _contents(made: Replay, trace: Trace) -> Contents:
     """Return what is kept of a replay: its graph, its plan and when each task starts."""
-    recording, settled = made.recording, made.recording.settled
-    timeline, of_trace = settled.timeline, trace_contents(trace)
-    graph, arrays = graph_contents(recording.graph)
+    base, settled, of_trace = made.recording.graph, made.recording.settled, trace_contents(trace)
+    plan, start = settled.timeline.plan, settled.timeline.start_ns
+    if (settled.timeline.end_ns != start + plan.duration_ns).any():
+        raise ValueError("tasks end later than their work does")
+    graph, arrays = graph_contents(base)
     families, work = work_contents(trace)
-    arrays |= of_trace.arrays | work
-    arrays |= plan_arrays(recording.graph, settled.passes, repeatable(recording.graph))
-    arrays[START] = timeline.start_ns
+    arrays |= of_trace.arrays | work | plan_arrays(base, settled.passes, repeatable(base)) | {START: start}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
-    if (timeline.end_ns != timeline.start_ns + timeline.plan.duration_ns).any():
-        raise ValueError("tasks end later than their work does")
     document = {
         "graph": graph,
         "passes": settled.passes,
-        "repeats": [[rank, *steps] for rank, steps in timeline.repeats.items()],
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
-        "steps": [[each.name, each.rank, each.measured_ns, each.replayed_ns] for each in recording.steps],
-        "start_error_ns": recording.start_error_ns,
-        "said": made.said,
-        "parts": made.parts,
-        "basis": {name: getattr(made, name) for name in BASIS_FIELDS},
+        "replay": {name: getattr(made, name) for name in KEPT},
         "families": families,
-        "contention": evidence_json(measured_contention(recording.graph)),
+        "contention": evidence_json(measured_contention(base)),
     }
     return Contents({**of_trace.document, "replay": document}, arrays)
 
@@ -422,29 +420,28 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
     document, arrays = found.document["replay"], found.arrays
     graph = cached_graph(trace, document["graph"], arrays)
-    lowered = cached_plan(graph, document["passes"], repeatable(graph), arrays)
-    start = arrays[START]
-    repeats = {rank: (first, last) for rank, first, last in document["repeats"]}
+    window, start = repeatable(graph), arrays[START]
+    lowered = cached_plan(graph, document["passes"], window, arrays)
+    repeats = {} if window is None else steps_in(graph, window)
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
     times = {(copy, step): ns for copy, step, ns in document["times"]}
     settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
-    steps = [StepReplay(*step) for step in document["steps"]]
-    recording = Recording(graph, settled, steps, document["start_error_ns"])
+    recording = recorded_steps(graph, settled)
     work_known[trace] = kept_work(document["families"], arrays)
     known[trace] = evidence_of(document["contention"])
-    basis = document["basis"]
-    if basis["basis"] != RECORDED:
+    fields = document["replay"]
+    if fields["basis"] != RECORDED:
         graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
         settled = settle(graph)
-    return Replay(graph, settled, recording, said=document["said"], parts=document["parts"], **basis)
+    return Replay(graph, settled, recording, **fields)
 
 
-def recorded_steps(graph: Graph) -> Recording:
-    """Return how a graph without a change, simulated, compares with the recording.
+def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recording:
+    """Return how a graph without a change, simulated (`settled` if it was), compares with the recording.
 
     Raises `GraphError` if the trace covers no step.
     """
-    settled = settle(graph)
+    settled = settled or settle(graph)
     times = settled.first_pass()
     steps = [
         StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
@@ -455,7 +452,7 @@ def recorded_steps(graph: Graph) -> Recording:
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
-    return Recording(graph, settled, steps, _start_error(graph, settled.timeline))
+    return Recording(graph, settled, steps)
 
 
 def baseline_of(recording: Recording) -> Replay:
@@ -528,13 +525,3 @@ def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
         basis_error=error,
         spread=timed.spread,
     )
-
-
-def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
-    """Return the median and 95th percentile of how far kernels start from where they were recorded, in ns."""
-    measured = graph.columns["measured_start_ns"][timeline.task]
-    chosen = (timeline.copy == 0) & (measured >= 0)
-    kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
-    off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
-    p50, p95 = percentile(off, [50, 95]).tolist()
-    return {"p50": round(p50), "p95": round(p95)}
