@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MODEL_ERROR: Mapping[str, float] = {
     "moved": 0.14, "copied": 0.08, "computed": 0.22, "kernels": 0.20, "transfers": 0.08,
 }  # fmt: skip
+OLD = ("duration_ns", "gap_ns", "latency_ns", "lane", "kind", "phase")
 MUCH = 0.05  # of a step's device work: less that a change does not reach is not said
 NOT_BY_LAYER = [phase_code("optimizer"), phase_code("data")]  # updates are told apart by their parameters
 RECORD = {"CUDA graphs": "without CUDA graphs", "compiled calls": "without torch.compile"}
@@ -110,36 +111,39 @@ class GraphDiff:
 
     Attributes:
         counts: how many tasks were changed, inserted and removed.
-        ids: the tasks that take another time or were inserted, int64, ascending.
+        was_there: whether each task of `after` was there before, bool; the others were inserted.
+        old: columns of what was there before the change, of inserted tasks as they are.
+        was_ns, now_ns: how long each task took and takes, 0 where it is not there.
+        covered: whether a task belongs to a covered step.
+        ids: the tasks that take another time, were inserted or removed, int64, ascending.
+        longer_ns: how much longer each of them takes with the gap behind it.
         affected_ns, sort: how much time of each of them is affected, and of which sort of `MODEL_ERROR`.
         doubt_ns, waiting_ns: by how much each may be off (see `Affected`).
-        was_ns, now_ns: how long each task of `before` and of `after` takes, 0 where it is removed.
-        covered: whether a task of `after` belongs to a covered step.
     """
 
     def __init__(self, before: Graph, after: Graph) -> None:
         self.before, self.after = before, after
-        size, old, new = before.size, before.columns, after.columns
-        gone, inserted = before.alive & ~after.alive[:size], after.alive[size:]
-        retimed = (old["duration_ns"] != new["duration_ns"][:size]) | (old["gap_ns"] != new["gap_ns"][:size])
-        elsewhere = (old["latency_ns"] != new["latency_ns"][:size]) | (old["lane"] != new["lane"][:size])
-        changed = (retimed | elsewhere) & before.alive & after.alive[:size]
-        self.counts = tuple(int(np.count_nonzero(mask)) for mask in (changed, inserted, gone))
-        self.was_ns = np.where(before.alive, old["duration_ns"], 0)
-        self.now_ns = np.where(after.alive, new["duration_ns"], 0)
+        new, there, size = after.columns, after.alive, before.size
+        self.old = old = {name: np.append(before.columns[name], new[name][size:]) for name in OLD}
+        self.was_there = was_there = np.append(before.alive, np.zeros(after.size - size, bool))
+        retimed = (old["duration_ns"] != new["duration_ns"]) | (old["gap_ns"] != new["gap_ns"])
+        elsewhere = (old["latency_ns"] != new["latency_ns"]) | (old["lane"] != new["lane"])
+        changed = (retimed | elsewhere) & was_there & there
+        masks = changed, there & ~was_there, was_there & ~there
+        self.counts = tuple(int(np.count_nonzero(mask)) for mask in masks)
+        self.was_ns = np.where(was_there, old["duration_ns"], 0)
+        self.now_ns = np.where(there, new["duration_ns"], 0)
         self.covered = covered_steps(after)[new["step"]]
-        retimed |= before.alive != after.alive[:size]
-        self.ids = ids = np.append(np.flatnonzero(retimed), np.arange(size, after.size))
-        was, now = (_taken_ns(graph, after.size)[ids] for graph in (before, after))
+        self.ids = ids = np.flatnonzero(retimed | (was_there != there))
+        was = self.was_ns[ids] + np.where(was_there, old["gap_ns"], 0)[ids]
+        now = self.now_ns[ids] + np.where(there, new["gap_ns"], 0)[ids]
         self.longer_ns = now - was
-        is_new, alive, kind = ids >= size, after.alive[ids], new["kind"][ids]
+        is_new, alive, kind = ~was_there[ids], there[ids], new["kind"][ids]
         copied = is_new & (new["row"][ids] >= 0)
-        modelled = is_new & ~copied
-        if after.modelled:
-            given = among(after, np.concatenate(after.modelled))[ids]
-            modelled |= given & (is_new | (alive & (was != now)))
+        given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
+        modelled = (is_new & ~copied) | (given & alive & (was != now))
         cpu, transfer = kind == CPU, (kind == MEMCPY) | (kind == COLLECTIVE)
-        self.affected_ns = np.where(is_new | modelled, now, np.abs(now - was))
+        self.affected_ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
         moved, done_again, computed, kernels, transfers = range(len(MODEL_ERROR))
         self.sort = np.select(
             [~alive, copied & ~modelled, cpu & modelled, cpu, transfer],
@@ -173,7 +177,7 @@ class GraphDiff:
         if not self.before.facts.untraced_ns:
             return 0.0
         # Device work without a row stands for it, in a covered step or in none.
-        untraced = (columns["row"][ids] < 0) & (columns["kind"][ids] != CPU) & (ids < self.before.size)
+        untraced = (columns["row"][ids] < 0) & (columns["kind"][ids] != CPU) & self.was_there[ids]
         untraced &= self.covered[ids] | (columns["step"][ids] < 0)
         return self._busiest_ns(np.where(untraced, np.maximum(self.longer_ns, 0), 0))[0]
 
@@ -222,36 +226,26 @@ class GraphDiff:
         return graph.retimed(duration, gap)
 
 
-def _taken_ns(graph: Graph, size: int) -> np.ndarray:
-    """Return how long so many tasks take with the gaps behind them, 0 for those that are not there."""
-    found = np.zeros(size, np.int64)
-    found[: graph.size] = np.where(graph.alive, graph.columns["duration_ns"] + graph.columns["gap_ns"], 0)
-    return found
-
-
 def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
     """Return what a change of device work leaves out in replays of graphs; None if that is little or nothing.
 
     Only work of the phases counts that the change is about.
     """
-    before, after, size = diff.before, diff.after, diff.before.size
+    before, after = diff.before, diff.after
     if not any(GRAPH_LAUNCH in name for name in before.texts["name"]):
         return None
-    counts = before.alive & device_work(before) & diff.covered[:size]
-    replayed = among(before, in_replays(before.tasks(np.flatnonzero(counts))).ids)
-    same = before.columns["duration_ns"] == diff.now_ns[:size]
+    counts = device_work(after) & diff.covered
+    recorded = before.tasks(np.flatnonzero(counts & diff.was_there))
+    replayed, same = among(after, in_replays(recorded).ids), diff.was_ns == diff.now_ns
     # A change of transfers leaves no kernels out.
-    affected = counts & ~replayed & ~same & (before.columns["kind"] != COLLECTIVE)
-    phase = before.columns["phase"]
-    left_ns = diff.was_ns[replayed & same & np.isin(phase, phase[affected])].sum()
+    affected = counts & ~replayed & ~same & (diff.old["kind"] != COLLECTIVE)
+    phases = diff.old["phase"][affected & diff.was_there]
+    left_ns = diff.was_ns[replayed & same & np.isin(diff.old["phase"], phases)].sum()
     if left_ns <= MUCH * diff.was_ns[counts].sum():
         return None
-    inserted = device_work(after) & diff.covered & (after.columns["kind"] != COLLECTIVE)
-    inserted[:size] = False
-    now_ns = diff.now_ns[inserted].sum() + diff.now_ns[:size][affected].sum()
-    was_ns = diff.was_ns[affected].sum()
+    now_ns, was_ns = diff.now_ns[affected].sum(), diff.was_ns[affected].sum()
     return _out_of_reach(
-        diff, counts, left_ns, abs(1 - now_ns / max(was_ns, 1)),
+        diff, left_ns, abs(1 - now_ns / max(was_ns, 1)),
         "run inside replays of CUDA graphs, whose kernels this change leaves as they are: the answer is "
         "about the rest.",
     )  # fmt: skip
@@ -259,21 +253,16 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
 
 def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     """Return what a change by layer may be about, too; None for other changes, and if there is none."""
-    before, after, size = diff.before, diff.after, diff.before.size
+    before, after = diff.before, diff.after
     chosen_by = [dict(where) for where in after.edited_by if {"layer", "block"} & {*dict(where)}]
     calls = whole_calls(before) if chosen_by else None
     if calls is None:
         return None
-    columns = after.columns
-    edited = np.ones(after.size, bool)
-    edited[:size] = (
-        (diff.was_ns != diff.now_ns[:size])
-        | (before.columns["lane"] != columns["lane"][:size])
-        | (before.alive != after.alive[:size])
-    )
+    edited = (diff.was_ns != diff.now_ns) | (diff.was_there != after.alive)
+    edited |= diff.old["lane"] != after.columns["lane"]
     parameters = trained_parameters(before).tensors
     paths = {*after.texts["layer"], *parameters}
-    may_be, chosen = np.zeros(size, bool), set[str]()
+    may_be, chosen = np.zeros(before.size, bool), set[str]()
     phase, on_device = before.columns["phase"], device_work(before) & before.alive
     for words in chosen_by:
         if "layer" in words:
@@ -287,7 +276,7 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
         where: dict[str, Any] = {name: words[name] for name in ("kind", "name", "phase") if name in words}
         if "on" in words:
             (where["on"],) = words["on"]
-        like = matching(before, np.arange(size), where) & _encloses(before, calls, fits, parameters)
+        like = matching(before, np.arange(before.size), where) & _encloses(before, calls, fits, parameters)
         # Not where each with parameters, or with work in such a call, does its work outside: that of the
         # backward pass, or all other.
         needs = fits & {*parameters, *_layers(before, calls.inside)}
@@ -297,25 +286,24 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
             if not needs <= outside or not fits & outside:
                 may_be |= like & part
     may_be &= calls.unplaced & ~np.isin(phase, NOT_BY_LAYER)
-    on_device &= diff.covered[:size]
-    left_ns = diff.was_ns[may_be & on_device].sum()
+    left = np.flatnonzero(may_be & on_device)
+    left_ns = diff.was_ns[left[diff.covered[left]]].sum()
     if not left_ns:
         return None
     of_chosen = device_work(after) & _of_layers(after, chosen) & diff.covered
-    was_ns, now_ns = diff.was_ns[of_chosen[:size]].sum(), diff.now_ns[of_chosen].sum()
+    was_ns, now_ns = diff.was_ns[of_chosen].sum(), diff.now_ns[of_chosen].sum()
     return _out_of_reach(
-        diff, on_device, left_ns, abs(now_ns - was_ns) / was_ns if was_ns else 1.0,
+        diff, left_ns, abs(now_ns - was_ns) / was_ns if was_ns else 1.0,
         f"are known only as part of {calls.where}: which of it is of these layers is not recorded "
         f"(record {RECORD[calls.where]})",
     )  # fmt: skip
 
 
-def _out_of_reach(
-    diff: GraphDiff, device: np.ndarray, left_ns: float, share: float, where: str
-) -> OutOfReach:
+def _out_of_reach(diff: GraphDiff, left_ns: float, share: float, where: str) -> OutOfReach:
     """Return what is left of the device work of all covered steps, per step."""
     steps = max(sum(bool(step.get("covered")) for step in diff.after.steps), 1)
-    return OutOfReach(diff.was_ns[device].sum() / steps, left_ns / steps, min(float(share), 1.0), where)
+    device_ns = diff.was_ns[device_work(diff.after) & diff.covered].sum()
+    return OutOfReach(device_ns / steps, left_ns / steps, min(float(share), 1.0), where)
 
 
 def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
