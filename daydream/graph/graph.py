@@ -131,7 +131,7 @@ class Graph(NotebookTables):
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
-        self.columns: Table = Table(COLUMNS)
+        self.columns = Table(COLUMNS)
         self.overrides: dict[str, np.ndarray] = {}  # columns of the trace that edits changed, else `UNSET`
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
@@ -247,8 +247,14 @@ class Graph(NotebookTables):
         texts = [text for _, value in items for text in (value if isinstance(value, tuple) else (value,))]
         if not where.keys() <= OF_STRUCTURE or not all(isinstance(text, str) for text in texts):
             return everything.where(**where)
-        found = self.derived(("selected", items), lambda: _kept(everything.where(**where)), structure=True)
-        return Selection(self, *found)
+
+        def kept() -> tuple[np.ndarray, str, tuple[Where, ...]]:
+            """Return the tasks, read-only, and the words: not the graph, which may be a copy."""
+            found = everything.where(**where)
+            found.ids.flags.writeable = False
+            return found.ids, found.words, found.conditions
+
+        return Selection(self, *self.derived(("selected", items), kept, structure=True))
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""
@@ -273,7 +279,7 @@ class Graph(NotebookTables):
 
     def differs_in_times_only(self, other: Graph) -> bool:
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
-        if self.scheduled or other.scheduled or self.size != other.size:
+        if self.scheduled or other.scheduled:
             return False
         if self.lanes != other.lanes or self.queue_depth != other.queue_depth or self.steps != other.steps:
             return False
@@ -306,10 +312,10 @@ class Graph(NotebookTables):
 
     def code(self, column: str, text: str | None) -> int:
         """Return the code of a text in a coded column, made if it is new; -1 for None."""
-        if text is not None and not isinstance(text, str):
-            raise GraphError(f"{column} must be text, not {text!r}")
         if text is None:
             return -1
+        if not isinstance(text, str):
+            raise GraphError(f"{column} must be text, not {text!r}")
         texts = self.texts.setdefault(column, [*self.recorded.text(column)])
         if column not in self._codes:
             self._codes[column] = {text: code for code, text in enumerate(texts)}
@@ -343,8 +349,8 @@ class Graph(NotebookTables):
         """Give tasks new values in a column of the trace; `UNSET` leaves what was recorded."""
         if name not in FIELDS:
             raise GraphError(f"tasks have no column {name!r}")
-        whole = np.full(self.size, UNSET)
-        whole[: len(self.overrides.get(name, ()))] = self.overrides.get(name, ())
+        before = self.overrides.get(name, np.empty(0, np.int64))
+        whole = np.append(before, np.full(self.size - len(before), UNSET))
         whole[ids] = values
         self.overrides[name] = whole
         self._version = next_version()
@@ -379,20 +385,21 @@ class Graph(NotebookTables):
         values = encode(self, columns)
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
         launch, latency = -1, 0
+        behind = causes
         if caller:
-            taken_over = {key: value for key, value in columns.items() if key in TAKEN_OVER}
             call = self.insert(
                 "launch",
                 kind="cpu",
                 lane=int(self.columns["lane"][caller[0]]),
                 duration_ns=self.facts.launch_cost_ns,
                 after=caller[:1],
-                **taken_over,
+                **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
             launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
-        order = place(self, lane_id, [*causes, launch] if launch >= 0 else causes, followers)
-        near = [*causes, *followers, launch]
-        if "step" not in values and near[0] >= 0:
+            behind = [*causes, launch]
+        order = place(self, lane_id, behind, followers)
+        near = [*causes, *followers, *behind]
+        if "step" not in values and near:
             values["step"] = int(self.columns["step"][near[0]])
         task = self.add(
             1,
@@ -499,9 +506,3 @@ def _ends(graph: Graph, tasks: Any) -> np.ndarray:
         same_graph(graph, tasks)
         return tasks.need_all().ids
     return np.asarray(list(tasks), np.int64)
-
-
-def _kept(found: Selection) -> tuple[np.ndarray, str, tuple[Where, ...]]:
-    """Return the tasks of a selection, read-only, and its words: not its graph, which may be a copy."""
-    found.ids.flags.writeable = False
-    return found.ids, found.words, found.conditions

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import combinations
+from daydream.arrays import distinct_rows
 from daydream.graph.calls import GRAPH_LAUNCH
 from daydream.graph.draft import NEVER, DeviceWork, Draft, runs_of
 from daydream.graph.plan import Cause
@@ -39,7 +39,7 @@ def fill_holes(draft: Draft) -> None:
     end = work.start + work.duration
     same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
     same &= work.start[1:] - end[:-1] > GRAPH_HOLE_NS
-    units = np.array([unit for unit, _ in combinations([work.unit, work.lane])[1]])
+    units = work.unit[distinct_rows([work.unit, work.lane])[0]]  # again for each further stream of a unit
     hole = np.flatnonzero(same & ~np.isin(work.unit[1:], units[1:][units[1:] == units[:-1]]))
     after = hole + 1
     whole = {name: np.insert(values, after, values[after]) for name, values in vars(work).items()}
@@ -112,10 +112,10 @@ def fill_heads(draft: Draft) -> None:
     nodes = draft.launched()
     nodes = nodes[draft.named(lambda name: GRAPH_LAUNCH in name, draft.launch[nodes])]
     nodes = nodes[np.argsort(draft.start_ns[nodes], kind="stable")]
-    calls, first = np.unique(draft.launch[nodes], return_index=True)
+    _, first = np.unique(draft.launch[nodes], return_index=True)
     first = nodes[first]
     begun = ready(draft, first)
-    partly = np.isin(calls, draft.launch[_untraced(draft)])
+    partly = np.isin(draft.launch[first], draft.launch[_untraced(draft)])
     late = draft.start_ns[first] - begun > np.where(partly, HEAD_OF_PARTLY_TRACED_NS, HEAD_NS)
     inside = first[late]
     begun = begun[late]

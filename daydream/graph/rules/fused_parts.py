@@ -36,10 +36,9 @@ def part_fused(draft: Draft) -> None:
 def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], float]) -> None:
     """Divide some tasks; the first part keeps the task's id, and what followed it follows the last."""
     whole = draft.duration_ns[tasks]
-    gap = draft.gap_ns[tasks]
-    ends = np.floor(np.cumsum(list(parts.values())) * whole[:, None] + 0.5).astype(np.int64)
-    ends[:, -1] = whole
-    begins = np.insert(ends[:, :-1], 0, 0, axis=1)
+    ends = np.floor(np.cumsum(list(parts.values()))[:, None] * whole + 0.5).astype(np.int64)
+    ends[-1] = whole
+    durations = np.diff(ends, axis=0, prepend=0)
     if len(parts) > 1:  # where there is no room for more keys of program order, all that is behind moves on
         sequence = np.argsort(draft.order, kind="stable")
         wanted = np.where(np.isin(sequence[:-1], tasks), len(parts), 0)
@@ -49,14 +48,15 @@ def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], flo
     ids = tasks
     for number, (operator, layer, phase) in enumerate(parts):
         if number:
-            start = np.where(same["start_ns"] >= 0, same["start_ns"] + begins[:, number], -1)
+            start = np.where(same["start_ns"] >= 0, same["start_ns"] + ends[number - 1], -1)
             new = {"order": same["order"] + number, "start_ns": start, "release_ns": 0}
-            ids = draft.add(len(tasks), **{**same, **new})
-        draft.duration_ns[ids] = ends[:, number] - begins[:, number]
-        draft.gap_ns[ids] = gap if number == len(parts) - 1 else 0
+            ids = draft.add(len(tasks), **(same | new))
+        draft.duration_ns[ids] = durations[number]
+        draft.gap_ns[ids] = 0
         draft.op[ids] = draft.code("op", operator)
         if layer or len(parts) > 1:  # the layer of the largest share is another's
             draft.layer[ids] = draft.code("layer", layer) if layer else -1
         if phase:
             draft.phase[ids] = phase_code(phase)
+    draft.gap_ns[ids] = same["gap_ns"]
     draft.follow_instead(tasks, ids)

@@ -36,7 +36,7 @@ def find_device_work(draft: Draft) -> None:
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     if not len(rows):
         return
-    lane, streams = combinations([np.asarray(trace[name][rows]) for name in ("rank", "device", "stream")])
+    lane, streams = combinations([trace[name][rows] for name in ("rank", "device", "stream")])
     first_lane = len(draft.lanes)
     ranks = {max(rank, 0) for rank, _, _ in streams}
     several_devices = len({(rank, device) for rank, device, _ in streams}) > len(ranks)

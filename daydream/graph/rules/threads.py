@@ -30,8 +30,8 @@ def order_threads(draft: Draft) -> None:
     rows = np.flatnonzero(work)
     if not len(rows):
         return
-    rank = np.maximum(np.asarray(trace["rank"][rows]), 0)
-    thread, threads = combinations([rank, np.asarray(trace["pid"][rows]), np.asarray(trace["tid"][rows])])
+    rank = np.maximum(trace["rank"][rows], 0)
+    thread, threads = combinations([rank, trace["pid"][rows], trace["tid"][rows]])
     draft.thread_ids = [(rank, pid, tid) for rank, pid, tid in threads]
     several = len({rank for rank, _, _ in threads}) > 1
     for number, _, tid in threads:
@@ -59,7 +59,7 @@ def order_threads(draft: Draft) -> None:
         **draft.texts_of(owner),
     )
     draft.release_ns[tasks[first]] = start[first]
-    draft.task_of_row[owner[::-1].astype(np.intp)] = tasks[::-1]  # the first piece of a call is the call
+    draft.task_of_row[owner[::-1]] = tasks[::-1]  # the first piece of a call is the call
 
 
 def pieces(
@@ -69,9 +69,7 @@ def pieces(
     trace = draft.trace
     start = trace["start_ns"][rows].astype(np.int64)
     duration = trace["duration_ns"][rows].astype(np.int64)
-    parent = np.asarray(trace["parent"], np.int32)[rows]
-    rows = rows.astype(np.int32)
-    thread = thread.astype(np.int32)
+    parent = trace["parent"][rows]
     point = np.flatnonzero(duration == 0)
     long = np.flatnonzero(duration)
     back = long[::-1]  # of ranges that end together the inner ones, which are the later rows, end first
