@@ -8,6 +8,7 @@ every engine must equal. All are exact: times are whole ns.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,12 +37,9 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         ):  # fmt: skip
             return start, end
     in_floats = plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64)
-    if in_floats < LONG_NS:
-        start = in_python(plan)
-    else:  # sums of int64 could wrap
-        start = algorithm_1(plan)[0] if plan.scheduled else one_pass(plan)
+    start = in_python(plan) if in_floats < LONG_NS else _starts(plan)  # sums of int64 could wrap
     end = start + plan.duration_ns
-    if len(end) and end.min() < 0:
+    if end.min(initial=0) < 0:
         raise GraphError(TOO_LONG)
     return start, end
 
@@ -52,34 +50,25 @@ def in_python(plan: Plan) -> np.ndarray:
     Most tasks wait for the task before them on their lane only. A task that may wait for another one is the
     head of a run; the other tasks of the run start a fixed time after it. So only heads are simulated.
     """
-    order = plan.by_lane()
-    lane, cost = plan.lane[order], (plan.duration_ns + plan.gap_ns)[order]
     by_priority = np.isin(np.arange(plan.lanes), plan.scheduled)
-    target = plan.lane[plan.edge_dst]
+    source, target = plan.lane[plan.edge_src], plan.lane[plan.edge_dst]
     # On its own lane an edge without latency adds nothing to the order.
-    counts = np.flatnonzero(
-        (plan.lane[plan.edge_src] != target) | (plan.edge_latency_ns > 0) | by_priority[target]
-    )
-    is_head = (plan.release_ns > 0) | by_priority[plan.lane]
+    counts = np.flatnonzero((source != target) | (plan.edge_latency_ns > 0) | by_priority[target])
+    is_head = (plan.before_on_lane() < 0) | (plan.release_ns > 0) | by_priority[plan.lane]
     is_head[plan.edge_dst[counts]] = True
-    begins = is_head[order]
-    begins[1:] |= lane[1:] != lane[:-1]
-    begins[:1] = True
+    order = plan.by_lane()
+    cost = (plan.duration_ns + plan.gap_ns)[order]
     elapsed = np.cumsum(cost) - cost
-    first = np.flatnonzero(begins)
+    first = np.flatnonzero(is_head[order])
     length = np.diff(first, append=len(order))
+    by_id = np.argsort(order[first])  # heads in the order of their ids: every edge goes upwards
     offset, run = np.empty((2, len(order)), np.int64)
     offset[order] = elapsed - np.repeat(elapsed[first], length)
-    number = np.empty(len(first), np.int64)
-    by_id = np.argsort(order[first])  # heads in the order of their ids: every edge goes upwards
-    number[by_id] = np.arange(len(first))
-    run[order] = np.repeat(number, length)
-
-    head = order[first[by_id]]
-    src = plan.edge_src[counts]
+    run[order] = np.repeat(np.argsort(by_id), length)
+    head, src = order[first[by_id]], plan.edge_src[counts]
     heads = type(plan).from_edges(
         plan.lane[head],
-        np.add.reduceat(cost, first)[by_id] if len(first) else cost,
+        np.add.reduceat(cost, first)[by_id],
         np.zeros(len(head), np.int64),
         plan.release_ns[head],
         run[src],
@@ -90,9 +79,12 @@ def in_python(plan: Plan) -> np.ndarray:
         scheduled=plan.scheduled,
         priority=None if plan.priority is None else plan.priority[head],
     )
-    start = algorithm_1(heads)[0] if plan.scheduled else one_pass(heads)
-    found: np.ndarray = start[run] + offset
+    found: np.ndarray = _starts(heads)[run] + offset
     return found
+
+
+def _starts(plan: Plan) -> np.ndarray:
+    return algorithm_1(plan)[0] if plan.scheduled else one_pass(plan)
 
 
 def one_pass(plan: Plan) -> np.ndarray:
@@ -100,16 +92,14 @@ def one_pass(plan: Plan) -> np.ndarray:
     edges = zip(
         plan.edge_src.tolist(), plan.edge_latency_ns.tolist(), plan.edge_from_start.tolist(), strict=True
     )
-    into, lane = np.diff(plan.edge_ptr).tolist(), plan.lane.tolist()
-    duration, gap = plan.duration_ns.tolist(), plan.gap_ns.tolist()
-    start, progress = plan.release_ns.tolist(), [0] * plan.lanes
-    for task, number in enumerate(lane):
-        at = max(start[task], progress[number])
-        for _ in range(into[task]):
-            src, latency, from_start = next(edges)
+    duration, start, progress = plan.duration_ns.tolist(), plan.release_ns.tolist(), [0] * plan.lanes
+    columns = np.diff(plan.edge_ptr).tolist(), plan.lane.tolist(), duration, plan.gap_ns.tolist()
+    for task, (causes, lane, lasts, gap) in enumerate(zip(*columns, strict=True)):
+        at = max(start[task], progress[lane])
+        for src, latency, from_start in islice(edges, causes):
             at = max(at, start[src] + latency + (0 if from_start else duration[src]))
         start[task] = at
-        progress[number] = at + duration[task] + gap[task]
+        progress[lane] = at + lasts + gap
     return _as_int64(start)
 
 
@@ -132,19 +122,14 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     lane, duration, gap = plan.lane.tolist(), plan.duration_ns.tolist(), plan.gap_ns.tolist()
     priority = [0] * len(plan) if plan.priority is None else plan.priority.tolist()
     causes = np.diff(plan.edge_ptr).tolist()  # how many each task still waits for
-    children: list[list[tuple[int, int, bool]]] = [[] for _ in lane]  # task, latency, from start
+    children: list[list[tuple[int, int]]] = [[] for _ in lane]  # task, from the start of its cause to its own
     edges = (plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start)
     for src, dst, latency, from_start in zip(*(column.tolist() for column in edges), strict=True):
-        children[src].append((dst, latency, from_start))
-    following = [-1] * len(plan)
-    last: dict[int, int] = {}
-    for task, number in enumerate(lane):
-        if number in plan.scheduled:
-            continue
-        if number in last:
-            following[last[number]] = task
+        children[src].append((dst, latency if from_start else duration[src] + latency))
+    for task, ahead in enumerate(plan.before_on_lane().tolist()):
+        if ahead >= 0 and lane[task] not in plan.scheduled:
+            children[ahead].append((task, duration[ahead] + gap[ahead]))
             causes[task] += 1
-        last[number] = task
 
     start, ready, progress = [0] * len(plan), plan.release_ns.tolist(), [0] * plan.lanes
     movable: list[int] = []
@@ -180,16 +165,11 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         ran.append(task)
         at = start[task] = max(progress[lane[task]], ready[task])
         progress[lane[task]] = at + duration[task] + gap[task]
-        for child, latency, from_start in children[task]:
-            ready[child] = max(ready[child], at + latency + (0 if from_start else duration[task]))
+        for child, delay in children[task]:
+            ready[child] = max(ready[child], at + delay)
             causes[child] -= 1
             if not causes[child]:
                 add(child)
-        after = following[task]
-        if after >= 0:
-            causes[after] -= 1
-            if not causes[after]:
-                add(after)
     return _as_int64(start), np.array(ran, np.int64)
 
 
