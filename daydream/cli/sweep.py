@@ -158,7 +158,7 @@ def _values(
     from daydream.transforms.compose import option_names, qualified
 
     named = option_names(optimizations)
-    aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
+    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     values: dict[str, list[Any]] = {}
     for said in varied:
         typed, equals, listed = said.partition("=")
@@ -170,9 +170,8 @@ def _values(
             raise _wrong(ctx, f"unknown option {typed!r}; choose from {', '.join(named) or 'none'}")
         if name in values or name in fixed:
             raise _wrong(ctx, f"{typed} is given twice")
-        owner, plain = named[name]
         try:
-            values[name] = values_of(listed, next(each for each in owner.options if each.name == plain))
+            values[name] = values_of(listed, named[name][1])
         except ValueError as error:
             raise _wrong(ctx, f"{typed}: {error}") from None
     try:

@@ -72,10 +72,9 @@ def click_options(
     """Return an option for each parameter, qualified where the command has one of that name."""
     taken = {flag for parameter in own for flag in parameter.opts} | {"--help"}
     options: list[click.Parameter] = []
-    for index, (name, (optimization, plain)) in enumerate(option_names(optimizations).items()):
-        option = next(each for each in optimization.options if each.name == plain)
-        whole = f"{optimization.name}.{plain.replace('_', '-')}"
-        short = plain.replace("_", "-")
+    for index, (name, (optimization, option)) in enumerate(option_names(optimizations).items()):
+        short = option.name.replace("_", "-")
+        whole = f"{optimization.name}.{short}"
         ambiguous = "." in name or f"--{short}" in taken
         options.append(_option(f"{OWN}{index}", [whole] if ambiguous else [short, whole], option))
     return options

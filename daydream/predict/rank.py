@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ from daydream.predict.replay import Replay, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.transforms import stages
-from daydream.transforms.compose import edit_of, in_order, option_names, parse
+from daydream.transforms.compose import Edit, edit_of, in_order, option_names, parse
 from daydream.transforms.real_change import why_not_offered
 from daydream.transforms.registry import Optimization, describe, find, names
 
@@ -203,7 +203,7 @@ def rank(
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
     left_out: dict[str, str] = {}
     tried: list[tuple[Ranked, Optimization]] = []
-    begun: dict[str, Mapping[int, Graph]] = {}  # changed copies, for pairs: of the best
+    begun: dict[str, Edit] = {}  # whose copies pairs go on from: of the best
     for number, each in enumerate(chosen):
         name = each if isinstance(each, str) else _optimization(each).name
         say(f"predicting {name}", number / len(chosen))
@@ -289,7 +289,7 @@ def _tried(
     chosen: Sequence[Named],
     before: Replay,
     capacity: int | None,
-    begun: dict[str, Mapping[int, Graph]],
+    begun: dict[str, Edit],
     tried: Sequence[tuple[Ranked, Optimization]],
     *,
     only_apt: bool = True,
@@ -297,7 +297,7 @@ def _tried(
 ) -> tuple[list[Optimization], Ranked | str]:
     """Return the optimizations, and what they would give together or the reason why they give nothing.
 
-    `begun` takes the copies that one changes, by name; several go on from those of the first of them. What is
+    `begun` takes the edit of one, by name; several go on from the copies of the first of them. What is
     the same line of code as one that was `tried`, and excludes it, is the same change.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself, nor does
@@ -310,12 +310,12 @@ def _tried(
         if reason is not None:
             return parsed, reason
         options = _suggested(parsed, before.graph)
-        first = in_order(parsed)[:1] if len(parsed) > 1 else []
-        known = begun.get(first[0].name) if first else None
-        edit = edit_of(parsed, options, keep=not first, begun=known, of=first)
+        alone = len(parsed) == 1
+        after = None if alone else begun.get(in_order(parsed)[0].name)
+        edit = edit_of(parsed, options, after=after)
         prediction = predict(before, edit, capacity_bytes=capacity, recorded=False)
-        if edit.copies is not None:
-            begun[parsed[0].name] = edit.copies
+        if alone:
+            begun[parsed[0].name] = edit
         return parsed, _ranked(parsed, prediction, options)
     except DaydreamError as error:
         return parsed, " ".join(str(error).split())
@@ -353,7 +353,7 @@ def _alone(before: Replay) -> bool:
 def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
     """Return the options that the trace suggests, by the names that they go by together."""
     found: dict[str, Any] = {}
-    for name, (owner, own_name) in option_names(parsed).items():
+    for name, (owner, option) in option_names(parsed).items():
         if owner.suggested_options is None:
             continue
         options = owner.suggested_options(graph)
@@ -361,8 +361,8 @@ def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
             raise NotApplicableError(
                 f"this trace does not show its options; `whatif {owner.name}` predicts it at the defaults"
             )
-        if own_name in options:
-            found[name] = options[own_name]
+        if option.name in options:
+            found[name] = options[option.name]
     return found
 
 

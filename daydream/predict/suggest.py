@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import field
@@ -16,7 +17,7 @@ from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.results import Predicted
 from daydream.transforms import stages
-from daydream.transforms.compose import check, edit_of, parse
+from daydream.transforms.compose import edit_of, parse
 from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import Optimization, find
 
@@ -182,14 +183,12 @@ def suggestion(
     found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
     asked = answered = 0  # candidates that were simulated, and costs that any of them is an answer to
     costs = avoidable_costs(trace_back(after.timeline, after.copy, steps))
-    begun = {graph.version: prediction.graph}
+    made_before = replace(edit_of(made), copies={graph.version: prediction.graph})
     for cost in sorted(costs, key=lambda each: -each.cost_ns):
         before = asked
         for name, own in cost.asked:
             try:
-                all_of_them = [*made, find(name)]
-                check(all_of_them)
-                edit = edit_of(all_of_them, {**(options or {}), **own}, begun=begun, of=made)
+                edit = edit_of([*made, find(name)], {**(options or {}), **own}, after=made_before)
                 both = predict(prediction.replay, edit, interval=False)
             except DaydreamError:  # it does not apply to this trace, or not together with the others
                 continue

@@ -268,7 +268,7 @@ def checked(
     if not values:
         raise GraphError("a sweep needs an option with several values; `whatif` answers one question")
     named = option_names(optimizations)
-    aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
+    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     for name, listed in values.items():
         if isinstance(listed, str) or not len(listed):
             raise GraphError(f"{name} needs a list of values, not {listed!r}")
@@ -279,8 +279,7 @@ def checked(
     varied: dict[str, list[Any]] = {}
     for alias, listed in values.items():
         name = aliases.get(alias, alias)
-        owner, plain = named[name]
-        option = next(each for each in owner.options if each.name == plain)
+        option = named[name][1]
         varied[name] = [option.checked(value) for value in listed]
         [(value, times)] = Counter(varied[name]).most_common(1)
         if times > 1:

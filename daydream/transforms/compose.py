@@ -7,57 +7,54 @@ the order of naming does not matter; those without a stage come last, in the ord
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
-from daydream.transforms.registry import Optimization, describe, find
+from daydream.transforms.registry import Optimization, Option, describe, find
 from daydream.transforms.stages import OWN
 from daydream.transforms.user_file import OWN_FILE, own_code
 
 MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
 
 
-class Edit(NamedTuple):
-    """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
+@dataclass(frozen=True)
+class Edit:
+    """A change of a graph, with its name: `make` is called with a copy of the graph, and changes that copy.
 
     The call returns the options that were used, if the change has any. `memory` gives what it does to
-    memory; an edit without it does not say. `copies` are the changed copies of graphs by the graph's version,
-    where they are kept. `begun` are the copies that the change goes on from, and `rest` what is left of it.
-    `optimizations` are what it applies, if that is what it does.
+    memory; an edit without it does not say. `optimizations` are what it applies, if that is what it does.
+    `after` is an edit that made the first of these; this one goes on from its copies. `copies` are the
+    changed copies of graphs by the graph's version.
     """
 
     name: str
-    make: Callable[[Graph], Mapping[str, Any] | None]
+    make: Callable[..., Mapping[str, Any] | None]
     memory: Callable[[], Sequence[MemoryChange]] | None = None
-    copies: dict[int, Graph] | None = None
-    begun: Mapping[int, Graph] | None = None
-    rest: Callable[[Graph], Mapping[str, Any] | None] | None = None
     optimizations: Sequence[Optimization] = ()
-
-    def __call__(self, graph: Graph) -> Mapping[str, Any]:
-        """Change this graph; return the options used."""
-        return self.make(graph) or {}
+    after: Edit | None = None
+    copies: dict[int, Graph] = field(default_factory=dict)
 
     def in_copy(self, graph: Graph) -> tuple[Graph, Mapping[str, Any]]:
         """Return a copy of this graph that was changed, and the options used."""
-        begun = None if self.begun is None else self.begun.get(graph.version)
-        if begun is None or self.rest is None or graph.times is not None:  # of a table, a note counts all
+        after = self.after if graph.times is None else None  # of a table, a note counts all
+        if after is None or graph.version not in after.copies:
             copy = graph.copy()
-            options = self.make(copy) or {}
+            options = self.make(copy)
         else:
-            copy = begun.copy()
-            options = self.rest(copy) or {}
-        if self.copies is not None:
-            self.copies[graph.version] = copy.copy()
-        return copy, options
+            copy = after.copies[graph.version].copy()
+            options = self.make(copy, begun=len(after.optimizations))
+        self.copies[graph.version] = copy.copy()
+        return copy, options or {}
 
 
 def edit_of(
@@ -65,28 +62,24 @@ def edit_of(
     options: Mapping[str, Any] | None = None,
     table: KernelTable | None = None,
     *,
-    keep: bool = False,
-    begun: Mapping[int, Graph] | None = None,
-    of: Sequence[Optimization] = (),
+    after: Edit | None = None,
 ) -> Edit:
     """Return the edit that applies optimizations with these options; `table` holds measured times.
 
-    With `keep` it keeps the changed copies. `begun` are such copies by version, changed by the optimizations
-    `of` with the same options: the edit goes on from them where these are the first that it applies.
+    `after` is an edit with the same options: this one goes on from its copies where the optimizations of
+    that one are the first that it applies.
     """
+    chosen = options or {}
 
-    def make(graph: Graph) -> Mapping[str, Any]:
+    def make(graph: Graph, begun: int = 0) -> Mapping[str, Any]:
         give_table(graph, table)
-        return apply(optimizations, graph, options or {})
+        return apply(optimizations, graph, chosen, begun=begun)
 
-    def rest(graph: Graph) -> Mapping[str, Any]:
-        return apply(optimizations, graph, options or {}, begun=len(of))
-
-    first = [each.name for each in in_order(optimizations)[: len(of)]]
-    if table is not None or first != [each.name for each in in_order(of)]:
-        begun = None
-    memory = partial(memory_changes, optimizations, options or {})
-    return Edit(spelled(optimizations), make, memory, {} if keep else None, begun, rest, optimizations)
+    made = [] if after is None else in_order(after.optimizations)
+    if in_order(optimizations)[: len(made)] != made:
+        after = None
+    memory = partial(memory_changes, optimizations, chosen)
+    return Edit(spelled(optimizations), make, memory, optimizations, after)
 
 
 def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
@@ -138,20 +131,14 @@ def in_order(optimizations: Sequence[Optimization]) -> list[Optimization]:
     return sorted(optimizations, key=lambda each: (each.stage, "" if each.stage == OWN else each.name))
 
 
-def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optimization, str]]:
+def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optimization, Option]]:
     """Return every option by the name it goes by: its own, or `<optimization>.<option>` where two clash."""
-    named: dict[str, tuple[Optimization, str]] = {}
-    for optimization in optimizations:
-        for option in optimization.options:
-            clash = any(
-                option.name == other.name
-                for mate in optimizations
-                if mate is not optimization
-                for other in mate.options
-            )
-            name = qualified(optimization, option.name) if clash else option.name
-            named[name] = (optimization, option.name)
-    return named
+    count = Counter(option.name for each in optimizations for option in each.options)
+    return {
+        option.name if count[option.name] == 1 else qualified(each, option.name): (each, option)
+        for each in optimizations
+        for option in each.options
+    }
 
 
 def qualified(optimization: Optimization, option: str) -> str:
@@ -167,15 +154,13 @@ def apply(
     The first `begun` were applied before. An option may always be given by its qualified name. Raises
     `GraphError` for an option that none of them has, one that is missing, and one of the wrong type.
     """
-    check(optimizations)
     used, chosen = arguments(optimizations, options)
     answers = getattr(graph.times, "answers", 0)
     for optimization in in_order(optimizations)[begun:]:
-        own = chosen[optimization.name]
         before = graph.version
         try:
             with _running(optimization):
-                optimization.function(graph, **own)
+                optimization.function(graph, **chosen[optimization.name])
         except NoMatchError as error:
             if len(optimizations) > 1:  # name the one that does not apply
                 error.args = (f"{optimization.name}: {error}",)
@@ -192,7 +177,6 @@ def memory_changes(optimizations: Sequence[Optimization], options: Mapping[str, 
 
     Raises `GraphError` as `apply` does.
     """
-    check(optimizations)
     _, chosen = arguments(optimizations, options)
     return [
         MemoryChange(each.name, each.memory, chosen[each.name], partial(_running, each))
@@ -215,8 +199,9 @@ def arguments(
 
     Raises `GraphError` as `apply` does.
     """
+    check(optimizations)
     named = option_names(optimizations)
-    aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
+    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     given: dict[str, Any] = {}
     for name, value in options.items():
         known = aliases.get(name, name)
@@ -228,12 +213,11 @@ def arguments(
         given[known] = value
     used: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {each.name: {} for each in optimizations}
-    for name, (owner, plain) in named.items():
-        option = next(each for each in owner.options if each.name == plain)
+    for name, (owner, option) in named.items():
         if option.required and name not in given:
             raise GraphError(f"{owner.name} needs {option.flag}")
         value = option.checked(given[name]) if name in given else option.default
-        own[owner.name][plain] = used[name] = value
+        own[owner.name][option.name] = used[name] = value
     return used, own
 
 

@@ -313,7 +313,7 @@ GELU = [row("gelu", "forward", 2_000, 1_000), row("gelu", "backward", 4_000, 5_0
 
 def predicted(name: str, rows: list[dict[str, Any]], **options: Any) -> Graph:
     graph = two_layers()
-    edit_of(parse(name), options, KernelTable(rows, "cpu"))(graph)
+    edit_of(parse(name), options, KernelTable(rows, "cpu")).make(graph)
     return graph
 
 
@@ -349,7 +349,7 @@ def test_a_change_that_is_not_measured_promises_no_more_than_its_share():
     graph = two_layers()
     before = simulate(graph).makespan_ns
     nothing_left = [row("gelu", "forward", 2_000, 0), row("gelu", "backward", 4_000, 0)]
-    edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu"))(graph)
+    edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu")).make(graph)
     assert simulate(graph).makespan_ns == before - 3_000 - 5_000
 
 

@@ -59,10 +59,7 @@ def options_words(comparison: Prediction) -> list[Block]:
         named = option_names(parse(comparison.optimization))
     except DaydreamError:  # a function that was given as it is, and has no file
         named = {}
-    usual = {
-        name: option.default
-        for name, (owner, plain) in named.items() for option in owner.options if option.name == plain
-    }  # fmt: skip
+    usual = {name: option.default for name, (_, option) in named.items()}
     given = [
         f"{name.replace('_', '-')} {printable(str(value))}"
         for name, value in comparison.options.items()
