@@ -17,14 +17,15 @@ import numpy as np
 
 from daydream.arrays import unique
 from daydream.graph.graph import Graph
-from daydream.graph.plan import Cause, around, stable_order
-from daydream.graph.tables import CODED, COLUMNS, CPU, Facts, Lane, Table
+from daydream.graph.plan import around, stable_order
+from daydream.graph.tables import CODED, COLUMNS, CPU, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
 NONE = np.empty(0, np.int64)
+BUILT = ("texts", "steps", "facts", "lanes", "_lane_ids", "syncs", "waits", "links", "queue_depth")
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
 
@@ -42,7 +43,7 @@ class DeviceWork:
     unit: np.ndarray  # correlation, the same for all nodes of a graph launch
 
 
-class Draft:
+class Draft(Graph):
     """What the rules read and write: a column is an attribute, with one entry per task.
 
     `start_ns` and `end_ns` are as recorded, `waited` is true where a wait was taken out of the time of a
@@ -50,36 +51,20 @@ class Draft:
     written to in place; `add` makes new arrays, so an array is not kept over it.
     """
 
+    trace: Trace
+
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.texts: dict[str, list[str]] = {name: list(trace.text(name)) for name in CODED}
+        super().__init__(trace)
+        self.texts = {name: [*trace.text(name)] for name in CODED}
         self.steps = [dict(step) for step in trace.metadata.get("steps", [])]
-        self.lanes: list[Lane] = []
         self.thread_ids: list[tuple[int, int, int]] = []  # (rank, pid, tid) by CPU lane
         self.task_of_row = np.full(len(trace), -1, np.int64)  # the first CPU task of each row
-        self.syncs = Table.of("task", "lane", "point", "latency_ns")
-        self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
-        self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
-        self.queue_depth: dict[int, int] = {}
-        self.facts = Facts()
         self.device_work: DeviceWork | None = None
         self.checked: Graph | None = None  # the graph, if the last rule has lowered it already
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
         self.columns = Table({**types, "end_ns": np.int64, "waited": bool, "unit": np.int64})
         self._by_lane: dict[int, np.ndarray] = {}  # tasks in program order, as far as they are looked up
         self._looked_up = 0
-
-    @property
-    def size(self) -> int:
-        """The number of tasks."""
-        return len(self.columns)
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        if name not in self.__dict__.get("columns", ()):
-            raise AttributeError(f"a draft has no column {name!r}")
-        column: np.ndarray = self.columns[name]
-        setattr(self, name, column)  # which `add` makes anew
-        return column
 
     # writing ----------------------------------------------------------------------------------
 
@@ -91,21 +76,7 @@ class Draft:
         columns.setdefault("start_ns", -1)
         columns.setdefault("end_ns", np.add(columns["start_ns"], columns.get("duration_ns", 0)))
         self.columns.add(**{"alive": np.ones(count, bool), **columns})
-        for name in self.columns:
-            self.__dict__.pop(name, None)
         return np.arange(self.size - count, self.size)
-
-    def add_lane(self, lane: Lane) -> int:
-        """Add a lane and return its number."""
-        self.lanes.append(lane)
-        return len(self.lanes) - 1
-
-    def code(self, column: str, text: str) -> int:
-        """Return the code of a text in a coded column, made if it is new."""
-        texts = self.texts[column]
-        if text not in texts:
-            texts.append(text)
-        return texts.index(text)
 
     def move(self, tasks: Any, **columns: Any) -> None:
         """Set columns of tasks by which they are looked up: their lane, their order."""
@@ -114,19 +85,6 @@ class Draft:
         self._by_lane = {}
         self._looked_up = 0
 
-    def link(
-        self,
-        src: np.ndarray,
-        dst: np.ndarray,
-        *,
-        latency_ns: Any = 0,
-        from_start: Any = False,
-        cause: Cause,
-    ) -> None:
-        """Let each task of `dst` start no earlier than its task of `src` ends (or starts), plus a latency."""
-        if len(src):
-            self.links.add(src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause))
-
     def follow_instead(self, tasks: np.ndarray, others: np.ndarray) -> None:
         """Let what follows the ends of tasks follow those of others, one for each."""
         moved = np.arange(self.size)
@@ -134,10 +92,6 @@ class Draft:
         from_start = self.links["from_start"]
         src = self.links["src"]
         self.links.put("src", np.where(from_start != 0, src, moved[src]))
-
-    def note(self, sentence: str) -> None:
-        """Say something that a reader of any result from this graph should know."""
-        self.facts.notes.append(sentence)
 
     def add_cpu_tasks(
         self, like: np.ndarray, start: np.ndarray, order: Any, name: str | None = None, **columns: Any
@@ -196,17 +150,10 @@ class Draft:
         if self.checked is not None:
             return self.checked
         graph = Graph(self.trace)
-        graph.texts = self.texts
-        graph.steps = self.steps
-        graph.facts = self.facts
-        for lane in self.lanes:
-            graph.add_lane(lane)
+        for name in BUILT:
+            setattr(graph, name, getattr(self, name))
         for name in COLUMNS:
-            graph.columns.put(name, getattr(self, OF_GRAPH.get(name, name)).view())
-        graph.syncs = self.syncs
-        graph.waits = self.waits
-        graph.links = self.links
-        graph.queue_depth = self.queue_depth
+            graph.columns.put(name, self.columns[OF_GRAPH.get(name, name)].view())
         graph.freeze()
         return graph
 
@@ -228,10 +175,6 @@ class Draft:
         """Return (lane, its tasks in program order) for each stream of a device that has tasks."""
         found = sorted(self._lane_tasks().items())
         return [(n, tasks) for n, tasks in found if self.lanes[n].on_device and not self.lanes[n].host]
-
-    def ranks(self, tasks: np.ndarray) -> np.ndarray:
-        """Return the rank of each task."""
-        return np.array([lane.rank for lane in self.lanes], np.int64)[self.lane[tasks]]
 
     def launched(self) -> np.ndarray:
         """Return the tasks that a call launched."""

@@ -505,4 +505,4 @@ def _ends(graph: Graph, tasks: Any) -> np.ndarray:
     if hasattr(tasks, "ids"):  # a selection
         same_graph(graph, tasks)
         return tasks.need_all().ids
-    return np.asarray(list(tasks), np.int64)
+    return np.asarray(tasks if isinstance(tasks, np.ndarray) else list(tasks), np.int64)

@@ -22,6 +22,7 @@ from collections import Counter
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.collect.derive.collectives import (
     ENDS_AGREE_NS,
     HANDED_ON,
@@ -42,7 +43,7 @@ LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
 def match_ranks(draft: Draft) -> None:
     """Match the collectives of several ranks and let each transfer begin with the last arrival."""
     tasks = np.flatnonzero(draft.kind == COLLECTIVE)
-    if len({draft.lanes[lane].rank for lane in set(draft.lane[tasks].tolist())}) < 2:
+    if len(unique(draft.ranks[draft.lane[tasks]])) < 2:
         return
     matched = match_collectives(draft.trace)
     if not len(matched):
@@ -144,7 +145,7 @@ def leave_out_doubtful(draft: Draft) -> None:
     refuse a job.
     """
     left_out: Counter[Cause] = Counter()
-    while len({lane.rank for lane in draft.lanes}) > 1 and left_out.total() < MOST_DOUBTFUL:
+    while len(unique(draft.ranks)) > 1 and left_out.total() < MOST_DOUBTFUL:
         try:
             graph = draft.finish()
             lower(graph)
@@ -168,8 +169,8 @@ def leave_out_doubtful(draft: Draft) -> None:
 def _leave_out_one(draft: Draft, edges: list[tuple[int, int, Cause]]) -> Cause | None:
     """Leave out one match of a cycle and return its cause; None if the cycle has no such match."""
     for before, call, cause in edges:
-        ranks = {draft.lanes[draft.lane[task]].rank for task in (before, call)}
-        if cause == Cause.SYNC and len(ranks) > 1:
+        rank, other = draft.ranks[draft.lane[[before, call]]]
+        if cause == Cause.SYNC and rank != other:
             # The call waits for nothing, and keeps its recorded time up to where its return begins.
             earlier = (draft.kind == CPU) & (draft.order < draft.order[call])
             entry = np.flatnonzero(earlier & (draft.row == draft.row[call]))[-1:]

@@ -66,6 +66,8 @@ class Wait(NamedTuple):
     call: int
     before: int  # device task launched last on this thread
     after: int  # device task launched next
+    source: int  # the streams of these tasks
+    target: int
 
 
 def wait_for_events(draft: Draft) -> None:
@@ -74,7 +76,9 @@ def wait_for_events(draft: Draft) -> None:
         return
     calls = draft.calls_named(STREAM_WAIT.search)
     search = _Search(draft, calls)
-    columns = (np.arange(len(calls)), calls, *draft.launched_around(calls))
+    around_calls = draft.launched_around(calls)
+    lane = np.append(draft.lane, -1)
+    columns = (np.arange(len(calls)), calls, *around_calls, *(lane[tasks] for tasks in around_calls))
     left = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
     counts = draft.facts.event_waits
     for find in (
@@ -104,7 +108,12 @@ class _Search:
         self.library: set[int] = set()  # calls that are the communication library's own
         self.targets: dict[int, int] = {}  # the stream that waits, where the device recorded it
         self.launched_by = cache(draft.launched_by)
-        self.ranks = [lane.rank for lane in draft.lanes]
+        self.start = draft.start_ns
+        self.end = draft.end_ns
+        self.kind = draft.kind
+        self.lane = draft.lane
+        self.order = draft.order
+        self.ranks = draft.ranks.tolist()
         work = draft.in_order(draft.launched())
         self.collectives: dict[int, np.ndarray] = {}
         # The last task launched on each stream without collectives before each wait, and the next.
@@ -121,11 +130,11 @@ class _Search:
 
     def allowed(self, source: int, target: int) -> bool:
         """Tell whether the recorded times allow one task to follow another."""
-        return bool(self.draft.start_ns[target] >= self.draft.end_ns[source] - STREAM_CLOCK_NS)
+        return bool(self.start[target] >= self.end[source] - STREAM_CLOCK_NS)
 
     def ends_near(self, source: int, target: int) -> bool:
         """Tell whether a task started just as another ended."""
-        apart = self.draft.start_ns[target] - self.draft.end_ns[source]
+        apart = self.start[target] - self.end[source]
         return bool(-STREAM_CLOCK_NS <= apart <= EVENT_NS)
 
     def beside(self, lane: int, streams: Iterable[int]) -> list[int]:
@@ -151,8 +160,6 @@ class _Search:
         the waiting stream's next work started cannot be it. Where collectives run, a wait may be for
         one of them, and program order decides.
         """
-        lane = self.draft.lane
-        order = self.draft.order
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
         for wait in waits:
             target = self.targets[wait.call]
@@ -162,25 +169,21 @@ class _Search:
             sources = self.open_work(wait, target, joined) if held >= 0 else []
             sources = [source for source in sources if self.allowed(source, held)]
             if sources:
-                source = max(sources, key=order.__getitem__)
-                joined[lane[source], target] = order[source]
-                yield wait.call, lane[source], wait.call, target
+                source = max(sources, key=self.order.__getitem__)
+                joined[self.lane[source], target] = self.order[source]
+                yield wait.call, self.lane[source], wait.call, target
 
     def open_work(self, wait: Wait, target: int, joined: Joined) -> list[int]:
         """Return the last task launched on each other stream with work that was not waited for yet."""
-        order = self.draft.order
         found = []
         for lane in self.beside(target, self.side_work):
             task = int(self.side_work[lane][0][wait.number])
-            if task >= 0 and order[task] > joined[lane, target]:
+            if task >= 0 and self.order[task] > joined[lane, target]:
                 found.append(task)
         return found
 
     def by_program_order(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits whose source follows from what was launched before and after them."""
-        kind = self.draft.kind
-        lane = self.draft.lane
-        order = self.draft.order
         self.library = self.library_waits(waits)
         consumed: dict[int, int] = defaultdict(lambda: BEFORE_ALL)  # communication lane -> order waited up to
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
@@ -188,28 +191,28 @@ class _Search:
         for wait in waits:
             if wait.call in self.library or wait.after < 0:
                 continue
-            target = int(lane[wait.after])
-            if kind[wait.after] == COLLECTIVE:
-                ahead = self.launched_by(int(lane[wait.call]))
-                ahead = ahead[(order[ahead] < order[wait.call]) & (lane[ahead] != target)]
+            if self.kind[wait.after] == COLLECTIVE:
+                ahead = self.launched_by(int(self.lane[wait.call]))
+                earlier = self.order[ahead] < self.order[wait.call]
+                ahead = ahead[earlier & (self.lane[ahead] != wait.target)]
                 if len(ahead) and self.allowed(ahead[-1], wait.after):
-                    yield wait.call, lane[ahead[-1]], wait.call, target
+                    yield wait.call, self.lane[ahead[-1]], wait.call, wait.target
                 continue
             source = self.open_collective(wait, consumed)
             if source >= 0:
-                consumed[lane[source]] = order[source]
-                yield source, lane[source], wait.call, target
+                consumed[self.lane[source]] = self.order[source]
+                yield source, self.lane[source], wait.call, wait.target
                 continue
-            switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
+            switched = wait.source not in {-1, wait.target} and self.kind[wait.before] != COLLECTIVE
             # What joins is the one other stream with work not waited for yet, or whose work just ended.
-            sources = [wait.before] if switched else self.open_work(wait, target, joined)
+            sources = [wait.before] if switched else self.open_work(wait, wait.target, joined)
             if len(sources) > 1:
                 sources = [task for task in sources if self.ends_near(task, wait.after)]
             if len(sources) == 1:
                 source = sources[0]
-                joined[lane[source], target] = order[source]
+                joined[self.lane[source], wait.target] = self.order[source]
                 allowed = self.allowed(source, wait.after)
-                patterns[bool(switched), lane[source], target].append((wait.call, allowed))
+                patterns[bool(switched), self.lane[source], wait.target].append((wait.call, allowed))
         yield from self.often(patterns, 1)
 
     def often(self, patterns: Patterns, least: int) -> Iterator[Row]:
@@ -225,15 +228,13 @@ class _Search:
         Not if the next work, on another stream, mostly started just as the collective ended:
         then the program itself waits for it at once.
         """
-        kind = self.draft.kind
-        lane = self.draft.lane
         behind = {  # the first behind each
             wait.before: wait
             for wait in reversed(waits)
-            if wait.before >= 0 and kind[wait.before] == COLLECTIVE
+            if wait.before >= 0 and self.kind[wait.before] == COLLECTIVE
         }
         held = sum(
-            wait.after >= 0 and lane[wait.after] != lane[before] and self.ends_near(before, wait.after)
+            wait.target not in {-1, wait.source} and self.ends_near(before, wait.after)
             for before, wait in behind.items()
         )
         launched = sum(map(len, self.collectives.values()))
@@ -247,54 +248,50 @@ class _Search:
         Of those that its rank launched and has not waited for yet: the one that ended just before the
         waiting work started, else the oldest that had ended by then.
         """
-        order = self.draft.order
         found: list[int] = []
-        for lane in self.beside(int(self.draft.lane[wait.after]), self.collectives):
+        for lane in self.beside(wait.target, self.collectives):
             tasks = self.collectives[lane]
-            begin = np.searchsorted(order[tasks], consumed[lane], side="right")
-            stop = np.searchsorted(order[tasks], order[wait.call])
+            begin = np.searchsorted(self.order[tasks], consumed[lane], side="right")
+            stop = np.searchsorted(self.order[tasks], self.order[wait.call])
             found += takewhile(lambda task: self.allowed(task, wait.after), tasks[begin:stop].tolist())
         near = [task for task in found if self.ends_near(task, wait.after)]
         if near:
-            return max(near, key=self.draft.end_ns.__getitem__)
-        return min(found, key=order.__getitem__, default=-1)
+            return max(near, key=self.end.__getitem__)
+        return min(found, key=self.order.__getitem__, default=-1)
 
     def by_forks(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits of a stream that gets its next work later: the one other with more to come."""
-        lane = self.draft.lane
         patterns: Patterns = defaultdict(list)
         for wait in waits:
-            if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
+            if wait.before < 0 or wait.source != wait.target:
                 continue
-            source = int(lane[wait.before])
-            others = self.beside(source, self.side_work)
+            others = self.beside(wait.source, self.side_work)
             following = [int(self.side_work[other][1][wait.number]) for other in others]
             following = [task for task in following if task >= 0]
             if len(following) == 1:
                 allowed = self.allowed(wait.before, following[0])
-                patterns[False, source, lane[following[0]]].append((wait.call, allowed))
+                patterns[False, wait.source, self.lane[following[0]]].append((wait.call, allowed))
         yield from self.often(patterns, LEAST_EVENTS)
 
     def by_coincidence(self, waits: list[Wait]) -> Iterator[Row]:
         """Find the waits whose work started late, each time as work of one name ended on another stream."""
         draft = self.draft
         late = _late_starts(draft)
-        streams = {lane: (tasks, draft.end_ns[tasks]) for lane, tasks in draft.streams()}
+        streams = {lane: (tasks, self.end[tasks]) for lane, tasks in draft.streams()}
         seen: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
         tried: Counter[tuple[int, int]] = Counter()
         for wait in waits:
             if wait.after < 0 or late[wait.after] < LATE_NS:
                 continue
-            start = draft.start_ns[wait.after]
-            lane = int(draft.lane[wait.after])
-            what = int(draft.name[wait.after]), lane
+            start = self.start[wait.after]
+            what = int(draft.name[wait.after]), wait.target
             tried[what] += 1
-            for other in self.beside(lane, streams):
+            for other in self.beside(wait.target, streams):
                 tasks, ends = streams[other]
                 at = np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right") - 1
                 source = int(tasks[at])
                 near = at >= 0 and start - ends[at] <= EVENT_NS
-                if near and draft.order[source] < draft.order[wait.call]:
+                if near and self.order[source] < self.order[wait.call]:
                     seen[(*what, other, int(draft.name[source]))].append((wait.call, source))
         found: set[int] = set()
         for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):

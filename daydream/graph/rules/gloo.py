@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daydream.arrays import combinations, turns, unique
+from daydream.arrays import combinations, places, turns, unique
 from daydream.collect.derive.collectives import (
     CLOCKS_AGREE_NS,
     NEED_ALL,
@@ -122,14 +122,14 @@ def run_on_threads(draft: Draft) -> None:
 def _runs(draft: Draft, rows: np.ndarray) -> Runs:
     """Return the collectives of some rows, and give their tasks the step, phase and layer of their calls."""
     trace = draft.trace
-    start = draft.trace["start_ns"]
+    start = trace["start_ns"].astype(np.int64)
     call = calls_of(trace, rows)
     order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
     rows = rows[order]
     call = call[order]
-    rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)[rows]
-    step = np.where(call >= 0, np.asarray(trace["step"], np.int64)[call], -1)
-    begun = np.array(start, np.int64)
+    rank = np.maximum(trace["rank"][rows].astype(np.int64), 0)
+    step = np.where(call >= 0, trace["step"][call].astype(np.int64), -1)
+    begun = start.copy()
     needs_all = np.zeros(len(trace), bool)
     needs_all[rows] = np.isin(operations(trace, rows), NEED_ALL)
     apart = []
@@ -158,7 +158,7 @@ class _Search:
         self.column = np.full(len(runs.task), -1)
         self.column[self.called] = number
         column_of = {step: number for number, step in enumerate(steps)}
-        found: dict[tuple[int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        parts = [np.empty((6, 0), np.int64)]
         for lane in unique(draft.lane[runs.call[self.called]]).tolist():
             idle = pauses_of(draft, lane)
             tasks = draft.on(lane)
@@ -167,22 +167,21 @@ class _Search:
             name = draft.name[tasks]
             step = draft.step[tasks]
             start = draft.start_ns[tasks]
-            columns = (name, turns(combinations([name, step])[0]), step, tasks, start)
-            for one, turn, number, task, at in zip(*(each.tolist() for each in columns), strict=True):
-                if (rank, number) in column_of:
-                    found[one, turn].append((column_of[rank, number], task, paused.get(at, at), at))
-        visits = [
-            each
-            for _, each in sorted(found.items())
-            if sum(end - begin >= GLOO_PAUSE_NS for _, _, begin, end in each) >= LEAST_PAUSES
-        ]
-        shape = len(visits), len(steps)
-        self.task = np.full(shape, -1)  # what came by, -1 where a thread did not
-        self.begin = np.zeros(shape, np.int64)
-        self.end = np.zeros(shape, np.int64)  # of the pause before it
-        for row, each in enumerate(visits):
-            at, *columns = np.array(each).T
-            self.task[row, at], self.begin[row, at], self.end[row, at] = columns
+            begin = [paused.get(at, at) for at in start.tolist()]
+            column = np.array([column_of.get((rank, each), -1) for each in step.tolist()])
+            turn = turns(combinations([name, step])[0])
+            parts.append(np.stack([name, turn, column, tasks, begin, start])[:, column >= 0])
+        visits = np.concatenate(parts, axis=1)
+        place, _ = combinations(visits[:2])
+        _, _, _, _, begin, end = visits
+        often = np.bincount(place, end - begin >= GLOO_PAUSE_NS)[place] >= LEAST_PAUSES
+        known, place = places(place[often])
+        _, _, column, *found = visits[:, often]
+        # What came by, -1 where a thread did not, and begin and end of the pause before it.
+        seen = np.zeros((3, len(known), len(steps)), np.int64)
+        seen[0] = -1
+        seen[:, place, column] = found
+        self.task, self.begin, self.end = seen
 
     def find_waits(self) -> tuple[list[Wait], int]:
         """Return the waits for collectives, and for how many of those called in a step none was found."""
@@ -200,8 +199,7 @@ class _Search:
             end = self.end[place, at]
             there = (task > runs.call[mine]) & (end + CLOCKS_AGREE_NS >= runs.begun[mine])
             found += int(there.sum())
-            columns = (values[there].tolist() for values in (mine, task, begin, end))
-            for number, one, since, until in zip(*columns, strict=True):
+            for number, one, since, until in np.stack([mine, task, begin, end])[:, there].T.tolist():
                 waits.setdefault(one, Wait(one, since, until)).runs.append(number)
         return list(waits.values()), len(self.called) - found
 
@@ -290,8 +288,8 @@ class _Search:
                 long = (idle.end >= begun) & (asleep > max(end - begun, GLOO_PAUSE_NS))
                 fits = self._likelihood(np.array([number]), idle.begin[long], idle.end[long])
                 better = np.flatnonzero(long)[fits > known[number]]
-                for begin, last in zip(since[better].tolist(), idle.end[better].tolist(), strict=True):
-                    left[rank][lane, last] = last - begin
+                for place in better.tolist():
+                    left[rank][lane, int(idle.end[place])] = int(idle.end[place] - since[place])
         shares = {}
         for rank, pauses in sorted(left.items()):
             steps = unique(runs.step[(runs.rank == rank) & (runs.step >= 0)]).tolist()
@@ -323,7 +321,7 @@ def _move(draft: Draft, runs: Runs) -> None:
         at_once: list[int] = []
         later: list[int] = []  # whether a thread was free when it was asked for
         for task, call in zip(runs.task[mine].tolist(), runs.call[mine].tolist(), strict=True):
-            lane_of[task] = lane = min(free, key=lambda each: free[each])
+            lane_of[task] = lane = min(free, key=free.__getitem__)
             if call >= 0:
                 draft.latency_ns[task] = start[task] - start[call]
                 draft.release_ns[task] = 0

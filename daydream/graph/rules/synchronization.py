@@ -78,9 +78,8 @@ def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     0 for lanes of other ranks: shape (lanes, calls).
     """
     lanes = np.array([-1, *(lane for lane, _ in draft.streams())])
-    ranks = np.array([draft.lanes[lane].rank for lane in lanes])
     ended = _ended(draft, np.repeat(lanes, len(calls)), np.tile(calls, len(lanes)))
-    same_rank = ranks[:, None] == draft.ranks(calls)
+    same_rank = draft.ranks[lanes][:, None] == draft.ranks[draft.lane[calls]]
     return lanes, np.where(same_rank, ended.reshape(same_rank.shape), 0)
 
 
@@ -102,7 +101,8 @@ def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
     records = draft.calls_named(EVENT_RECORD.search)
     record_of = dict(zip(draft.units(draft.row[records]).tolist(), records.tolist(), strict=True))
     found = []
-    for rank, unit in zip(draft.ranks(calls).tolist(), draft.units(draft.row[calls]).tolist(), strict=True):
+    ranks = draft.ranks[draft.lane[calls]]
+    for rank, unit in zip(ranks.tolist(), draft.units(draft.row[calls]).tolist(), strict=True):
         stream, waited, record = said.get(unit, (-1, -1, -1))
         task = record_of.get(record, -1) if record >= 0 else -1
         found.append((lane_of.get((rank, stream), -1), lane_of.get((rank, waited), -1), task))
@@ -158,7 +158,7 @@ def _event_syncs(draft: Draft) -> Waits:
     calls = draft.calls_named(EVENT_SYNC.search)
     records = draft.calls_named(EVENT_RECORD.search)
     order = draft.order
-    ranks = draft.ranks(records)
+    ranks = draft.ranks[draft.lane]
     lanes = _launched_last(draft, records)
     ended = np.where(lanes >= 0, _ended(draft, lanes, records), -1)
     _, on, by = device_records(draft, "Event Sync", calls)
@@ -170,7 +170,7 @@ def _event_syncs(draft: Draft) -> Waits:
             continue
         start = int(draft.start_ns[call])
         end = int(draft.end_ns[call])
-        same_rank = ranks == draft.lanes[draft.lane[call]].rank
+        same_rank = ranks[records] == ranks[call]
         near = np.flatnonzero(same_rank & (order[records] < order[call]))[-NEAREST_RECORDS:]
         near = near[(ended[near] >= 0) & (ended[near] <= end + RETURN_CLOCK_NS)]
         if len(near):
@@ -190,7 +190,7 @@ def _event_syncs(draft: Draft) -> Waits:
 
 def _work_before(draft: Draft, call: int) -> np.ndarray:
     """Return the device work of a call's rank that was launched before it."""
-    ranks = np.array([lane.rank for lane in draft.lanes])[draft.lane]
+    ranks = draft.ranks[draft.lane]
     return np.flatnonzero((draft.kind != CPU) & (ranks == ranks[call]) & (draft.order < draft.order[call]))
 
 
