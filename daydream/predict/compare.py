@@ -232,14 +232,12 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
     @property
     def new(self) -> list[Change]:
         """Kernels that only the step after has, those that take longest first."""
-        new = (each for each in self.kernels if each.state == "new")
-        return sorted(new, key=lambda each: -each.after_ns)
+        return [each for each in self.kernels if each.state == "new"]
 
     @property
     def vanished(self) -> list[Change]:
         """Kernels that only the step before has, those that take longest first."""
-        gone = (each for each in self.kernels if each.state == "vanished")
-        return sorted(gone, key=lambda each: -each.before_ns)
+        return [each for each in self.kernels if each.state == "vanished"]
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row for each phase, cause, layer, operator and kernel: counts and ns, before and after."""
@@ -249,15 +247,15 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         for part in ("phase", "cause"):
             old, new = (side.breakdown[f"by_{part}"] for side in (self.before, self.after))
             for name in {**old, **new}:
-                before, after = old.get(name, 0), new.get(name, 0)
-                times = {"before_ns": before, "after_ns": after, "change_ns": after - before}
+                times = {"before_ns": old.get(name, 0), "after_ns": new.get(name, 0)}
                 rows.append({"part": part, "name": name, **times})
         for part in ("layers", "operators", "kernels", "cpu"):
             for change in getattr(self, part):
                 names = dict.fromkeys(", ".join(side) for side in (change.before, change.after) if side)
                 shown = {"part": part.removesuffix("s"), "name": " -> ".join(names)}
                 rows.append({**change.to_json(), **shown})
-        return pd.DataFrame(rows, columns=["part", "name", *Change.__struct_fields__[2:]])
+        frame = pd.DataFrame(rows, columns=["part", "name", *Change.__struct_fields__[2:]])
+        return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
 
 
 def compare(

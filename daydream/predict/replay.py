@@ -327,15 +327,6 @@ class Replay(NotebookFigure):
         return self.figures().to_json()
 
 
-def as_trace(source: Source) -> Trace:
-    """Return the trace that a source is, or that its file holds: of a long recording its typical steps."""
-    if isinstance(source, Trace):
-        return source
-    from daydream.collect.load import load  # no importer is needed for a trace in memory
-
-    return load(source, steps=TYPICAL)
-
-
 def as_replay(source: Source | Graph | Replay) -> Replay:
     """Return the replay that a source is, or the one made of it."""
     return source if isinstance(source, Replay) else replay(source)
@@ -359,7 +350,11 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
     if isinstance(source, Graph):
         graph = source if table is None else source.copy()
     else:
-        trace = as_trace(source)
+        trace = source
+        if not isinstance(trace, Trace):
+            from daydream.collect.load import load  # no importer is needed for a trace in memory
+
+            trace = load(trace, steps=TYPICAL)  # of a long recording its typical steps
         if trace.cache is not None:
             found = _from_cache(trace, trace.cache)
             for graph in (found.graph, found.recording.graph):
@@ -481,15 +476,14 @@ def baseline_of(recording: Recording) -> Replay:
         corrected, share = graph, 0.0
     else:
         return found
-    return replace(
-        found,
-        graph=corrected,
-        settled=settle(corrected),
-        basis=ESTIMATED,
-        basis_measured_ns=None,
-        basis_typical_measured_ns=None,
-        basis_error=None,
+    return Replay(
+        corrected,
+        settle(corrected),
+        recording,
+        ESTIMATED,
         recording_cost=share if found.start_up_ns else 0.0,
+        start_up_ns=found.start_up_ns,
+        said=notes,
     )
 
 

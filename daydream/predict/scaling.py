@@ -206,8 +206,8 @@ def scaling(
             found.rows.append(Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, *most_of(own), None, memory))
             continue
         after = predicted(count)
-        graph, network = after.graph, model.network(after, count)
-        transfers = model.transfers(graph)
+        graph = after.graph
+        network, transfers, messages = model.exchange(after, count)
         if silent_ns is None:
             silent = predict(before, _silent(transfers), start=graph, contention=contention)
             silent_ns = _at_least(alone_ns, silent.simulated_ns)
@@ -220,11 +220,11 @@ def scaling(
             )  # fmt: skip
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
-        latency = _latency_share(network, model.messages(graph))
+        limit, latency = _limit(network, messages)
         lost = {
             Bound.OVERHEAD: float(silent_ns - alone_ns),
             Bound.NETWORK_LATENCY: exposed_ns * latency,
-            _limit(network): exposed_ns * (1 - latency),
+            limit: exposed_ns * (1 - latency),
             Bound.SLOWER_WORKERS: float(waiting_ns),
         }
         bound, share = most_of({**own, **lost})
@@ -272,26 +272,20 @@ class _Ddp:
         """Return what so many workers make of the memory of one."""
         return memory_changes(self.ddp, {**self.given, "workers": workers}) if workers > 1 else []
 
-    def network(self, after: Prediction, workers: int) -> Network:
-        """Return what joins so many workers."""
-        used = after.options
+    def exchange(self, after: Prediction, workers: int) -> tuple[Network, np.ndarray, list[Message]]:
+        """Return what joins so many workers, their collectives as task ids, and what each transfers."""
+        graph, used = after.graph, after.options
         self.options = {name: value for name, value in used.items() if name != "workers"}
-        return network_of(
-            after.graph,
+        network = network_of(
+            graph,
             workers,
             cluster=used["cluster"],
             bandwidth=used["bandwidth"],
             latency_us=used["latency_us"],
         )
-
-    def transfers(self, graph: Graph) -> np.ndarray:
-        """Return the collectives of all workers, as task ids."""
-        return graph.select(kind="collective").ids
-
-    def messages(self, graph: Graph) -> list[Message]:
-        """Return operation and bytes of each transfer."""
-        sizes = graph.column("bytes", self.transfers(graph)).tolist()
-        return [("all_reduce", nbytes) for nbytes in sizes]
+        transfers = graph.select(kind="collective").ids
+        sizes = graph.column("bytes", transfers).tolist()
+        return network, transfers, [("all_reduce", nbytes) for nbytes in sizes]
 
 
 class _RecordedJob:
@@ -316,17 +310,14 @@ class _RecordedJob:
         """Return nothing: each worker holds what it holds now, whatever their number."""
         return [MemoryChange(NAME, unchanged if workers > 1 else None)]
 
-    def network(self, after: Prediction, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
-        """Return what joins so many workers."""
-        return Network(workers, self.collectives.cluster.holding(workers), None)
-
-    def transfers(self, graph: Graph) -> np.ndarray:  # noqa: ARG002 - the same in every copy
-        """Return the collectives of all workers, as task ids."""
-        return self.collectives.all
-
-    def messages(self, graph: Graph) -> list[Message]:  # noqa: ARG002 - the same in every copy
-        """Return operation and bytes of each transfer that is known."""
-        return self.collectives.messages
+    def exchange(
+        self,
+        after: Prediction,  # noqa: ARG002 - the cluster's own, the same in every copy
+        workers: int,
+    ) -> tuple[Network, np.ndarray, list[Message]]:
+        """Return what joins so many workers, their collectives as task ids, and what is known of each."""
+        network = Network(workers, self.collectives.cluster.holding(workers), None)
+        return network, self.collectives.all, self.collectives.messages
 
 
 def _silent(transfers: np.ndarray) -> Edit:
@@ -343,22 +334,17 @@ def _at_least(least: int, ns: int) -> int:
     return max(ns, least) if ns >= (1 - 2 * SETTLED) * least else ns
 
 
-def _latency_share(network: Network, messages: Sequence[Message]) -> float:
-    """Return what part of the transfers would be left if the network's bandwidth had no end."""
-    if network.cluster is not None:
-        whole = sum(times(network.cluster, messages, network.workers))
-        left = sum(times(network.cluster.scaled(bandwidth=ENDLESS), messages, network.workers))
+def _limit(network: Network, messages: Sequence[Message]) -> tuple[Bound, float]:
+    """Return what bounds transfers, and what part of them would be left if the bandwidth had no end."""
+    cluster, limit = network.cluster, Bound.BANDWIDTH
+    if cluster is not None:
+        beyond = network.workers > cluster.gpus_per_node
+        slower = cluster.inter.bandwidth < cluster.intra.bandwidth
+        limit = Bound.INTER_NODE if beyond and slower else Bound.INTRA_NODE
+        endless = cluster.scaled(bandwidth=ENDLESS)
+        whole, left = (sum(times(each, messages, network.workers)) for each in (cluster, endless))
     else:
         assert network.link is not None  # noqa: S101 - one of the two is there
-        endless = replace(network, link=network.link.scaled(bandwidth=ENDLESS))
-        whole = sum(network.time_ns(*message) for message in messages)
-        left = sum(endless.time_ns(*message) for message in messages)
-    return min(left / whole, 1.0) if whole else 1.0
-
-
-def _limit(network: Network) -> Bound:
-    if network.cluster is None:
-        return Bound.BANDWIDTH
-    beyond = network.workers > network.cluster.gpus_per_node
-    slower = network.cluster.inter.bandwidth < network.cluster.intra.bandwidth
-    return Bound.INTER_NODE if beyond and slower else Bound.INTRA_NODE
+        unlimited = replace(network, link=network.link.scaled(bandwidth=ENDLESS))
+        whole, left = (sum(each.time_ns(*one) for one in messages) for each in (network, unlimited))
+    return limit, min(left / whole, 1.0) if whole else 1.0

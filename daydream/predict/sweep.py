@@ -364,7 +364,14 @@ def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered |
         name, varied = item
         if name not in replays:
             replays.clear()
-            replays[name] = _replayed(question.traces[name], question.table)
+            source = question.traces[name]
+            try:
+                if isinstance(source, _Packed):
+                    with own_folder("daydream") as folder:
+                        source = Trace.load(source.unpacked(folder))
+                replays[name] = source if isinstance(source, Replay) else replay(source, table=question.table)
+            except GraphError as error:
+                replays[name] = str(error)
         before = replays[name]
         if isinstance(before, str):
             return SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
@@ -383,16 +390,3 @@ def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered |
         return Refused(name, varied, " ".join(reason.split()))
 
     return answer
-
-
-def _replayed(source: Any, table: KernelTable | None) -> Replay | str:
-    """Return the replay of a trace, or why there is none."""
-    if isinstance(source, Replay):
-        return source
-    try:
-        if isinstance(source, _Packed):
-            with own_folder("daydream") as folder:
-                source = Trace.load(source.unpacked(folder))
-        return replay(source, table=table)
-    except GraphError as error:
-        return str(error)
