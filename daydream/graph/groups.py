@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,9 +177,9 @@ class Groups(NotebookTables):
         if len(copies) != len(own) * times:
             raise NotApplicableError("some of the work to be copied was launched by calls outside of it")
         keys = [(key, 0) for key in self.keys]
-        keys += [(key, number) for key in self.keys for number in range(1, times + 1)]
-        sizes = np.concatenate([self.sizes, np.repeat(self.sizes, times)])
-        tasks = own.of(np.concatenate([own.ids, copies.ids]), own.words, ordered=True)
+        keys += product(self.keys, range(1, times + 1))
+        sizes = np.append(self.sizes, np.repeat(self.sizes, times))
+        tasks = own.of(np.append(own.ids, copies.ids), own.words, ordered=True)
         return Groups(tasks, np.repeat(np.arange(len(keys)), sizes), keys)
 
     def arrange(self, ranks: Any) -> Selection:

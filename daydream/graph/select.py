@@ -57,8 +57,8 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "on":
         if wanted not in ("cpu", "gpu"):
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
-        on_device = device_work(graph)[ids]
-        return on_device if wanted == "gpu" else ~on_device
+        found: np.ndarray = device_work(graph)[ids] == (wanted == "gpu")
+        return found
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
@@ -354,24 +354,3 @@ def among(graph: Graph, ids: np.ndarray) -> np.ndarray:
     mask = np.zeros(graph.size, bool)
     mask[ids] = True
     return mask
-
-
-SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
-
-
-def passes(tasks: Selection, expression: str, values: dict[str, Any]) -> np.ndarray:
-    """Return a mask of the tasks for which the expression holds."""
-    words = re.findall(r"[A-Za-z_]\w*", expression)
-    known = {*tasks.graph.columns, *DERIVED, *FIELDS}
-    frame = tasks.to_pandas([word for word in dict.fromkeys(words) if word in known])
-    try:
-        mask = frame.eval(expression, local_dict=values, engine="python")
-    except Exception as error:  # noqa: BLE001 - the expression is the user's, and pandas raises what its parts raise
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise GraphError(
-            f"cannot ask for {expression!r}: {why}. Columns are {', '.join(SHOWN)} and those of the trace."
-        ) from None
-    found = np.asarray(mask)
-    if found.shape != tasks.ids.shape or found.dtype != bool:
-        raise GraphError(f"{expression!r} is not true or false for each task")
-    return found

@@ -7,6 +7,7 @@ any of them), by shell pattern (`layer`), or by regular expression (`name`, `op`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from daydream.graph.edits import move, split
 from daydream.graph.groups import Groups
 from daydream.graph.insert import encode
 from daydream.graph.select import (
-    SHOWN,
+    DERIVED,
     among,
     coded,
     in_program_order,
@@ -30,12 +31,12 @@ from daydream.graph.select import (
     matching,
     no_match,
     one_each,
-    passes,
     read_column,
     same_graph,
     texts_of,
 )
 from daydream.graph.tables import ALL_LANES, COSTS, CPU, nanoseconds
+from daydream.trace.schema import FIELDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.select import Where
 
+SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 OWN = {"graph", "ids", "words", "conditions"}
 TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 
@@ -125,23 +127,34 @@ class Selection(NotebookTables):
         Words are columns; besides them `on` (cpu or gpu) and `within`, a regular expression on
         the names of operators (or ranges) that enclose the task at any depth.
         """
-        chosen = self
+        ids = self.ids
+        words = [self.words]
         if test is not None:
             mask = np.asarray(test(self), bool)
-            if mask.shape != self.ids.shape:
+            if mask.shape != ids.shape:
                 raise GraphError(f"a test gives true or false for each task, not {mask.shape}")
-            chosen = self.of(self.ids[mask], f"{self.words}, a test".strip(", "), ordered=True)
+            ids = ids[mask]
+            words.append("a test")
         wanted = {name: value for name, value in where.items() if value is not None}
-        mask = matching(self.graph, chosen.ids, wanted)
-        words = ", ".join(
-            [*filter(None, [chosen.words]), *(f"{name}={value!r}" for name, value in wanted.items())]
-        )
-        return Selection(self.graph, chosen.ids[mask], words, (*self.conditions, texts_of(wanted)))
+        words += [f"{name}={value!r}" for name, value in wanted.items()]
+        ids = ids[matching(self.graph, ids, wanted)]
+        conditions = (*self.conditions, texts_of(wanted))
+        return Selection(self.graph, ids, ", ".join(filter(None, words)), conditions)
 
     def query(self, expression: str, **values: Any) -> Selection:
         """Return the tasks for which a pandas expression on columns holds; `@name` stands for a value."""
-        words = f"{self.words}, {expression!r}".strip(", ")
-        return self.of(self.ids[passes(self, expression, values)], words, ordered=True)
+        columns = {*self.graph.columns, *DERIVED, *FIELDS}
+        words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", expression))
+        frame = self.to_pandas([word for word in words if word in columns])
+        try:
+            mask = np.asarray(frame.eval(expression, local_dict=values, engine="python"))
+        except Exception as error:  # noqa: BLE001 - the expression is the user's, and pandas raises what its parts raise
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            known = f"Columns are {', '.join(SHOWN)} and those of the trace."
+            raise GraphError(f"cannot ask for {expression!r}: {why}. {known}") from None
+        if mask.shape != self.ids.shape or mask.dtype != bool:
+            raise GraphError(f"{expression!r} is not true or false for each task")
+        return self.of(self.ids[mask], f"{self.words}, {expression!r}".strip(", "), ordered=True)
 
     def first(self) -> Selection:
         """Return the first task in program order."""

@@ -63,7 +63,7 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
         return 0, False
     # A call that found no place left must have waited for one, and most of its time until then;
     # one that returned after its own work had ended waited for that.
-    free = np.where(place >= depth, ends[np.maximum(place - depth, 0)], 0)
+    free = np.where(place >= depth, ends[place - depth], 0)
     met_full = (free > started) & (returned < own_end)
     cost = draft.usual_costs(calls[free <= started], UNKNOWN_LAUNCH_NS)[draft.name[calls]]
     duration = returned - started

@@ -160,10 +160,9 @@ def follow_the_device(draft: Draft) -> None:
         before = before[late]
         every = every[np.lexsort((every, end[every]))]
         last = np.searchsorted(end[every], start[tasks] + STREAM_CLOCK_NS, side="right") - 1
-        source = every[np.maximum(last, 0)]
+        source = every[last]
         found = (last >= 0) & (end[source] > before) & (lane[source] != lane[tasks])
         found &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
         tasks = tasks[found]
         source = source[found]
-        if len(tasks):
-            draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)
+        draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)

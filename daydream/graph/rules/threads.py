@@ -112,24 +112,15 @@ def tell_background(draft: Draft) -> None:
     threads = draft.threads()
     if draft.trace.metadata.get("profiler") == "jax":
         front |= {lane for lane in threads if runs_operators(draft, draft.on(lane))}
+    # Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
+    in_steps = np.bincount(draft.lane, np.where(draft.step >= 0, draft.duration_ns, 0))
+    in_all = np.bincount(draft.lane, draft.duration_ns)
     for rank in {draft.lanes[lane].rank for lane in threads}:
         of_rank = [lane for lane in threads if draft.lanes[lane].rank == rank]
-        busiest = set()
         if launching.isdisjoint(of_rank):  # two threads of a collective may be linked to each other only
-            busiest.add(max(of_rank, key=lambda lane: _busy_ns(draft, lane)))
-        for lane in set(of_rank) - launching - front - busiest:
+            front.add(max(of_rank, key=lambda lane: (in_steps[lane], in_all[lane])))
+        for lane in set(of_rank) - launching - front:
             draft.lanes[lane] = draft.lanes[lane]._replace(background=True)
-
-
-def _busy_ns(draft: Draft, lane: int) -> tuple[int, int]:
-    """Return what a thread works in the steps, and outside of them.
-
-    Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
-    """
-    tasks = draft.on(lane)
-    duration = draft.duration_ns[tasks]
-    inside = draft.step[tasks] >= 0
-    return int(duration[inside].sum()), int(duration[~inside].sum())
 
 
 def runs_operators(draft: Draft, tasks: np.ndarray) -> bool:
