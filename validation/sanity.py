@@ -267,8 +267,7 @@ def a_faster_device_is_never_slower(replay: Replay, _path: Path) -> Iterator[tup
 
 def a_busy_device_gains_from_faster_kernels(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
     """A device that is busy all the time makes the step shorter, or traced work takes over, and then that."""
-    settled = replay.settled
-    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    chain = trace_back(replay.settled)
     busy = busy_ns(chain)
     if busy is None or busy < BUSY * chain.step_ns:
         return

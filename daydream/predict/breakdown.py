@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -33,6 +33,7 @@ from daydream.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
+    from daydream.simulate.steady_state import SteadyState
 
 OF_KERNELS = {
     "compute": PathCause.COMPUTE,
@@ -111,10 +112,10 @@ class Chain(Path):
         return Selection(self.graph, ids[:0]).of(unique(ids), words)
 
 
-def trace_back(timeline: Timeline, copy: int, steps: Iterable[int]) -> Chain:
-    """Return the critical path of some covered steps of one copy of a timeline's window."""
-    steps, graph = tuple(steps), timeline.graph
-    path = timeline.path(copy, steps)
+def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
+    """Return the critical path of the steps of a steady state, or of some steps of the same pass."""
+    steps = tuple(state.step_times() if of is None else of)
+    graph, path = state.timeline.graph, state.timeline.path(state.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     # Work of kernels that were traced; memory sets are none, and their bound is not asked.
     chosen = (cause == PathCause.KERNELS.code) & (graph.columns["kind"][path.task] == KERNEL)
@@ -127,7 +128,7 @@ def trace_back(timeline: Timeline, copy: int, steps: Iterable[int]) -> Chain:
             small = whole_duration_ns(kernels) < LATENCY_SHARE * floor_ns(graph)
             kind = np.where(small, "latency", "unknown")
         cause[chosen] = np.array([OF_KERNELS[each].code for each in kind.tolist()])[place]
-    return Chain(**vars(path), timeline=timeline, steps=steps, cause=cause)
+    return Chain(**vars(path), timeline=state.timeline, steps=steps, cause=cause)
 
 
 def shares(chain: Chain) -> list[Share]:
@@ -317,8 +318,8 @@ def _within(
     return window, inside, ns
 
 
-def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str, dict[str, int]]:
-    """Return where the time of some steps goes: ns a step, by cause, bound, phase and layer.
+def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, dict[str, int]]:
+    """Return where the time of its steps goes, or of some: ns a step, by cause, bound, phase and layer.
 
     Each of these adds up to the mean of the steps. `by_cause` has the keys of `PathCause`, `by_bound` those
     of `Bound`.
@@ -326,9 +327,10 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
     `beside` is what goes on meanwhile and adds up to nothing: the device's idle time, CPU calls that
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
+    chain = trace_back(state, of)
+    steps = chain.steps
     if not steps:  # a change has left them no work
         return {"by_cause": {}, "by_bound": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
-    chain = trace_back(timeline, copy, steps)
     total = np.bincount(chain.cause, chain.ns, len(CAUSES)).astype(np.int64)
     order = np.argsort(-total, kind="stable")
     by_cause = per_step({CAUSES[code]: int(total[code]) for code in order}, len(steps))
@@ -342,8 +344,8 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
     return {
         "by_cause": {cause.value: ns for cause, ns in by_cause.items()},
         "by_bound": {bound.value: ns for bound, ns in by_bound(by_cause).items()},
-        "by_phase": timeline.breakdown(copy, *steps)["by_phase"],
-        "by_layer": timeline.by_layer(copy, *steps),
+        "by_phase": chain.timeline.breakdown(state.copy, *steps)["by_phase"],
+        "by_layer": chain.timeline.by_layer(state.copy, *steps),
         "beside": {name: ns for name, ns in beside.items() if ns > 0},
     }
 
@@ -351,14 +353,13 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
 def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
     """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
     if replay.parts is None:
-        replay.parts = parts_of(replay.timeline, replay.settled.copy, replay.settled.step_times())
+        replay.parts = parts_of(replay.settled)
     return {key: dict(parts) for key, parts in replay.parts.items()}
 
 
 def parts_of_change(comparison: Prediction) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
     """Return the parts of a step before and after a change, the mean over the steps."""
-    after = comparison.after
-    return parts_of_replay(comparison.replay), parts_of(after.timeline, after.copy, after.step_times())
+    return parts_of_replay(comparison.replay), parts_of(comparison.after)
 
 
 def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:

@@ -326,7 +326,7 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     return _side(
         found,
         found.graph,
-        parts_of(found.timeline, 0, steps),
+        parts_of(found.settled._replace(copy=0), steps),
         basis=found.basis,
         step_ns=step_ns,
         low_ns=round(low),

@@ -187,10 +187,9 @@ def explain(
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
     after = None if whatif is None else ask(before, whatif, **options)
     asker = WhatIfs(before, after, options)
-    settled = before.settled if after is None else after.after
     known = [*before.notes, *(after or Prediction.unchanged(before)).notes]
     say("following the critical path", -1.0)
-    chain = trace_back(settled.timeline, settled.copy, settled.step_times())
+    chain = trace_back(before.settled if after is None else after.after)
     if not chain.steps:
         raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
@@ -266,8 +265,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
 
     The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
     """
-    settled = replay.settled
-    chain = trace_back(settled.timeline, settled.copy, settled.step_times())
+    chain = trace_back(replay.settled)
     causes = shares(chain)
     found = bound(causes, ask_without(WhatIfs(replay, bare=True), chain))
     share = shares_of(causes)[found]

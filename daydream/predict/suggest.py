@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from msgspec import field
@@ -131,15 +132,14 @@ class WhatIfs:
         """
         answers = [self.ask(*each) for each in asked]
         kept: list[WhatIfResult] = []
-        for answer in sorted(
-            answers, key=lambda answer: -(answer.saving_ns if answer.saving_ns is not None else -1e18)
-        ):
+        for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
             twin = next((place for place, other in enumerate(kept) if _same_change(answer, other)), None)
             if twin is None:
                 kept.append(answer)
             else:
-                both = kept[twin], answer
-                kept[twin] = min(both, key=lambda each: preference(each.notes, each.optimization))
+                kept[twin] = min(
+                    kept[twin], answer, key=lambda each: preference(each.notes, each.optimization)
+                )
         return kept
 
     def avoidable(self, chain: Chain) -> list[Avoidable]:
@@ -174,33 +174,28 @@ def suggestion(
     each candidate. Of a very long recording none is asked: the answer is not to wait for it.
     """
     after, graph = prediction.after, prediction.replay.graph
-    steps = list(after.step_times())
-    if prediction.reason is not None or not prediction.simulated_ns or not steps:
+    if prediction.reason is not None or not prediction.simulated_ns or not after.step_times():
         return None
     if int(graph.alive.sum()) > MOST_TASKS:
         return None
     made = parse(prediction.optimization) if optimizations is None else list(optimizations)
+    costs = sorted(avoidable_costs(trace_back(after)), key=lambda each: -each.cost_ns)
+    candidates = [(place, *each) for place, cost in enumerate(costs) for each in cost.asked]
+    simulated: list[int] = []  # for each candidate that was, the cost that it may remove
     found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
-    asked = answered = 0  # candidates that were simulated, and costs that any of them is an answer to
-    costs = avoidable_costs(trace_back(after.timeline, after.copy, steps))
     made_before = replace(edit_of(made), copies={graph.version: prediction.graph})
-    for cost in sorted(costs, key=lambda each: -each.cost_ns):
-        before = asked
-        for name, own in cost.asked:
-            try:
-                edit = edit_of([*made, find(name)], {**(options or {}), **own}, after=made_before)
-                both = predict(prediction.replay, edit, interval=False)
-            except DaydreamError:  # it does not apply to this trace, or not together with the others
-                continue
-            asked += 1
-            if both.predicted_ns is not None:
-                step_ns, after_ns = prediction.simulated_ns, both.predicted_ns
-                tried = WhatIfResult(name, own, step_ns, after_ns, code=code_of(name, graph))
-                found.append((after_ns, preference(both.notes, name), tried))
-            if asked == MOST_ASKED:
-                break
-        answered += asked > before
-        if asked == MOST_ASKED or answered == MOST_COSTS:
+    for place, name, own in candidates:
+        if len(simulated) == MOST_ASKED or len({*simulated, place}) > MOST_COSTS:
             break
-    best = min(found, key=lambda each: each[:2])[2] if found else None
-    return best if best is not None and (best.saving_ns or 0) >= LEAST * best.replayed_ns else None
+        try:
+            edit = edit_of([*made, find(name)], {**(options or {}), **own}, after=made_before)
+            both = predict(prediction.replay, edit, interval=False)
+        except DaydreamError:  # it does not apply to this trace, or not together with the others
+            continue
+        simulated.append(place)
+        code = code_of(name, graph)
+        tried = WhatIfResult(name, own, prediction.simulated_ns, both.predicted_ns, code=code)
+        saving_ns = tried.saving_ns or 0
+        if saving_ns >= LEAST * tried.replayed_ns:
+            found.append((-saving_ns, preference(both.notes, name), tried))
+    return min(found, key=itemgetter(0, 1))[2] if found else None
