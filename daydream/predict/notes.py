@@ -229,15 +229,15 @@ def _longest(
     trace: Trace, rows: np.ndarray, start: np.ndarray, end: np.ndarray, least_ns: float
 ) -> tuple[LongRow, ...]:
     """Return the longest of some rows, that do not overlap and take no less than so long."""
-    found: list[int] = []
-    for row in rows[np.argsort(start[rows] - end[rows], kind="stable")][:64].tolist():
-        if end[row] - start[row] < least_ns or len(found) == MOST_NAMES:
-            break
-        if all(end[row] <= start[other] or start[row] >= end[other] for other in found):
-            found.append(row)
-    names = map(str, trace.values("name", np.array(found, np.int64)))
-    short = (name if len(name) <= 48 else name[:47] + "…" for name in names)
-    return tuple(LongRow(name, int(end[row] - start[row])) for name, row in zip(short, found, strict=True))
+    rows = rows[np.argsort(start[rows] - end[rows], kind="stable")][:64]
+    rows = rows[end[rows] - start[rows] >= least_ns]
+    found: list[LongRow] = []
+    while len(rows) and len(found) < MOST_NAMES:
+        begin, stop = start[rows[0]], end[rows[0]]
+        name = str(trace.values("name", rows[:1])[0])
+        found.append(LongRow(name if len(name) <= 48 else name[:47] + "…", int(stop - begin)))
+        rows = rows[(end[rows] <= begin) | (start[rows] >= stop)]
+    return tuple(found)
 
 
 def _ms(ns: int) -> str:
