@@ -42,12 +42,11 @@ if TYPE_CHECKING:
     from daydream.predict.compare import Difference, compare
     from daydream.predict.curves import curves
     from daydream.predict.explain import Explanation, explain
-    from daydream.predict.prediction import Prediction
+    from daydream.predict.prediction import Prediction, whatif
     from daydream.predict.rank import Ranking, rank
     from daydream.predict.replay import Replay, replay
     from daydream.predict.scaling import Scaling, scaling
     from daydream.predict.sweep import Sweep, sweep
-    from daydream.predict.whatif import whatif
     from daydream.simulate import simulate
     from daydream.simulate.timeline import Timeline
     from daydream.tools.run import run_tool
@@ -84,13 +83,12 @@ _HOMES = {
     "daydream.memory.report": ("memory_of",),
     "daydream.predict.compare": ("Difference", "compare"),
     "daydream.predict.explain": ("Explanation", "explain"),
-    "daydream.predict.prediction": ("Prediction",),
+    "daydream.predict.prediction": ("Prediction", "whatif"),
     "daydream.predict.rank": ("Ranking", "rank"),
     "daydream.predict.replay": ("Replay", "replay"),
     "daydream.predict.scaling": ("Scaling", "scaling"),
     "daydream.predict.curves": ("curves",),
     "daydream.predict.sweep": ("Sweep", "sweep"),
-    "daydream.predict.whatif": ("whatif",),
     "daydream.simulate": ("simulate",),
     "daydream.simulate.timeline": ("Timeline",),
     "daydream.tools.run": ("run_tool",),

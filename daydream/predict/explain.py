@@ -179,7 +179,7 @@ def explain(
         UnknownOptimizationError: there is no what-if of that name.
 
     """
-    from daydream.predict.whatif import whatif as ask
+    from daydream.predict.prediction import whatif as ask
 
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import field
 
 from daydream import lazy
+from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
@@ -20,12 +22,12 @@ from daydream.predict.graph_diff import Affected, GraphDiff, OutOfReach, left_in
 from daydream.predict.interval import Uncertainty, judge
 from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import cpu_share, most_of, prediction_notes, waited_for_ns
-from daydream.predict.replay import Replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Predicted, Record
 from daydream.simulate.critical_path import Bound, held_text
 from daydream.simulate.steady_state import SteadyState, need_steps, settle
 from daydream.simulate.timeline import Timeline
-from daydream.transforms.compose import Edit
+from daydream.transforms.compose import Edit, edit_of, parse
 from daydream.transforms.real_change import lines_of
 
 if TYPE_CHECKING:
@@ -278,6 +280,38 @@ class Prediction(Changed, NotebookFigure, eq=False):
         if not self.parts_before:
             self.parts_before, self.parts_after = map(parts_json, parts_of_change(self))
         return super().to_json()
+
+
+def whatif(
+    source: Source | Graph | Replay,
+    optimization: str | Callable[..., None] | Sequence[Any],
+    *,
+    table: KernelTable | str | os.PathLike[str] | None = None,
+    contention: ContentionOption = MEASURED,
+    capacity: int | None = None,
+    **options: Any,
+) -> Prediction:
+    """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
+
+    A replay given as the source is used again, so that many questions cost one replay. `table` is as in
+    `replay`; an optimization's own option of that name is given as `<optimization>.table`. `contention` says
+    how kernels and transfers that overlap slow each other: `"measured"` (as far as the trace shows), `"off"`,
+    a factor for kernels, or two, for kernels and for transfers. `capacity` is what each device has in bytes,
+    by default what the trace says of it: whether the change fits.
+
+    Returns:
+        A `Prediction`: replayed and predicted step in ns, the speed-up and its 90 % interval.
+
+    Raises:
+        UnknownOptimizationError: there is no optimization of that name.
+        NotApplicableError: the change does not apply to this trace.
+        GraphError: an option's value makes no sense, or the trace covers no step.
+
+    """
+    if table is not None and not isinstance(table, KernelTable):
+        table = KernelTable.load(table)
+    edit = edit_of(parse(optimization), options, table)
+    return predict(as_replay(source), edit, contention=contention, capacity_bytes=capacity)
 
 
 def predict(

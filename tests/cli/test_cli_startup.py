@@ -42,7 +42,8 @@ def test_help_imports_click_and_nothing_heavy(folder, args):
     loaded = modules_after(*args, folder=folder)
 
     assert not loaded & (
-        HEAVY | {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.predict.whatif", "daydream.trace.trace"}
+        HEAVY
+        | {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.predict.prediction", "daydream.trace.trace"}
     )
 
 
