@@ -41,7 +41,14 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 ENTRY_POINTS = "daydream.optimizations"
-OPTION_TYPES = (int, float, bool, str)
+NOTHING = type(None)
+#: By the type of an option, what a value must be, in words and as types.
+SORTS: dict[type, tuple[Any, ...]] = {
+    int: ("a whole number", int, np.integer),
+    float: ("a number", int, float, np.integer, np.floating),
+    bool: ("True or False", bool),
+    str: ("a text", str),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Option:
     type: type
     default: Any
     required: bool
-    choices: tuple[str, ...] = ()  # of a parameter annotated as a Literal
+    choices: tuple[str, ...] = ()
 
     def checked(self, value: Any) -> Any:
         """Return a value of the option's type.
@@ -70,14 +77,10 @@ class Option:
         """
         if value is None and self.default is None and not self.required:
             return None
-        given: Any = value
-        wanted: tuple[type, ...] = (self.type,)
-        if self.type in (int, float):
-            wanted = (int, np.integer) if self.type is int else (int, float, np.integer, np.floating)
-        sort = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[self.type]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
+        sort, *wanted = SORTS[self.type]
+        if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and self.type is not bool):
             raise GraphError(f"{self.name} must be {sort}, not {value!r}")
-        if self.type is float and not math.isfinite(given):
+        if self.type is float and not math.isfinite(value):
             raise GraphError(f"{self.name} must be a finite number, not {value}")
         if self.choices and value not in self.choices:
             raise GraphError(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}")
@@ -139,7 +142,7 @@ class Optimization:
     @property
     def summary(self) -> str:
         """First line of the help."""
-        return self.help.splitlines()[0] if self.help else ""
+        return self.help.partition("\n")[0]
 
     def rules_out(self, other: Optimization) -> bool:
         """Tell whether two exclude each other."""
@@ -194,10 +197,9 @@ def loadable(among: Sequence[str] | None = None) -> tuple[list[Optimization], di
 
 def _meant(name: str) -> str:
     """Return what may have been meant by a name that no optimization has."""
-    own = [f"{stem}.py" for stem in dict.fromkeys((name, name.replace("-", "_")))]
-    beside = next((file for file in own if Path(file).is_file()), None)
-    if beside is not None:
-        return f"Did you mean the file './{beside}'?"
+    for stem in (name, name.replace("-", "_")):
+        if Path(f"{stem}.py").is_file():
+            return f"Did you mean the file './{stem}.py'?"
     if Path(name).is_file():
         return f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
     near = closest(name.replace("_", "-"), names())
@@ -215,52 +217,51 @@ def _loading(what: str) -> Iterator[None]:
         raise GraphError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def describe(function: Callable[..., None], name: str | None = None) -> Optimization:
-    """Return the optimization a function is, its options read from its signature."""
+def describe(function: Callable[..., None], name: str | None = None, file: str | None = None) -> Optimization:
+    """Return the optimization a function is, its options read from its signature.
+
+    Raises `GraphError` if it is none; if it is of a `file`, none that a command line can ask for.
+    """
     name = name or str(getattr(function, "__name__", "custom")).replace("_", "-")
     signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # they name what is not there
+        hints = {}
+    parameters, options = [*signature.parameters.values()], []
+    for parameter in parameters[1:]:
+        if file and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise GraphError(
+                f"{file}: {parameter.name!r} is not an option, as it can be given by its place. "
+                f"Write a * before it: def {name.replace('-', '_')}(graph, *, {parameter.name}=...)"
+            )
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        # `float | None` is a float, a `Literal` a text out of several.
+        hint = hints.get(parameter.name, NOTHING)
+        of_several = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        kinds = [kind for kind in (typing.get_args(hint) if of_several else [hint]) if kind is not NOTHING]
+        literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
+        if file and not all(kind in {*SORTS, Any, *literals} for kind in kinds):
+            raise GraphError(
+                f"{file}: option {parameter.name!r} is a {hint}, which cannot be "
+                "typed on a command line. Make it a float, int, bool, str or a Literal of texts, or one of "
+                "these or None"
+            )
+        required = parameter.default is inspect.Parameter.empty
+        plain = kinds[0] if kinds and isinstance(kinds[0], type) else type(parameter.default)
+        choices = tuple(map(str, typing.get_args(literals[0]))) if literals else ()
+        default = None if required else parameter.default
+        options.append(Option(parameter.name, plain if plain in SORTS else str, default, required, choices))
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise GraphError(f"{name} is not an optimization: its first parameter must be the graph")
-    alternatives = _alternatives(function)
-    options = tuple(
-        _option(parameter, alternatives.get(parameter.name, []))
-        for parameter in parameters[1:]
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    )
     try:
         signature.bind(None, **{option.name: None for option in options})
     except TypeError as error:
         raise GraphError(
             f"{name} is not an optimization: it cannot be called with a graph: {error}"
         ) from None
-    return Optimization(name, function, options, inspect.getdoc(function) or "")
-
-
-def _option(parameter: inspect.Parameter, kinds: list[Any]) -> Option:
-    """Return a parameter as an option: `float | None` is a float, a `Literal` a text out of several."""
-    required = parameter.default is inspect.Parameter.empty
-    default = None if required else parameter.default
-    known = [kind for kind in kinds if kind is not type(None)]
-    plain = known[0] if known and isinstance(known[0], type) else type(parameter.default)
-    choices = [typing.get_args(kind) for kind in known if typing.get_origin(kind) is typing.Literal]
-    return Option(
-        parameter.name, plain if plain in OPTION_TYPES else str, default, required,
-        tuple(map(str, choices[0])) if choices else (),
-    )  # fmt: skip
-
-
-def _alternatives(function: Callable[..., None]) -> dict[str, list[Any]]:
-    """Return the types that each annotation of a function allows, none if they name what is not there."""
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
-    unions = {typing.Union, types.UnionType}
-    return {
-        name: [*typing.get_args(hint)] if typing.get_origin(hint) in unions else [hint]
-        for name, hint in hints.items()
-    }
+    return Optimization(name, function, tuple(options), inspect.getdoc(function) or "")
 
 
 @lru_cache(maxsize=256)  # many questions are about one optimization
@@ -276,25 +277,7 @@ def _of_module(module: ModuleType, name: str) -> Optimization:
         ]
         there = f"it has {', '.join(own)}" if own else "it has no function"
         raise GraphError(f"{module.__file__} should define a function {wanted!r}, the optimization; {there}")
-    alternatives = _alternatives(function)
-    for parameter in [*inspect.signature(function).parameters.values()][1:]:
-        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise GraphError(
-                f"{module.__file__}: {parameter.name!r} is not an option, as it can be given by its place. "
-                f"Write a * before it: def {wanted}(graph, *, {parameter.name}=...)"
-            )
-        typed = all(
-            kind in {*OPTION_TYPES, type(None), Any} or typing.get_origin(kind) is typing.Literal
-            for kind in alternatives.get(parameter.name, [])
-        )
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed:
-            hint = typing.get_type_hints(function)[parameter.name]
-            raise GraphError(
-                f"{module.__file__}: option {parameter.name!r} is a {hint}, which cannot be "
-                "typed on a command line. Make it a float, int, bool, str or a Literal of texts, or one of "
-                "these or None"
-            )
-    return _placed(describe(function, name), module)
+    return _placed(describe(function, name, module.__file__), module)
 
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
@@ -311,12 +294,12 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
             raise GraphError(f"{name} of {optimization.name} must be a set of names, not {value!r}")
         parts[name.lower()] = frozenset(value)
     for name in ("apply", "memory", "suggested_options"):
-        function = getattr(module, name, None)
-        parts[name] = function if callable(function) else None
-    parts["code"] = getattr(module, "CODE", "")
-    if not isinstance(parts["code"], str):
-        raise GraphError(f"CODE of {optimization.name} must be a text, not {parts['code']!r}")
-    return replace(optimization, **parts)
+        if callable(function := getattr(module, name, None)):
+            parts[name] = function
+    code = getattr(module, "CODE", "")
+    if not isinstance(code, str):
+        raise GraphError(f"CODE of {optimization.name} must be a text, not {code!r}")
+    return replace(optimization, code=code, **parts)
 
 
 @lru_cache(maxsize=1)  # a ranking looks up every name
@@ -329,6 +312,10 @@ def _shipped() -> dict[str, str]:
 
 
 def _entry_points() -> list[EntryPoint]:
+    """Return the optimizations of other packages; what reads them is loaded only if there are any."""
+    files = (file for folder in sys.path for file in Path(folder).glob("*/entry_points.txt"))
+    if not any(ENTRY_POINTS.encode() in file.read_bytes() for file in files):
+        return []
     import importlib.metadata
 
     return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
