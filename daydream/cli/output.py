@@ -74,7 +74,7 @@ def check(path: str | os.PathLike[str], *, force: bool) -> None:
 def _files_read() -> Iterator[Path]:
     """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
     from daydream.collect.importers.formats import trace_files
-    from daydream.transforms.user_file import OWN_FILE
+    from daydream.transforms.user_file import own_files
 
     context = click.get_current_context()
     given = [value for name, value in context.params.items() if name not in OUTPUTS]
@@ -84,8 +84,7 @@ def _files_read() -> Iterator[Path]:
                 yield from trace_files([text])
         elif os.path.exists(text):  # noqa: PTH110 - the same
             yield Path(text)
-    own = [module for name, module in sys.modules.items() if name.startswith(OWN_FILE)]
-    yield from (Path(module.__file__) for module in own if module.__file__)
+    yield from map(Path, own_files())
 
 
 def _texts(value: object) -> Iterator[str]:

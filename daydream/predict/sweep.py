@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from daydream.results import Record
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import arguments, edit_of, option_names, parse, qualified, spelled
 from daydream.transforms.registry import Optimization, find
-from daydream.transforms.user_file import OWN_FILE, mistake_in_own_file
+from daydream.transforms.user_file import mistake_in_own_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -344,9 +343,8 @@ def _packed_trace(name: str, trace: Any) -> _Packed:
 
 def _packed_optimization(optimization: Optimization) -> Optimization | _Packed:
     """Return an optimization as it is sent: one of a user's own file as that file."""
-    module = sys.modules.get(optimization.function.__module__)
-    if module is not None and module.__name__.startswith(OWN_FILE) and module.__file__:
-        path = Path(module.__file__)
+    if optimization.own_file is not None:
+        path = Path(optimization.own_file)
         return _Packed(path.name, path.read_bytes())
     return replace(optimization, apply=None)
 

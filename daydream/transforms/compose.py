@@ -6,7 +6,6 @@ the order of naming does not matter; those without a stage come last, in the ord
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
 from daydream.transforms.registry import Optimization, Option, describe, find
 from daydream.transforms.stages import OWN
-from daydream.transforms.user_file import OWN_FILE, own_code
+from daydream.transforms.user_file import own_code
 
 MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
 
@@ -186,10 +185,8 @@ def memory_changes(optimizations: Sequence[Optimization], options: Mapping[str, 
 
 def _running(optimization: Optimization) -> AbstractContextManager[None]:
     """Return what a user's own file runs in; nothing for a function of this package or of a notebook."""
-    module = sys.modules.get(str(getattr(optimization.function, "__module__", "")))
-    if module is None or not module.__name__.startswith(OWN_FILE):
-        return nullcontext()
-    return own_code(str(module.__file__))
+    file = optimization.own_file
+    return nullcontext() if file is None else own_code(file)
 
 
 def arguments(

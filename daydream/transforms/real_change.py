@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from daydream.instrument import Tool
 
 TARGETS = ("model", "optimizer")  # what `apply` is called with; options of these names are the prediction's
-MISSING = object()
 OPTIMIZER = re.compile(r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$")  # in a line of code, whatever the class
 JAX = "jax"  # what `metadata["profiler"]` says of its traces
 IN_JAX = {
@@ -64,8 +63,8 @@ def code_of(name: str, graph: Graph | None = None) -> str | None:
 
 def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) -> str | None:
     """Return the lines that make changes together in the script that was recorded; None if one has none."""
-    lines = [line_of(each, graph) for each in optimizations]
-    return "; ".join(dict.fromkeys(lines)) if lines and all(lines) else None
+    lines = dict.fromkeys(line_of(each, graph) for each in optimizations)
+    return "; ".join(lines) if lines and all(lines) else None
 
 
 def line_of(optimization: Optimization, graph: Graph | None = None) -> str:
@@ -137,7 +136,16 @@ def real_change(
         from daydream.instrument import apply
 
         session = made.enter_context(apply(*tools))
-        yield lambda: _changed(session.contexts)
+
+        def changed() -> list[str]:
+            found = set()
+            for context in session.contexts.values():
+                if context.actions.on_operator or context.actions.on_node:  # or within its backward pass
+                    forward = session.contexts.get(context.get("forward_id") or "", context)
+                    found.add(f"{forward['namespace']}::{forward['type']}")
+            return sorted(found)
+
+        yield changed
 
 
 def tools_of(optimization: Optimization, options: Mapping[str, Any]) -> list[Tool]:
@@ -160,17 +168,6 @@ def tools_of(optimization: Optimization, options: Mapping[str, Any]) -> list[Too
             "or a class or function that returns one or several"
         )
     return tools
-
-
-def _changed(contexts: Mapping[str, Any]) -> list[str]:
-    """Return the forward operators that have actions, those within whose backward pass there are any too."""
-    found = set()
-    for context in contexts.values():
-        if not (context.actions.on_operator or context.actions.on_node):
-            continue
-        forward = contexts.get(context.get("forward_id") or "", context)
-        found.add(f"{forward['namespace']}::{forward['type']}")
-    return sorted(found)
 
 
 def model_of(optimizer: Any) -> Any:
@@ -197,7 +194,7 @@ def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
     with optimizer_settings(optimizer, fused=True):
         train()
     """
-    before = [{name: group.get(name, MISSING) for name in settings} for group in optimizer.param_groups]
+    before = [{name: group[name] for name in settings if name in group} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group.update(settings)
     _place_step_counts(optimizer)
@@ -205,11 +202,9 @@ def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
         yield
     finally:
         for group, had in zip(optimizer.param_groups, before, strict=True):
-            for name, value in had.items():
-                if value is MISSING:
-                    group.pop(name, None)
-                else:
-                    group[name] = value
+            for name in settings:
+                group.pop(name, None)
+            group.update(had)
         _place_step_counts(optimizer)
 
 

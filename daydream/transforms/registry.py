@@ -144,6 +144,12 @@ class Optimization:
         """First line of the help."""
         return self.help.partition("\n")[0]
 
+    @property
+    def own_file(self) -> str | None:
+        """The user's own file that it is of; None for one of this package, of another or of a notebook."""
+        module = sys.modules.get(getattr(self.function, "__module__", ""))
+        return module.__file__ if module and module.__name__.startswith(OWN_FILE) else None
+
     def rules_out(self, other: Optimization) -> bool:
         """Tell whether two exclude each other."""
         return other.name in self.excludes or self.name in other.excludes
@@ -177,8 +183,7 @@ def find(name: str) -> Optimization:
 
 def path_or_name(optimization: Optimization) -> str:
     """Return what `find` finds an optimization by in another process: its name, of a user's file its path."""
-    module = str(getattr(optimization.function, "__module__", ""))
-    if optimization.name in names() and not module.startswith(OWN_FILE):
+    if optimization.name in names() and optimization.own_file is None:
         return optimization.name
     return str(Path(str(inspect.getsourcefile(optimization.function))).resolve())
 

@@ -40,6 +40,11 @@ class Mistake(NamedTuple):
         return "\n".join([f"{self.file}, line {self.line}: {first}", self.code, *others])
 
 
+def own_files() -> set[str]:
+    """Return the users' own files that this process has loaded."""
+    return {str(module.__file__) for name, module in sys.modules.items() if name.startswith(OWN_FILE)}
+
+
 def mistake_in_own_file(error: Exception) -> Mistake | None:
     """Return where in a user's own file an error was made, None if in none.
 
@@ -48,8 +53,7 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
     """
     import traceback  # for those whose file is wrong
 
-    own = {module.__file__ for name, module in sys.modules.items() if name.startswith(OWN_FILE)}
-    frames = list(traceback.extract_tb(error.__traceback__))
+    frames, own = traceback.extract_tb(error.__traceback__), own_files()
     mine = [frame for frame in frames if frame.filename in own]
     if not mine:
         return None
