@@ -186,11 +186,6 @@ class Graph(NotebookTables):
         return found
 
     @property
-    def draft(self) -> bool:
-        """Whether arrays can still be written to in place: nothing that is derived of a draft is kept."""
-        return not self.columns.frozen
-
-    @property
     def version(self) -> int:
         """The number of the last write: graphs with the same one are equal."""
         return max(self._version, *(table.version for table in self._tables))
@@ -207,9 +202,10 @@ class Graph(NotebookTables):
     def derived(self, key: Any, make: Callable[[], Any], *, structure: bool = False) -> Any:
         """Return what `make` works out from this graph, once a version; unedited copies share it.
 
-        With `structure` it depends on neither durations nor gaps, and is kept while these are written.
+        With `structure` it depends on neither durations nor gaps, and is kept while these are written. Of a
+        draft, whose arrays can still be written to in place, nothing is kept.
         """
-        if self.draft:
+        if not self.columns.frozen:
             return make()
         version = self.structure if structure else self.version
         if version not in self._derived:
@@ -220,10 +216,6 @@ class Graph(NotebookTables):
         if key not in values:
             values[key] = make()
         return values[key]
-
-    def forget(self) -> None:
-        """Forget what was derived: it takes more room than the graph."""
-        self._derived = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state

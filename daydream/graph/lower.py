@@ -140,16 +140,15 @@ class _Tiles:
             task = np.append(before, task[where == 1])
         inside = task[self.ahead :]
         self.task = np.append(task, np.tile(inside, copies - 1))
-        self.copy = np.zeros(len(self.task), np.int32)
-        self.copy[self.ahead :] = np.repeat(np.arange(copies, dtype=np.int32), len(inside))
+        counts = [len(task)] + [len(inside)] * (copies - 1)
+        self.copy = np.repeat(np.arange(copies, dtype=np.int32), counts)
         self.keys = graph.columns["order"]
         self.lanes = graph.columns["lane"]
         self.launch = graph.columns["launch"]
         self.lane = self.lanes[self.task]
         self.order = self.point(self.task, self.copy)
         self.at = np.full((copies, graph.size + 1), -1, np.int32)
-        self.at[0, task] = np.arange(len(task))
-        self.at[:, inside] = self.at[0, inside] + np.arange(copies)[:, None] * len(inside)
+        self.at[self.copy, self.task] = np.arange(len(self.task))
         ends = np.cumsum(np.bincount(self.lane, minlength=len(graph.lanes)))
         self.of_lane = np.split(stable_order(self.lane, len(graph.lanes)), ends)[:-1]
 

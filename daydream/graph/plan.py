@@ -66,6 +66,16 @@ class Cause(IntEnum):
     LOCK = 10, "driver's lock", "which needs the driver's lock"
 
 
+TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
+    "lane": np.int32,
+    "edge_src": np.int32,
+    "edge_dst": np.int32,
+    "edge_from_start": np.bool_,
+    "edge_cause": np.int8,
+}
+NOT_NEGATIVE = ("lane", "duration_ns", "gap_ns", "release_ns")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What runs where, how long, and after what: one entry a task, edges grouped by destination.
@@ -109,25 +119,25 @@ class Plan:
         Raises `GraphError` if lengths differ, a time or lane is negative, or an edge does
         not go from a lower id to a higher one.
         """
-        tasks: dict[str, Any] = {
-            "lane": _frozen(lane, np.int32),
-            "duration_ns": _frozen(duration_ns, np.int64),
-            "gap_ns": _frozen(gap_ns, np.int64),
-            "release_ns": _frozen(release_ns, np.int64),
-        }
-        _refuse_negative(tasks)
-        if priority is not None:
-            tasks["priority"] = _frozen(priority, np.int64)
-        n = _common_length(tasks, "task")
-        sources = _frozen(src, np.int32)
-        targets = _frozen(dst, np.int32)
-        edges: dict[str, Any] = {
-            "edge_src": sources,
-            "edge_latency_ns": _frozen(latency_ns, np.int64),
-            "edge_from_start": _frozen(from_start, np.bool_),
-            "edge_cause": _frozen(cause, np.int8),
-        }
-        _common_length({**edges, "edge_dst": targets}, "edge")
+        tasks = _columns(
+            "task",
+            lane=lane,
+            duration_ns=duration_ns,
+            gap_ns=gap_ns,
+            release_ns=release_ns,
+            priority=priority,
+        )
+        edges = _columns(
+            "edge",
+            edge_src=src,
+            edge_latency_ns=latency_ns,
+            edge_from_start=from_start,
+            edge_cause=cause,
+            edge_dst=dst,
+        )
+        n = len(tasks["lane"])
+        sources = edges["edge_src"]
+        targets = edges.pop("edge_dst")
         wrong = (sources < 0) | (sources >= targets) | (targets >= n)
         if wrong.any():
             first = int(np.argmax(wrong))
@@ -137,10 +147,11 @@ class Plan:
             )
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
-            edges = {name: _frozen(values[order], values.dtype) for name, values in edges.items()}
+            edges = _columns("edge", **{name: values[order] for name, values in edges.items()})
         edge_ptr = np.cumsum(np.bincount(targets + 1, minlength=n + 1))
+        edge_ptr.flags.writeable = False
         lanes = tuple(sorted({int(number) for number in scheduled}))
-        return cls(**tasks, edge_ptr=_frozen(edge_ptr, np.int64), **edges, scheduled=lanes)
+        return cls(**tasks, edge_ptr=edge_ptr, **edges, scheduled=lanes)
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -194,12 +205,7 @@ class Plan:
     def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""
         gap_ns = self.gap_ns if gap_ns is None else gap_ns
-        costs: dict[str, Any] = {
-            "duration_ns": _frozen(duration_ns, np.int64),
-            "gap_ns": _frozen(gap_ns, np.int64),
-        }
-        _common_length({"lane": self.lane, **costs}, "task")
-        _refuse_negative(costs)
+        costs = _columns("task", lane=self.lane, duration_ns=duration_ns, gap_ns=gap_ns)
         return replace(self, **costs)
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -244,26 +250,26 @@ def around(
     return before, behind
 
 
-def _frozen(values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
-    """Return a read-only view, so that the caller's own array stays writeable."""
-    given = np.asarray(values)
-    if given.dtype.kind == "f" and given.size:
-        raise GraphError(f"a plan is made of whole numbers, not {given.dtype}; round first")
-    array: np.ndarray = np.require(given, dtype, ("C", "A")).view()
-    array.flags.writeable = False
-    return array
+def _columns(what: str, **columns: ArrayLike | None) -> dict[str, Any]:
+    """Return the columns that are given as read-only views, so that the caller's own arrays stay writeable.
 
-
-def _common_length(arrays: dict[str, np.ndarray], what: str) -> int:
-    lengths = {name: array.shape for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or any(len(shape) != 1 for shape in lengths.values()):
-        found = ", ".join(f"{name} {shape}" for name, shape in lengths.items())
-        raise GraphError(f"arrays of a plan differ in shape: {found}; give one number per {what} in each")
-    return int(next(iter(lengths.values()))[0])
-
-
-def _refuse_negative(columns: dict[str, np.ndarray]) -> None:
+    Raises `GraphError` for fractions, what must not be negative and is, and if lengths differ.
+    """
+    arrays = {}
     for name, values in columns.items():
-        if values.min(initial=0) < 0:
-            first = int(np.argmax(values < 0))
-            raise GraphError(f"{name} of task {first} is {values[first]}; it must not be negative")
+        if values is None:
+            continue
+        given = np.asarray(values)
+        if given.dtype.kind == "f" and given.size:
+            raise GraphError(f"a plan is made of whole numbers, not {given.dtype}; round first")
+        array: np.ndarray = np.require(given, TYPES.get(name, np.int64), ("C", "A")).view()
+        array.flags.writeable = False
+        if name in NOT_NEGATIVE and array.min(initial=0) < 0:
+            first = int(np.argmax(array < 0))
+            raise GraphError(f"{name} of task {first} is {array[first]}; it must not be negative")
+        arrays[name] = array
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) > 1 or len(shapes.pop()) != 1:
+        found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise GraphError(f"arrays of a plan differ in shape: {found}; give one number per {what} in each")
+    return arrays
