@@ -42,7 +42,8 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     Raises:
         GraphError: the name is not a regular expression.
     """
-    trace, rows = graph.recorded, graph.row[ids].astype(np.int64)
+    trace = graph.recorded
+    rows = graph.row[ids].astype(np.int64)
     if name is None:
         return _enclosing(trace["parent"], trace.is_kind("operator"), rows, inner=inner)
     try:
@@ -67,7 +68,9 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
         other_phase = (trace["phase"] >= 0) & ~backward
         host = trace.is_kind("operator", "annotation", "runtime")
         is_range = trace.is_kind("annotation")
-        rank, tid, start = trace["rank"], trace["tid"], trace["start_ns"].astype(np.int64)
+        rank = trace["rank"]
+        tid = trace["tid"]
+        start = trace["start_ns"].astype(np.int64)
         end = start + trace["duration_ns"]
         for each in unique(rank[is_range]).tolist():
             here = rank == each
@@ -95,7 +98,8 @@ def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inne
         hit = wanted[up]
         found[active[hit]] = up[hit]
         up = np.where(hit & inner, -1, parent[up])
-        active, up = active[up >= 0], up[up >= 0]
+        active = active[up >= 0]
+        up = up[up >= 0]
     return found
 
 
@@ -123,8 +127,10 @@ def operators(tasks: Selection) -> Selection:
     tasks: the call that each is a piece of, inner calls included, under the same condition
     on its device work. Raises `NotApplicableError` where the trace records no operators.
     """
-    graph, trace = tasks.graph, tasks.graph.recorded
-    parent, is_operator = trace["parent"], trace.is_kind("operator")
+    graph = tasks.graph
+    trace = tasks.graph.recorded
+    parent = trace["parent"]
+    is_operator = trace.is_kind("operator")
     if not is_operator.any():
         raise NotApplicableError("this trace records no operators, so whose CPU time goes is not known")
     measured = graph.alive & (graph.row >= 0)
@@ -132,7 +138,8 @@ def operators(tasks: Selection) -> Selection:
     for number in unique(graph.repeat[tasks.ids]).tolist():
         ids = np.flatnonzero(measured & (graph.repeat == number))
         rows = graph.row[ids].astype(np.int64)
-        device, chosen = graph.kind[ids] != CPU, np.isin(ids, tasks.ids)
+        device = graph.kind[ids] != CPU
+        chosen = np.isin(ids, tasks.ids)
         others = _around(parent, rows[device & ~chosen])
         own = _around(parent, rows[device & chosen])
         call = _enclosing(parent, is_operator, rows[~device & chosen], inner=True)
@@ -193,7 +200,8 @@ def _flat(found: Any) -> Iterator[list[int]]:
 
 def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
-    trace, rows = graph.recorded, graph.row[ids].astype(np.int64)
+    trace = graph.recorded
+    rows = graph.row[ids].astype(np.int64)
     return _enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
 
 
@@ -230,8 +238,10 @@ def whole_duration_ns(tasks: Selection) -> np.ndarray:
 
     int64, shape (tasks,), in ns.
     """
-    graph, duration = tasks.graph, tasks.duration_ns
-    parts, row = fused_parts(graph), graph.row
+    graph = tasks.graph
+    duration = tasks.duration_ns
+    parts = fused_parts(graph)
+    row = graph.row
     if not parts[tasks.ids].any():
         return duration
     mine = graph.alive & parts & (graph.repeat == 0)

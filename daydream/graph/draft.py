@@ -85,14 +85,6 @@ class Draft(Graph):
         self._by_lane = {}
         self._looked_up = 0
 
-    def follow_instead(self, tasks: np.ndarray, others: np.ndarray) -> None:
-        """Let what follows the ends of tasks follow those of others, one for each."""
-        moved = np.arange(self.size)
-        moved[tasks] = others
-        from_start = self.links["from_start"]
-        src = self.links["src"]
-        self.links.put("src", np.where(from_start != 0, src, moved[src]))
-
     def add_cpu_tasks(
         self, like: np.ndarray, start: np.ndarray, order: Any, name: str | None = None, **columns: Any
     ) -> np.ndarray:

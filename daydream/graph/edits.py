@@ -29,7 +29,9 @@ NEW = ("order", "launch", "release_ns", "measured_start_ns", "repeat", "lane", "
 
 def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
     """Turn waits between streams that the places of these tasks resolve into edges, before they move."""
-    order, table, moving = graph.order, graph.waits, among(graph, going)
+    order = graph.order
+    table = graph.waits
+    moving = among(graph, going)
     src, _ = _around(graph, table["source"], table["record"])
     _, dst = _around(graph, table["target"], table["wait"])
     resolved = (src >= 0) & (dst >= 0) & (moving[src] | moving[dst]) & (order[src] < order[dst])
@@ -41,9 +43,18 @@ def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
 
 def _around(graph: Graph, lanes: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the last task of each lane up to a task's place in the program, and the first behind it."""
-    order, ids = graph.order, graph.ids
+    order = graph.order
+    ids = graph.ids
     own = graph.lane[ids]
     return around(lambda lane: ids[own == lane], order, lanes, order[points])
+
+
+def follow_instead(graph: Graph, tasks: np.ndarray, others: np.ndarray) -> None:
+    """Let what follows the ends of tasks follow those of others, one for each."""
+    moved = np.arange(graph.size)
+    moved[tasks] = others
+    src = graph.links["src"]
+    graph.links.put("src", np.where(graph.links["from_start"] != 0, src, moved[src]))
 
 
 def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
@@ -51,7 +62,8 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
     tasks.to_edit()
     if not isinstance(parts, int | np.integer) or parts < 1:
         raise GraphError(f"a task is split into 1 or more parts, not {parts!r}")
-    graph, ids = tasks.graph, tasks.ids
+    graph = tasks.graph
+    ids = tasks.ids
     whole, extra = np.divmod(graph.duration_ns[ids], parts)
     graph.write("duration_ns", ids, whole + (extra > 0))
     words = f"parts of {tasks.words}"
@@ -75,16 +87,14 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
     values = {name: graph.columns[name] for name in alike} | graph.overrides
     for name, whole_column in values.items():
         graph.write(name, more.ids, whole_column[same])
-    last = np.arange(graph.size)
-    last[ids] = more.ids[-len(ids) :]
-    src = graph.links["src"]  # what followed the end of a task follows its last part
-    graph.links.put("src", np.where(graph.links["from_start"] != 0, src, last[src]))
+    follow_instead(graph, ids, more.ids[-len(ids) :])
     return tasks.of(np.append(ids, more.ids), words)
 
 
 def move(tasks: Selection, lane: str, *, follows: bool, held_for: bool) -> Selection:
     """Put the tasks on another lane; see `Selection.move`."""
-    graph, ids = tasks.to_edit().need_all().graph, tasks.ids
+    graph = tasks.to_edit().need_all().graph
+    ids = tasks.ids
     on_device = graph.kind[ids] != CPU
     if on_device.any() != on_device.all():
         raise GraphError("CPU tasks and device work cannot go to one lane; move them one after the other")
@@ -95,9 +105,11 @@ def move(tasks: Selection, lane: str, *, follows: bool, held_for: bool) -> Selec
         raise NotApplicableError(f"these tasks are on {lane!r} already")
     moving = among(graph, going)
     by_lane = graph.ids[np.argsort(graph.lane[graph.ids], kind="stable")]
-    earlier, later = by_lane[:-1], by_lane[1:]
+    earlier = by_lane[:-1]
+    later = by_lane[1:]
     parted = (graph.lane[earlier] == graph.lane[later]) & (moving[earlier] != moving[later])
-    earlier, later = earlier[parted], later[parted]
+    earlier = earlier[parted]
+    later = later[parted]
     leaves = moving[earlier]
     keep_waits(graph, going, drop=False)
     if follows:
@@ -146,7 +158,8 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
 
     number, entry = np.divmod(np.arange(times * len(ids)), len(ids))
     sequence = np.argsort(group[entry], kind="stable")  # pass after pass of each group
-    number, entry = number[sequence], entry[sequence]
+    number = number[sequence]
+    entry = entry[sequence]
     copies = np.empty((times, len(ids)), np.int64)
     copies[number, entry] = graph.size + np.arange(len(entry))
     order = place_next_to(graph, anchor[group[entry]], behind=before is None)
@@ -174,16 +187,20 @@ def _with_launches(graph: Graph, groups: Groups, *, apart: bool) -> tuple[np.nda
     Group by group in program order. Groups that go `apart` from their places each need a call of their own:
     one call launches all parts of a fused kernel, which may be of several groups.
     """
-    ids, group = groups._ids, np.repeat(np.arange(len(groups)), groups.sizes)
+    ids = groups._ids
+    group = np.repeat(np.arange(len(groups)), groups.sizes)
     launch = graph.launch[ids].astype(np.int64)
     launched = launch >= 0
     # What was launched before the window cannot be launched again.
     kept = (graph.kind[ids] == CPU) | launched | (graph.row[ids] < 0)
-    calls, owner = launch[launched], group[launched]
+    calls = launch[launched]
+    owner = group[launched]
     pieces, of = pieces_of(graph, calls)
-    ids, group = np.concatenate([ids[kept], calls, pieces]), np.concatenate([group[kept], owner, owner[of]])
+    ids = np.concatenate([ids[kept], calls, pieces])
+    group = np.concatenate([group[kept], owner, owner[of]])
     once, _ = distinct_rows([group, ids] if apart else [ids])
-    ids, group = ids[once], group[once]
+    ids = ids[once]
+    group = group[once]
     by_group = np.lexsort((ids, graph.order[ids], group))
     return ids[by_group], group[by_group]
 
@@ -231,7 +248,8 @@ def arrange(groups: Groups, ranks: Any) -> Selection:
         (graph.waits, "record", "source"),
         (graph.waits, "wait", "target"),
     ):
-        rank, named = rank_of[table[task]], table[lane]
+        rank = rank_of[table[task]]
+        named = table[lane]
         table.put(lane, np.where((rank >= 0) & (named >= 0), lanes[rank, named], named))
     return tasks
 
@@ -239,7 +257,8 @@ def arrange(groups: Groups, ranks: Any) -> Selection:
 def _place(graph: Graph, ids: np.ndarray) -> None:
     """Give tasks new places in this order, in the range of program order that they took."""
     order = graph.order.copy()
-    begin, end = int(order[ids].min()), int(order[ids].max())
+    begin = int(order[ids].min())
+    end = int(order[ids].max())
     if end - begin < len(ids):
         order[order > end] += len(ids) - (end - begin)
         end = begin + len(ids)

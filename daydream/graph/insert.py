@@ -11,7 +11,7 @@ is there stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,11 @@ def insert_next_to(
     """
     tasks.to_edit().need_all()
     same_graph(graph, tasks)
-    ids, count = tasks.ids, len(tasks)
+    ids = tasks.ids
+    count = len(tasks)
     kinds = graph.kind[ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
-    on_device, beside_device = kinds != CPU, graph.kind[ids] != CPU
+    on_device = kinds != CPU
+    beside_device = graph.kind[ids] != CPU
     # A CPU task's call is itself: beside it the new work is launched, or runs.
     call = np.where(beside_device, graph.launch[ids].astype(np.int64), ids)
     own = graph.lane[ids].astype(np.int64)
@@ -88,8 +90,8 @@ def insert_next_to(
     values = {key: graph.columns[key][ids] for key in TAKEN_OVER}
     values |= {key: one_each(value, count, key) for key, value in encode(graph, columns).items()}
 
-    launches = graph.launch[graph.launch >= 0]
-    is_node = beside_device & (call >= 0) & (np.bincount(launches, minlength=graph.size)[call] > 1)
+    launches = np.bincount(graph.launch + 1, minlength=graph.size + 1)[1:]
+    is_node = beside_device & (call >= 0) & (launches[call] > 1)
     brings = on_device & (call >= 0) & launched
     new_call = brings & ~is_node
     anchor = ids.copy()
@@ -176,12 +178,11 @@ def ids_of(graph: Graph, tasks: Any) -> list[int]:
     if tasks is None:
         return []
     alone = isinstance(tasks, int | np.integer) or hasattr(tasks, "ids")
-    listed: Iterable[Any] = [tasks] if alone else tasks
     ids: list[int] = []
-    for task in listed:
+    for task in [tasks] if alone else tasks:
         if hasattr(task, "ids"):  # a selection
             same_graph(graph, task)
-            ids.extend(task.ids.tolist())
+            ids += task.ids.tolist()
         else:
             ids.append(int(task))
     for task in ids:
@@ -192,7 +193,8 @@ def ids_of(graph: Graph, tasks: Any) -> list[int]:
 
 def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
-    order, lanes = graph.order, graph.lane
+    order = graph.order
+    lanes = graph.lane
     sequence = np.argsort(order, kind="stable")
     if causes:
         launched = np.flatnonzero(np.isin(graph.launch, causes))

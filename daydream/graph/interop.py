@@ -38,7 +38,8 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     import networkx as nx
 
     lowered = lower(graph)
-    plan, tasks = lowered.plan, lowered.task
+    plan = lowered.plan
+    tasks = lowered.task
     if plan.scheduled:
         plan, ran = lazy.ask("fixed_order", plan)
         tasks = tasks[ran]

@@ -30,7 +30,8 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
 
 
 def _wrong(graph: Graph) -> list[str]:
-    alive, found = np.flatnonzero(graph.alive), []
+    alive = np.flatnonzero(graph.alive)
+    found = []
 
     def check(tasks: np.ndarray, kind: str, issue: str) -> None:
         """Say what is wrong with how many tasks, and name the first."""
@@ -42,7 +43,8 @@ def _wrong(graph: Graph) -> list[str]:
         check(alive[graph.columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
     launched = alive[graph.launch[alive] >= 0]
     launch = graph.launch[launched].astype(np.int64)
-    there, of_device = graph.alive[launch], graph.kind[launched] != CPU
+    there = graph.alive[launch]
+    of_device = graph.kind[launched] != CPU
     check(
         launched[~there],
         "device task",
@@ -64,7 +66,8 @@ def _wrong(graph: Graph) -> list[str]:
         "device task",
         "ahead of their launch in program order, {first} first; calls in between would not see them.",
     )
-    lane, is_cpu = graph.lane[alive], graph.kind[alive] == CPU
+    lane = graph.lane[alive]
+    is_cpu = graph.kind[alive] == CPU
     known = (lane >= 0) & (lane < len(graph.lanes))
     check(alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
     on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]

@@ -22,7 +22,7 @@ from collections import Counter
 
 import numpy as np
 
-from daydream.arrays import unique
+from daydream.arrays import distinct, unique
 from daydream.collect.derive.collectives import (
     ENDS_AGREE_NS,
     HANDED_ON,
@@ -62,9 +62,8 @@ def match_ranks(draft: Draft) -> None:
     members = task_of[np.concatenate(matched.rows)]
     collective = np.repeat(np.arange(len(matched)), [len(rows) for rows in matched.rows])
     there = (members >= 0) & (np.bincount(collective[members >= 0], minlength=len(matched))[collective] > 1)
-    _, collective = np.unique(collective[there], return_inverse=True)
     if there.any():
-        _wait_for_members(draft, members[there], collective.reshape(-1))
+        _wait_for_members(draft, members[there], distinct(collective[there])[1])
 
 
 def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from daydream.graph.draft import Draft
+from daydream.graph.edits import follow_instead
 from daydream.graph.tables import KERNEL, phase_code
 
 
@@ -59,4 +60,4 @@ def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], flo
         if phase:
             draft.phase[ids] = phase_code(phase)
     draft.gap_ns[ids] = same["gap_ns"]
-    draft.follow_instead(tasks, ids)
+    follow_instead(draft, tasks, ids)

@@ -15,6 +15,7 @@ import numpy as np
 
 from daydream.graph.calls import GRAPH_LAUNCH
 from daydream.graph.draft import Draft
+from daydream.graph.edits import follow_instead
 from daydream.graph.plan import around
 from daydream.graph.rules.thresholds import (
     NEAREST_RECORDS,
@@ -291,6 +292,6 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     )  # fmt: skip
     draft.waited[calls] = draft.waited[returns] = True
     # A thread that hands over when such a call ends does so as it returns.
-    draft.follow_instead(calls, returns)
+    follow_instead(draft, calls, returns)
     points = np.where(point >= 0, point, returns)
     draft.syncs.add(task=returns, lane=lanes, point=points, latency_ns=np.minimum(end - done, 0))
