@@ -353,21 +353,21 @@ def within(path: str, outer: str) -> bool:
 
 def _whole_calls(graph: Graph) -> WholeCalls | None:
     device = np.flatnonzero(device_work(graph) & graph.alive)
-    layers = graph.layer
+    layer = graph.layer[device]
+    duration = graph.duration_ns[device]
     row = call_rows(graph, device, COMPILED_CALL)
     replayed = np.isin(device, in_replays(graph.tasks(device)).ids)
     of_call = np.append(graph.recorded["layer"], -1)[row]
-    call = np.where(row >= 0, of_call, layers[graph.launch[device]])
+    call = np.where(row >= 0, of_call, graph.layer[graph.launch[device]])
     inside = (row >= 0) | replayed
-    unplaced = inside & ((layers[device] < 0) | (layers[device] == call))
+    unplaced = inside & ((layer < 0) | (layer == call))
     if not unplaced.any():
         return None
     texts = graph.texts["layer"]
-    pairs = {*zip(call[inside].tolist(), layers[device][inside].tolist(), strict=True)}
+    pairs = {*zip(call[inside].tolist(), layer[inside].tolist(), strict=True)}
     around = {one for one, other in pairs if min(one, other) >= 0 and not within(texts[other], texts[one])}
     layers_of_calls = frozenset(one for one, _ in pairs if one >= 0)
-    of_replays = 2 * graph.duration_ns[device[unplaced & replayed]].sum()
-    mostly = of_replays > graph.duration_ns[device[unplaced]].sum()
+    mostly = 2 * duration[unplaced & replayed].sum() > duration[unplaced].sum()
     masks = np.zeros((2, graph.size), bool)
     masks[:, device] = inside, unplaced
     where = "CUDA graphs" if mostly else "compiled calls"

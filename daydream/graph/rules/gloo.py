@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daydream.arrays import combinations, places, turns, unique
+from daydream.arrays import combinations, distinct, turns, unique
 from daydream.collect.derive.collectives import (
     CLOCKS_AGREE_NS,
     NEED_ALL,
@@ -69,8 +69,8 @@ class Runs:
     task: np.ndarray
     call: np.ndarray  # the task that asked for it, or -1
     rank: np.ndarray
-    step: np.ndarray  # of the call, or -1
-    turn: np.ndarray  # how many came before in the step of its rank
+    step: np.ndarray  # of the call, or -1; each rank has steps of its own
+    turn: np.ndarray  # how many came before in the step
     begun: np.ndarray  # when the last member that it needs had begun
     late_ns: int  # by how much ends are noted late: how far those of the ranks lie apart
 
@@ -127,7 +127,6 @@ def _runs(draft: Draft, rows: np.ndarray) -> Runs:
     order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
     rows = rows[order]
     call = call[order]
-    rank = np.maximum(trace["rank"][rows].astype(np.int64), 0)
     step = np.where(call >= 0, trace["step"][call].astype(np.int64), -1)
     begun = start.copy()
     needs_all = np.zeros(len(trace), bool)
@@ -143,8 +142,7 @@ def _runs(draft: Draft, rows: np.ndarray) -> Runs:
     draft.step[tasks] = step
     for column in (draft.phase, draft.layer):
         column[tasks] = np.where(calls >= 0, column[calls], -1)
-    turn = turns(combinations([rank, step])[0])
-    return Runs(tasks, calls, rank, step, turn, begun[rows], late)
+    return Runs(tasks, calls, draft.ranks[draft.lane[tasks]], step, turns(step), begun[rows], late)
 
 
 class _Search:
@@ -154,34 +152,30 @@ class _Search:
         self.draft = draft
         self.runs = runs
         self.called = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
-        number, steps = combinations([runs.rank[self.called], runs.step[self.called]])
-        self.column = np.full(len(runs.task), -1)
-        self.column[self.called] = number
-        column_of = {step: number for number, step in enumerate(steps)}
-        parts = [np.empty((6, 0), np.int64)]
+        steps = unique(runs.step[self.called])
+        column_of = np.full(len(draft.steps) + 1, -1)
+        column_of[steps] = np.arange(len(steps))
+        self.column = column_of[runs.step]
+        parts = [np.empty((3, 0), np.int64)]
         for lane in unique(draft.lane[runs.call[self.called]]).tolist():
             idle = pauses_of(draft, lane)
             tasks = draft.on(lane)
-            rank = draft.lanes[lane].rank
+            turn = turns(combinations([draft.name[tasks], draft.step[tasks]])[0])
             paused = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
-            name = draft.name[tasks]
-            step = draft.step[tasks]
-            start = draft.start_ns[tasks]
-            begin = [paused.get(at, at) for at in start.tolist()]
-            column = np.array([column_of.get((rank, each), -1) for each in step.tolist()])
-            turn = turns(combinations([name, step])[0])
-            parts.append(np.stack([name, turn, column, tasks, begin, start])[:, column >= 0])
-        visits = np.concatenate(parts, axis=1)
-        place, _ = combinations(visits[:2])
-        _, _, _, _, begin, end = visits
-        often = np.bincount(place, end - begin >= GLOO_PAUSE_NS)[place] >= LEAST_PAUSES
-        known, place = places(place[often])
-        _, _, column, *found = visits[:, often]
+            begin = [paused.get(at, at) for at in draft.start_ns[tasks].tolist()]
+            parts.append(np.stack([tasks, turn, begin]))
+        task, turn, begin = np.concatenate(parts, axis=1)
+        end = draft.start_ns[task]
+        column = column_of[draft.step[task]]
+        place, _ = combinations([draft.name[task], turn])
+        long = (column >= 0) & (end - begin >= GLOO_PAUSE_NS)
+        often = (column >= 0) & (np.bincount(place, long)[place] >= LEAST_PAUSES)
+        known, place = distinct(place[often])
         # What came by, -1 where a thread did not, and begin and end of the pause before it.
-        seen = np.zeros((3, len(known), len(steps)), np.int64)
-        seen[0] = -1
-        seen[:, place, column] = found
-        self.task, self.begin, self.end = seen
+        visits = np.zeros((3, len(known), len(steps)), np.int64)
+        visits[0] = -1
+        visits[:, place, column[often]] = np.stack([task, begin, end])[:, often]
+        self.task, self.begin, self.end = visits
 
     def find_waits(self) -> tuple[list[Wait], int]:
         """Return the waits for collectives, and for how many of those called in a step none was found."""
