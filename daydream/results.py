@@ -14,13 +14,18 @@ Object = TypeVar("Object")
 
 
 class Live(Generic[Object]):
-    """An attribute of a record that JSON does not hold: what the record was made from."""
+    """An attribute of a record that JSON does not hold: what the record was made from, or a default."""
+
+    def __init__(self, *default: Object) -> None:
+        self.default = default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, record: Record, owner: type | None = None) -> Object:
-        raise AttributeError(f"{self.name} was not given")  # what is given stands in the record's own dict
+        if self.default:  # what is given stands in the record's own dict
+            return self.default[0]
+        raise AttributeError(f"{self.name} was not given")
 
     if TYPE_CHECKING:
 

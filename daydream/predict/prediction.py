@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # A change often takes two passes of the window to settle, and one more to tell: of few tasks these are
 # simulated at once, as each simulation costs more than two more passes; but a change of times has its plan.
 FEW_TASKS, COPIES_OF_FEW = 50_000, 4
-NOTHING_AFFECTED, NO_MEMORY, NO_UNCERTAINTY = Affected(), MemoryAnswer(), Uncertainty()
 
 
 Row = TypeVar("Row", bound="Changed")
@@ -145,16 +144,16 @@ class Prediction(Changed, NotebookFigure, eq=False):
     graph = Live[Graph]()
     after = Live[SteadyState]()
     simulated_ns = Live[int]()  # the steady step after the change, whatever it is worth
-    recorded_after_ns = Live[int | None]()  # the changed recorded step, where that is not the basis
-    uncertainty = Live[Uncertainty]()
-    affected = Live[Affected]()  # what the change affects of a step
-    waited_for_ns = Live[Mapping[Bound, int]]()  # what the step waits for then, in ns
-    cpu_share = Live[tuple[float, float]]()  # of the step that waits for the CPU, before and after
-    left_out = Live[OutOfReach | None]()  # what the change leaves as it is inside replays of CUDA graphs
-    unplaced = Live[OutOfReach | None]()  # what may be of the layers that were chosen, or of others
-    memory_answer = Live[MemoryAnswer]()  # peak memory before and after, or why it is not known
-    memory_changes = Live[Callable[[], Sequence[MemoryChange]] | None]()
-    capacity_bytes = Live[int | None]()  # what each device has; by default what the trace says
+    recorded_after_ns = Live[int | None](None)  # the changed recorded step, where that is not the basis
+    uncertainty = Live(Uncertainty())
+    affected = Live(Affected())  # what the change affects of a step
+    waited_for_ns = Live[Mapping[Bound, int]]({})  # what the step waits for then, in ns
+    cpu_share = Live((0.0, 0.0))  # of the step that waits for the CPU, before and after
+    left_out = Live[OutOfReach | None](None)  # what the change leaves as it is inside replays of CUDA graphs
+    unplaced = Live[OutOfReach | None](None)  # what may be of the layers that were chosen, or of others
+    memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
+    memory_changes = Live[Callable[[], Sequence[MemoryChange]] | None](None)
+    capacity_bytes = Live[int | None](None)  # what each device has; by default what the trace says
 
     @classmethod
     def of(
@@ -178,16 +177,6 @@ class Prediction(Changed, NotebookFigure, eq=False):
             graph=graph,
             after=after,
             simulated_ns=replay.settled.mean_after(after),
-            recorded_after_ns=None,
-            uncertainty=NO_UNCERTAINTY,
-            affected=NOTHING_AFFECTED,
-            waited_for_ns={},
-            cpu_share=(0.0, 0.0),
-            left_out=None,
-            unplaced=None,
-            memory_answer=NO_MEMORY,
-            memory_changes=None,
-            capacity_bytes=None,
         )
 
     @classmethod
