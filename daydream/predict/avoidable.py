@@ -23,7 +23,7 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import MEMCPY
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
-from daydream.model.loading import untraced_waits
+from daydream.model.loading import TO_DEVICE, untraced_waits
 from daydream.predict.breakdown import Chain, labels, waits
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import PathCause
@@ -39,8 +39,7 @@ LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself,
 LONG_GAP_NS = 500_000  # more than Python takes between two operators
 MOST_WAITS = 4  # groups of waiting calls
 MOSTLY = 0.5  # of a cost: what holds more of it names its place
-TO_DEVICE = regex(r"HtoD|HostToDevice")
-FROM_DEVICE = regex(r"DtoH|DeviceToHost")
+FROM_DEVICE = r"DtoH|DeviceToHost"
 BREAKS = "graph breaks"
 ALLOCATION = regex(r"(?i)malloc|free")
 MODEL = ("forward", "loss", "backward")
@@ -229,7 +228,7 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     add("copies to the device", "copies to the device", copies & to_device, "prefetch", "pinned-memory")
     add(
         "other copies", "copies", copies & ~to_device,
-        made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"},
+        made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE}))"},
     )  # fmt: skip
     phase = graph.columns["phase"][chain.task]
     model = np.isin(phase, [PHASES.index(name) for name in MODEL])
@@ -330,9 +329,9 @@ def _exactly(name: str) -> str:
     return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
 
 
-def _named(graph: Graph, words: re.Pattern[str]) -> np.ndarray:
+def _named(graph: Graph, words: str) -> np.ndarray:
     """Return a mask of the names of a graph by their codes: those with these words; at its end for none."""
-    return np.array([*(bool(words.search(text)) for text in graph.texts["name"]), False])
+    return np.array([*(bool(re.search(words, text)) for text in graph.texts["name"]), False])
 
 
 def _copied(graph: Graph, tasks: Selection) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import asdict
@@ -239,8 +238,7 @@ def explain(
     return found.having(replay=before, after=after)
 
 
-@dataclass(frozen=True)
-class Without:
+class Without(NamedTuple):
     """What a step would take if one side of it took no time; None where the step has no such side."""
 
     cpu: WhatIfResult

@@ -205,24 +205,20 @@ class GraphDiff:
         return self._longer_by(self.waiting_ns)
 
     def _longer_by(self, more: np.ndarray) -> Graph:
-        graph, ids = self.after, self.ids
-        lane, order = graph.columns["lane"], graph.columns["order"]
-        duration, gap = graph.columns["duration_ns"].copy(), graph.columns["gap_ns"]
-        alive = graph.alive[ids]
-        duration[ids[alive]] += np.rint(more[alive]).astype(np.int64)
-        gone = ids[~alive & (more > 0)]
-        if len(gone):
-            missing = np.zeros(graph.size)
-            missing[ids] = more
+        graph, columns = self.after, self.after.columns
+        longer_ns = np.zeros(graph.size)
+        longer_ns[self.ids] = more
+        duration = columns["duration_ns"] + np.rint(longer_ns * graph.alive).astype(np.int64)
+        gap, lane = columns["gap_ns"], columns["lane"]
+        if not graph.alive[self.ids].all():
             # Behind the last task before each on its lane that is still there.
-            tasks = np.append(graph.ids[np.isin(lane[graph.ids], lane[gone])], gone)
-            tasks = tasks[np.lexsort((tasks, order[tasks], lane[tasks]))]
+            tasks = np.lexsort((columns["order"], lane))
             there = graph.alive[tasks]
             last = np.maximum.accumulate(np.where(there, np.arange(len(tasks)), -1))
             before = tasks[last]
             behind = ~there & (last >= 0) & (lane[before] == lane[tasks])
-            added = np.bincount(before[behind], missing[tasks[behind]], graph.size)
-            gap = gap + np.rint(added).astype(np.int64)
+            missed_ns = np.bincount(before[behind], longer_ns[tasks[behind]], graph.size)
+            gap = gap + np.rint(missed_ns).astype(np.int64)
         return graph.retimed(duration, gap)
 
 
@@ -301,7 +297,7 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
 
 def _out_of_reach(diff: GraphDiff, left_ns: float, share: float, where: str) -> OutOfReach:
     """Return what is left of the device work of all covered steps, per step."""
-    steps = max(sum(bool(step.get("covered")) for step in diff.after.steps), 1)
+    steps = max(int(covered_steps(diff.after).sum()), 1)
     device_ns = diff.was_ns[device_work(diff.after) & diff.covered].sum()
     return OutOfReach(device_ns / steps, left_ns / steps, min(float(share), 1.0), where)
 
