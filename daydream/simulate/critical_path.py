@@ -7,6 +7,7 @@ for. Text, JSON, HTML and figures take keys, labels and colors from here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -115,13 +116,8 @@ class PathCause(Word):
     @property
     def explained(self) -> str:
         """The label with a word on what it is, where it does not tell: `small kernels (too short ...)`."""
-        if not self.gloss:
-            return self.label
-        return (
-            f"{self.label[:-1]}: {self.gloss})"
-            if self.label.endswith(")")
-            else f"{self.label} ({self.gloss})"
-        )
+        whole = f"{self.label} ({self.gloss})" if self.gloss else self.label
+        return whole.replace(") (", ": ")  # in one pair of brackets
 
 
 #: By kind, what a task's work is; what bounds a kernel takes its shapes, see `daydream.predict.breakdown`.
@@ -150,9 +146,9 @@ CAUSES = tuple(PathCause)  # by code
 
 def by_bound(ns_by_cause: dict[PathCause, int]) -> dict[Bound, int]:
     """Return how long a step waits for what, in ns, from its causes."""
-    found: dict[Bound, int] = {}
+    found: Counter[Bound] = Counter()
     for cause, ns in ns_by_cause.items():
-        found[cause.bound] = found.get(cause.bound, 0) + ns
+        found[cause.bound] += ns
     return found
 
 
@@ -247,12 +243,12 @@ class Path:
     """
 
     windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
-    window: np.ndarray  # which of the windows each piece is in: int32
-    entry: np.ndarray  # int64, the entry of the timeline that works, or is delayed
-    task: np.ndarray  # int64, the graph's task that the time belongs to; a gap belongs to the task before it
-    begin_ns: np.ndarray  # int64
-    ns: np.ndarray  # int64
-    edge: np.ndarray  # int8: -1 for work, else what bound the task delayed: a `Cause`
+    window: np.ndarray  # which of the windows each piece is in: int64, as all that follow
+    entry: np.ndarray  # the entry of the timeline that works, or is delayed
+    task: np.ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
+    begin_ns: np.ndarray
+    ns: np.ndarray
+    edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
 
 
 def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
@@ -270,26 +266,23 @@ def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
     ranks = {lane.rank for lane in timeline.graph.lanes}
     alone = ranks.pop() if len(ranks) == 1 else None
     windows: list[tuple[int, int, int]] = []
-    none = np.empty(0, np.int64)
-    pieces = [(none.astype(np.int32), none, none, none, none, none.astype(np.int8))]
+    pieces = [np.empty((6, 0), np.int64)]
     for run in runs:
         path, begin, work, delay = timeline.path_to(copy, *run)
         rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
-        busy, late = np.flatnonzero(work), np.flatnonzero(delay)
-        place = np.append(busy, late)
-        start, cause = np.maximum(timeline.start_ns[path.task], begin), path.cause
-        owner = np.append(busy, np.where(cause[late] == Cause.LANE, np.maximum(late - 1, 0), late))
-        pieces.append((
-            np.full(len(place), len(windows), np.int32),
-            path.task[place],
-            timeline.task[path.task[owner]],
-            np.append(start[busy], start[late] - delay[late]),
-            np.append(work[busy], delay[late]),
-            np.append(np.full(len(busy), -1, np.int8), cause[late]),
-        ))  # fmt: skip
-        windows.append((begin, begin + int(work.sum() + delay.sum()), rank))
-    columns = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return Path(np.array(windows, np.int64).reshape(-1, 3), *columns)
+        start, place = np.maximum(timeline.start_ns[path.task], begin), np.arange(len(path.task))
+        late = np.where(path.cause == Cause.LANE, np.maximum(place - 1, 0), place)
+        columns = np.stack([
+            np.full(2 * len(place), len(windows)),
+            np.tile(path.task, 2),
+            timeline.task[path.task[np.append(place, late)]],
+            np.append(start, start - delay),
+            np.append(work, delay),
+            np.append(np.full(len(place), -1), path.cause),
+        ])  # fmt: skip
+        pieces.append(columns[:, np.flatnonzero(columns[4])])
+        windows.append((begin, begin + int(columns[4].sum()), rank))
+    return Path(np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1))
 
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:

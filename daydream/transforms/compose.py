@@ -116,11 +116,10 @@ def parts(spec: str) -> list[str]:
 
 def check(optimizations: Sequence[Optimization]) -> None:
     """Raise `GraphError` if one is there twice, or two exclude each other."""
-    names = [each.name for each in optimizations]
     for place, one in enumerate(optimizations):
-        if one.name in names[:place]:
-            raise GraphError(f"{spelled(optimizations)!r} names {one.name} twice")
         for other in optimizations[:place]:
+            if one.name == other.name:
+                raise GraphError(f"{spelled(optimizations)!r} names {one.name} twice")
             if one.rules_out(other):
                 raise GraphError(f"{other.name} and {one.name} exclude each other; ask for one of them")
 

@@ -168,10 +168,9 @@ def find(name: str) -> Optimization:
     """
     if name.endswith(".py") or "/" in name:
         return _from_file(Path(name))
-    shipped = _shipped()
-    if name in shipped:
+    if name in _shipped():
         with _loading(name):
-            module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
+            module = importlib.import_module(f"daydream.optimizations.{name.replace('-', '_')}")
         return _of_module(module, name)
     for point in _entry_points():
         if point.name == name:
@@ -308,12 +307,12 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
 
 
 @lru_cache(maxsize=1)  # a ranking looks up every name
-def _shipped() -> dict[str, str]:
-    """Return name -> module name of the files that ship."""
+def _shipped() -> list[str]:
+    """Return the names of the optimizations that ship."""
     import daydream.optimizations
 
-    stems = [path.stem for folder in daydream.optimizations.__path__ for path in Path(folder).glob("*.py")]
-    return {stem.replace("_", "-"): stem for stem in stems if not stem.startswith("_")}
+    folders = [Path(folder) for folder in daydream.optimizations.__path__]
+    return [path.stem.replace("_", "-") for folder in folders for path in folder.glob("[!_]*.py")]
 
 
 def _entry_points() -> list[EntryPoint]:
