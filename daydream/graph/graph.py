@@ -74,8 +74,6 @@ OWN = (  # what each copy has of its own
     "resized",
     "_lane_ids",
 )
-#: Columns that no edit of the trace's own columns changes, nor one of durations or gaps.
-OF_STRUCTURE = frozenset({"kind", "phase", "name", "op", "lane", "on"})
 
 
 class MeasuredTimes(Protocol):
@@ -234,19 +232,7 @@ class Graph(NotebookTables):
 
     def select(self, **where: Any) -> Selection:
         """Return the tasks that match; see `Selection.where` for the words."""
-        everything = Selection(self, self.ids)
-        items = tuple(where.items())
-        texts = [text for _, value in items for text in (value if isinstance(value, tuple) else (value,))]
-        if not where.keys() <= OF_STRUCTURE or not all(isinstance(text, str) for text in texts):
-            return everything.where(**where)
-
-        def kept() -> tuple[np.ndarray, str, tuple[Where, ...]]:
-            """Return the tasks, read-only, and the words: not the graph, which may be a copy."""
-            found = everything.where(**where)
-            found.ids.flags.writeable = False
-            return found.ids, found.words, found.conditions
-
-        return Selection(self, *self.derived(("selected", items), kept, structure=True))
+        return Selection(self, self.ids).where(**where)
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""

@@ -44,13 +44,11 @@ def texts_of(where: Mapping[str, Any]) -> Where:
     )
 
 
-def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> np.ndarray:
-    """Return a mask of the tasks that match every word."""
-    mask = np.ones(len(ids), bool)
+def matching(graph: Graph, ids: np.ndarray, where: Mapping[str, Any]) -> np.ndarray:
+    """Return the tasks that match every word."""
     for name, wanted in where.items():
-        left = np.flatnonzero(mask)
-        mask[left] = _matches(graph, ids[left], name, wanted)
-    return mask
+        ids = ids[_matches(graph, ids, name, wanted)]
+    return ids
 
 
 def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:

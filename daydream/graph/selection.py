@@ -137,9 +137,12 @@ class Selection(NotebookTables):
             words.append("a test")
         wanted = {name: value for name, value in where.items() if value is not None}
         words += [f"{name}={value!r}" for name, value in wanted.items()]
-        ids = ids[matching(self.graph, ids, wanted)]
-        conditions = (*self.conditions, texts_of(wanted))
-        return Selection(self.graph, ids, ", ".join(filter(None, words)), conditions)
+        return Selection(
+            self.graph,
+            matching(self.graph, ids, wanted),
+            ", ".join(filter(None, words)),
+            (*self.conditions, texts_of(wanted)),
+        )
 
     def query(self, expression: str, **values: Any) -> Selection:
         """Return the tasks for which a pandas expression on columns holds; `@name` stands for a value."""

@@ -272,7 +272,9 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
         where: dict[str, Any] = {name: words[name] for name in ("kind", "name", "phase") if name in words}
         if "on" in words:
             (where["on"],) = words["on"]
-        like = matching(before, np.arange(before.size), where) & _encloses(before, calls, fits, parameters)
+        like = among(before, matching(before, np.arange(before.size), where)) & _encloses(
+            before, calls, fits, parameters
+        )
         # Not where each with parameters, or with work in such a call, does its work outside: that of the
         # backward pass, or all other.
         needs = fits & {*parameters, *_layers(before, calls.inside)}
