@@ -132,17 +132,20 @@ class Timeline(NotebookFigure):
         """
         keys, steps = self._completions[1], self.graph.steps
         done, found = frozenset(keys), dict[Key, Key | None]()
+        ahead: dict[int, int] = {}  # by step, the one before it on its rank
+        last_of: dict[int, int] = {}
+        for number, info in enumerate(steps):
+            rank = info.get("rank", 0)
+            ahead[number], last_of[rank] = last_of.get(rank, -1), number
+        latest: dict[int, Key] = {}  # by rank, what was completed last of its window
         for copy, step in keys:
             rank = steps[step].get("rank", 0)
             first, last = self.repeats.get(rank, (0, len(steps) - 1))
-            if not steps[step].get("covered") or (copy and step < first):
-                continue
-            of_rank = [number for number, each in enumerate(steps) if each.get("rank", 0) == rank]
-            earlier = [(copy, each) for each in of_rank if each < step][-1:]
-            if copy:
-                earlier = [(copy - 1, each) for each in of_rank if first <= each <= last]
-                earlier += [(copy, each) for each in of_rank if first <= each < step]
-            found[copy, step] = next((key for key in reversed(earlier) if key in done), None)
+            if steps[step].get("covered") and (not copy or step >= first):
+                before = latest.get(rank, (0, -1)) if copy else (0, ahead[step])
+                found[copy, step] = before if before in done else None
+            if first <= step <= last:
+                latest[rank] = copy, step
         return found
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[Key, int]:
