@@ -184,11 +184,10 @@ def explain(
     before = as_replay(source)
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
-    after = None if whatif is None else ask(before, whatif, **options)
-    asker = WhatIfs(before, after, options)
-    known = [*before.notes, *(after or Prediction.unchanged(before)).notes]
+    now = Prediction.unchanged(before) if whatif is None else ask(before, whatif, **options)
+    asker = WhatIfs(now, options)
     say("following the critical path", -1.0)
-    chain = trace_back(before.settled if after is None else after.after)
+    chain = trace_back(now.after)
     if not chain.steps:
         raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
@@ -203,7 +202,7 @@ def explain(
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
         general_ns = 0
     found = Explanation(
-        whatif=None if after is None else after.optimization,
+        whatif=now.optimization or None,
         basis=before.basis,
         measured_ns=before.basis_measured_ns,
         replay_error=before.basis_error,
@@ -225,7 +224,8 @@ def explain(
         notes=tuple(
             dict.fromkeys(
                 [
-                    *known,
+                    *before.notes,
+                    *now.notes,
                     *sentences(breaks_of(graph)),
                     *uncompiled_sentences(graph.trace),
                     *(memory.recording_notes if memory else ()),
@@ -235,7 +235,7 @@ def explain(
         memory=memory,
         memory_unsaid=unsaid,
     )
-    return found.having(replay=before, after=after)
+    return found.having(replay=before, after=None if whatif is None else now)
 
 
 class Without(NamedTuple):
@@ -265,7 +265,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     """
     chain = trace_back(replay.settled)
     causes = shares(chain)
-    found = bound(causes, ask_without(WhatIfs(replay, bare=True), chain))
+    found = bound(causes, ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain))
     share = shares_of(causes)[found]
     return found, share if share >= MOST else 0.0
 
@@ -388,12 +388,12 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
         runner: asks what would make it smaller, on top of the change that is explained.
         capacity: what the device has, in bytes; by default what the trace says of it.
     """
-    graph, after = runner.replay.graph, runner.after
-    changes = after.memory_changes() if after is not None and after.memory_changes is not None else []
+    graph, now = runner.replay.graph, runner.now
+    changes = now.memory_changes() if now.memory_changes else []
     answer = answer_of(graph, changes, capacity)
-    if answer.memory is None or graph.trace is None:
+    if answer.memory is None:
         return None, answer.unsaid
-    held = held_now(graph.trace, graph)
+    held = held_now(graph.recorded, graph)
     held = changed(held, changes) if changes else held
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
@@ -416,7 +416,7 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
         result, prediction = runner.tried(name, OPTIONS.get(name, {}))
         if prediction is None:
             continue  # it does not apply
-        changes = prediction.memory_changes() if prediction.memory_changes is not None else []
+        changes = prediction.memory_changes() if prediction.memory_changes else []
         memory = answer_of(runner.replay.graph, changes, now.capacity_bytes).memory
         if memory is not None and memory.after_bytes < now.after_bytes:
             found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))

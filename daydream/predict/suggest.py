@@ -15,7 +15,6 @@ from daydream.predict.avoidable import LEAST, Avoidable, WhatIf, avoidable_costs
 from daydream.predict.breakdown import Chain, trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
-from daydream.predict.replay import Replay
 from daydream.results import Predicted
 from daydream.transforms import stages
 from daydream.transforms.compose import edit_of, parse
@@ -69,21 +68,17 @@ def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class WhatIfs:
-    """Asks what-ifs of a step, on top of a change that was made already, if any.
+    """Asks what-ifs of a step, on top of the change that was made already, if any.
 
-    `bare` answers have neither notes nor an interval, which take longer.
+    `given` are the options of that change. `bare` answers have neither notes nor an interval, which take
+    longer.
     """
 
     def __init__(
-        self,
-        replay: Replay,
-        after: Prediction | None = None,
-        given: Mapping[str, Any] | None = None,
-        *,
-        bare: bool = False,
+        self, now: Prediction, given: Mapping[str, Any] | None = None, *, bare: bool = False
     ) -> None:
-        self.replay, self.after, self.given, self.bare = replay, after, dict(given or {}), bare
-        self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
+        self.now, self.given, self.bare = now, given or {}, bare
+        self.replay, self.step_ns = now.replay, now.simulated_ns
 
     def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         """Return the answer to one what-if on top of the change."""
@@ -95,8 +90,8 @@ class WhatIfs:
         # Of calls that wait the line of code is known for those alone that read a value.
         if re.search(READS, str(options.get("which", READS))):
             code = code_of(name, self.replay.graph)
-        if self.after is not None:
-            name, options = f"{self.after.optimization}+{name}", {**self.given, **options}
+        if self.now.optimization:
+            name, options = f"{self.now.optimization}+{name}", {**self.given, **options}
         found = WhatIfResult(name, options, self.step_ns, code=code)
         try:
             prediction = predict(self.replay, edit_of(parse(name), options), interval=not self.bare)
@@ -114,12 +109,12 @@ class WhatIfs:
         It comes behind the change that was made already, which may be a `scale` itself.
         """
         options = {**where, "factor": 0.0}
-        if self.after is None:
+        if not self.now.optimization:
             return self.ask("scale", options)
         found = WhatIfResult("scale", options, self.step_ns)
         try:
             edit = edit_of(parse("scale"), options)
-            prediction = predict(self.replay, edit, start=self.after.graph, interval=False)
+            prediction = predict(self.replay, edit, start=self.now.graph, interval=False)
         except DaydreamError as error:
             return found.but(reason=" ".join(str(error).split()))
         return found.but(predicted_ns=prediction.simulated_ns)
