@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
@@ -359,13 +359,13 @@ def _side(replay: Replay, graph: Graph, parts: Parts, **figures: Any) -> Side:
     used = {lane.device for lane in graph.lanes if lane.on_device}
     devices = metadata.get("devices", [])
     named = [each for each in devices if each.get("id") in used] or devices
+    figures |= parts_json(parts)
     return Side(
         name=str(metadata.get("source") or ""),
         steps=len(replay.steps),
         ranks=len({step.get("rank", 0) for step in graph.steps}),
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
-        **parts_json(parts),
         **figures,
     ).having(graph=graph, breakdown=parts)
 
@@ -383,27 +383,28 @@ def other_differences(one: Side, two: Side) -> list[str]:
     sides = (one, two)
     runs = ((side.name, side.metadata.get("typical_run")) for side in sides)
     found = [f"{name}: {run}" for name, run in runs if run]
-    if one.on_device != two.on_device:
-        gpu, cpu = sides if one.on_device else (two, one)
-        found.append(
-            f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other."
-        )
-    elif one.devices != two.devices:
-        names = [", ".join(side.devices) or "an unnamed one" for side in sides]
-        found.append(f"The devices differ: {names[0]} and {names[1]}.")
     metadata = one.metadata, two.metadata
-    for what, values in {
+    facts: dict[str, Sequence[Any]] = {
         "step is": (one.basis, two.basis),
         "number of ranks is": (one.ranks, two.ranks),
         "size of the job is": [each.get("world_size") for each in metadata],
         "steps are told by": [each.get("step_source") for each in metadata],
-    }.items():
-        if None not in values and values[0] != values[1]:
-            found.append(f"The {what} {values[0]} and {values[1]}.")
-    old, new = (each.get("versions") or {} for each in metadata)
-    other = [name for name in old if name in new and old[name] != new[name]]
+    }
+    if one.on_device == two.on_device:
+        devices = [", ".join(side.devices) or "an unnamed one" for side in sides]
+        facts = {"devices differ:": devices, **facts}
+    else:
+        gpu, cpu = sides if one.on_device else (two, one)
+        found.append(
+            f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other."
+        )
+    for what, (old, new) in facts.items():
+        if None not in (old, new) and old != new:
+            found.append(f"The {what} {old} and {new}.")
+    before, after = (each.get("versions") or {} for each in metadata)
+    other = [name for name in before if name in after and before[name] != after[name]]
     if other:
-        pairs = (f"{name.replace('_', ' ')} {old[name]} and {new[name]}" for name in other)
+        pairs = (f"{name.replace('_', ' ')} {before[name]} and {after[name]}" for name in other)
         found.append(f"Versions differ: {', '.join(pairs)}.")
     for column, what in (("layer", "layers"), ("op", "operators")):
         without = [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
@@ -475,15 +476,19 @@ def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
             operator = None if what == "layer" else key.operator
             row = Key(key.layer, operator, getattr(key, what) or f"no {what}")
             sides[-1][row] += amount
-    left = [dict(side) for side in sides]
+    left = [[*side] for side in sides]
     pairs: list[tuple[list[Key], list[Key]]] = []
-    for fields in ROWS[what]:
-        old, new = (_together(side, fields.split()) for side in left)
-        for place in filter(new.get, old):
-            pairs.append((old[place], new[place]))
-            for side, matched in zip(left, pairs[-1], strict=True):
-                for key in matched:
-                    del side[key]
+    for label in ROWS[what]:
+        fields = label.split()
+        groups: dict[Any, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
+        for number, keys in enumerate(left):
+            for key in keys:
+                if getattr(key, fields[-1]) is not None:
+                    groups[attrgetter(*fields)(key)][number].append(key)
+        found = [pair for pair in groups.values() if all(pair)]
+        pairs += found
+        matched = {key for pair in found for key in (*pair[0], *pair[1])}
+        left = [[key for key in keys if key not in matched] for keys in left]
     pairs += [([key], []) for key in left[0]] + [([], [key]) for key in left[1]]
 
     rows: dict[Any, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
@@ -493,27 +498,16 @@ def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
         place = layer, first.operator, *(frozenset(key.name for key in keys) for keys in pair)
         for row, keys in zip(rows[place], pair, strict=True):
             row.extend(keys)
-    found = []
+    changes = []
     for (layer, operator, *_), pair in rows.items():
         (old_names, old), (new_names, new) = map(_summed, sides, pair)
         change = Change(
             before=old_names, after=new_names, layer=layer, operator=operator,
             before_count=old.count, after_count=new.count, before_ns=round(old.ns), after_ns=round(new.ns),
         )  # fmt: skip
-        found.append(change)
-    return tuple(
-        sorted(found, key=lambda each: (-abs(each.change_ns), each.before, each.after, each.layer or ""))
-    )
-
-
-def _together(keys: Iterable[Key], fields: Sequence[str]) -> dict[Any, list[Key]]:
-    """Return the keys by these of their fields; those whose last field is unknown are left out."""
-    found: dict[Any, list[Key]] = defaultdict(list)
-    label = attrgetter(*fields)
-    for key in keys:
-        if getattr(key, fields[-1]) is not None:
-            found[label(key)].append(key)
-    return found
+        changes.append(change)
+    changes.sort(key=lambda each: (-abs(each.change_ns), each.before, each.after, each.layer or ""))
+    return tuple(changes)
 
 
 def _summed(work: Work, keys: Sequence[Key]) -> tuple[tuple[str, ...], Amount]:

@@ -178,11 +178,6 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
     done = "before the change could be made"
     if found:
         done = f"after {counted(blocks.rounds, 'round')} with and without the change"
-    raise DaydreamError(f"the script ended {done}.{_too_short(trace, rounds, block_steps)}")
-
-
-def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
-    """Return how many training steps a script needs, and how many more it should have had."""
     asked = trace.metadata.get("collected", {})
     captures = asked.get("captures", 1)  # again on a busy machine, a step after the one before
     captured = (asked.get("steps", 3) + 1) * captures + captures - 1
@@ -192,7 +187,7 @@ def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
         for each in ((FEWEST_ROUNDS, block_steps), (rounds, block_steps), (FEWEST_ROUNDS, SHORT_BLOCKS))
     )
     ran, times = asked.get("ran"), trace.metadata.get("unprofiled_step_ns")
-    said = f"\n{counted(rounds, 'round')} take {whole:,} training steps"
+    said = f"the script ended {done}.\n{counted(rounds, 'round')} take {whole:,} training steps"
     if rounds > FEWEST_ROUNDS:
         said += f", the fewest, {FEWEST_ROUNDS}, take {least:,}"
     if ran is not None:
@@ -201,4 +196,4 @@ def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
             said += f", {(whole - ran) * median(times) / 1e9:,.1f} s at this step time"
     if block_steps > SHORT_BLOCKS:
         said += f".\n--rounds {FEWEST_ROUNDS} --block-steps {SHORT_BLOCKS} takes {short:,} steps"
-    return said + "."
+    raise DaydreamError(f"{said}.")

@@ -21,7 +21,6 @@ from daydream.text import counted
 MEASURED, OFF, GIVEN, UNMEASURED = "measured", "off", "given", "unmeasured"
 PARTS = ("kernel", "matrix", "other", "transfer")
 Option = str | float | Sequence[float]
-SET_IT = "--contention F sets a factor"
 
 
 class Choice(Record):
@@ -73,7 +72,7 @@ class Choice(Record):
                 said += f", transfers x{self.transfer_factor:g} during kernels"
             return f"{said}, as given."
         if self.mode == UNMEASURED:
-            return f"Contention is not modelled: {self.reason}; {SET_IT}."
+            return f"Contention is not modelled: {self.reason}; --contention F sets a factor."
         parts = []
         ran, transfer = self.evidence["kernel"], self.evidence["transfer"]
         if ran is not None:
@@ -125,9 +124,8 @@ def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | 
     matrix, other = found.matrix, found.other
     if matrix is None or other is None or (matrix.low <= other.high and other.low <= matrix.high):
         matrix = other = found.kernel  # the two are not apart
-    factors = map(_factor, (matrix, other, found.transfer))
     evidence = {part: getattr(found, part) for part in PARTS}
-    return Choice(MEASURED, *factors, evidence=evidence, kernels=kernels)
+    return Choice(MEASURED, _factor(matrix), _factor(other), _factor(found.transfer), evidence, kernels)
 
 
 def _factor(evidence: Evidence | None) -> float:

@@ -142,7 +142,7 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
 
     @cache
     def at(size: int) -> MemoryPrediction:
-        change = {"factor": size / recorded} if what == "batch" else {"length": size}
+        change: dict[str, float] = {"factor": size / recorded} if what == "batch" else {"length": size}
         return predict_memory(held, name, {**change, "recorded": recorded}, capacity)
 
     if at(1).capacity_bytes is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -57,10 +57,6 @@ APART = 0.05  # typical and mean step: further apart both are said
 START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (
     DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
-)  # fmt: skip
-KEPT = (
-    "basis", "basis_measured_ns", "basis_typical_measured_ns", "basis_error", "spread", "recording_cost",
-    "start_up_ns", "said", "parts",
 )  # fmt: skip
 
 
@@ -199,7 +195,7 @@ class Replay(NotebookFigure):
         import pandas as pd
 
         columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
-        return pd.DataFrame(map(astuple, self.steps), columns=columns)
+        return pd.DataFrame([astuple(step) for step in self.steps], columns=columns)
 
     @property
     def steps(self) -> list[StepReplay]:
@@ -398,13 +394,13 @@ def _contents(made: Replay, trace: Trace) -> Contents:
     arrays |= of_trace.arrays | work | plan_arrays(base, settled.passes, repeatable(base)) | {START: start}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
-    document = {
+    document = {  # of the replay's fields all but its graph, its times and its recording
         "graph": graph,
         "passes": settled.passes,
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
-        "replay": {name: getattr(made, name) for name in KEPT},
+        "basis": {each.name: getattr(made, each.name) for each in fields(made)[3:]},
         "families": families,
         "contention": evidence_json(measured_contention(base)),
     }
@@ -424,11 +420,11 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     recording = recorded_steps(graph, settled)
     work_known[trace] = kept_work(document["families"], arrays)
     known[trace] = evidence_of(document["contention"])
-    fields = document["replay"]
-    if fields["basis"] != RECORDED:
+    basis = document["basis"]
+    if basis["basis"] != RECORDED:
         graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
         settled = settle(graph)
-    return Replay(graph, settled, recording, **fields)
+    return Replay(graph, settled, recording, **basis)
 
 
 def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recording:
@@ -437,12 +433,10 @@ def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recordin
     Raises `GraphError` if the trace covers no step.
     """
     settled = settled or settle(graph)
-    times = settled.first_pass()
-    steps = [
-        StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
-        for number, info in enumerate(graph.steps)
-        if info.get("covered") and number in times
-    ]
+    steps = []
+    for number, ns in settled.first_pass().items():
+        info = graph.steps[number]
+        steps.append(StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), ns))
     if not any(step.replayed_ns or not step.measured_ns for step in steps):
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"

@@ -26,9 +26,8 @@ def collectives(result: Recording) -> list[dict[str, Any]]:
     names, ranks, sizes = (graph.column(name, tasks) for name in ("name", "rank", "bytes"))
     place = {row: number for number, row in enumerate(columns["row"][tasks].tolist())}
     met = match_collectives(graph.recorded).rows
-    groups = [[place[row] for row in rows.tolist() if row in place] for rows in met]
-    alone = set(range(len(tasks))).difference(*groups)
-    groups = [*filter(None, groups), *([one] for one in sorted(alone))]
+    groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
+    groups = [*filter(None, groups), *([alone] for alone in place.values())]
     groups.sort(key=lambda group: int(ends[group].max()))
     return [
         {

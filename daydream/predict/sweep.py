@@ -131,18 +131,20 @@ class Sweep(Record, NotebookTables, eq=False):
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""
         measured = {each.trace: each.measured_ns for each in self.traces}
         found = []
-        for each in (*self.scenarios, *self.refused):
-            refused = isinstance(each, Refused)
-            memory = None if isinstance(each, Refused) else each.memory
+        every: list[Answered | Refused] = [*self.scenarios, *self.refused]
+        for each in every:
+            memory = getattr(each, "memory", None)
             figures = {
                 "measured_ns": measured[each.trace],
-                **{name: None if refused else getattr(each, name) for name in FIGURES},
-                "peak_memory_bytes": None if memory is None else memory.after_bytes,
-                "fits": None if memory is None else memory.fits,
+                **{name: getattr(each, name, None) for name in FIGURES},
+                "peak_memory_bytes": getattr(memory, "after_bytes", None),
+                "fits": getattr(memory, "fits", None),
                 "notes": len(each.notes),
                 "notes_text": " ".join(each.notes) or None,
-                "refused": each.reason if refused else None,
+                "refused": None,
             }
+            if isinstance(each, Refused):
+                figures |= {"reason": None, "refused": each.reason}
             taken = {"trace", *figures}  # an option may have the name of a figure
             options = {
                 f"option {name}" if name in taken else name: each.options[name] for name in self.varied
