@@ -284,10 +284,9 @@ class Coverage:
         order = np.argsort(start_ns[lasting], kind="stable")
         start = start_ns[lasting][order]
         end = np.maximum.accumulate(end_ns[lasting][order])
-        first = np.ones(len(start), bool)
-        first[1:] = start[1:] > end[:-1]
+        first = np.append(True, start[1:] > end[:-1])[: len(start)]
         self.start_ns: np.ndarray = start[first]
-        self.end_ns: np.ndarray = end[np.append(first[1:], True)[: len(end)]]
+        self.end_ns: np.ndarray = end[np.roll(first, -1)]  # of those ahead of the next first
         self.before_ns = np.append(0, np.cumsum(self.end_ns - self.start_ns))  # covered ahead of each piece
         self._ends_ns = np.append(-(2**62), self.end_ns)  # of the piece that has begun; of none, before all
 
@@ -371,4 +370,4 @@ def _whole_calls(graph: Graph) -> WholeCalls | None:
     masks = np.zeros((2, graph.size), bool)
     masks[:, device] = inside, unplaced
     where = "CUDA graphs" if mostly else "compiled calls"
-    return WholeCalls(*masks, layers_of_calls, frozenset(around), where)
+    return WholeCalls(masks[0], masks[1], layers_of_calls, frozenset(around), where)

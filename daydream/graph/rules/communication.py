@@ -29,7 +29,7 @@ from daydream.collect.derive.collectives import (
     MatchedCollectives,
     match_collectives,
 )
-from daydream.graph.draft import Draft, runs_of
+from daydream.graph.draft import Draft
 from daydream.graph.lower import CycleError, lower
 from daydream.graph.plan import Cause
 from daydream.graph.rules.thresholds import MOST_DOUBTFUL
@@ -97,8 +97,8 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     # hubs have, that of the first member.
     lanes = []
     hub_lane: dict[tuple[int, ...], int] = {}
-    for begin, end in runs_of(collective):
-        streams = tuple(draft.lane[members[begin:end]].tolist())
+    for lanes_of_members in np.split(draft.lane[members], first[1:]):
+        streams = tuple(lanes_of_members.tolist())
         if streams not in hub_lane:
             rank = draft.lanes[streams[0]].rank
             number = f" {len(hub_lane) + 1}" if hub_lane else ""

@@ -301,11 +301,11 @@ def _move(draft: Draft, runs: Runs) -> None:
     draft.duration_ns[runs.task] = (end - start)[runs.task]
     draft.gap_ns[runs.task] = 0
     lane_of = draft.lane.copy()
-    several = len(set(runs.rank.tolist())) > 1
-    for rank in unique(runs.rank).tolist():
+    ranks = unique(runs.rank).tolist()
+    for rank in ranks:
         mine = np.flatnonzero(runs.rank == rank)
         threads = max(GLOO_POOL, len(unique(draft.lane[runs.task[mine]])))
-        prefix = f"rank {rank} " if several else ""
+        prefix = f"rank {rank} " if len(ranks) > 1 else ""
         lanes = [
             draft.add_lane(Lane(f"{prefix}gloo {number}", rank, on_device=True, host=True))
             for number in range(threads)

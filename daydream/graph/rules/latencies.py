@@ -56,9 +56,10 @@ def cut_long_calls(draft: Draft) -> None:
     staged = waited & (begun - start > LONG_CALL_NS + STAGED_LATENCY_NS)
     staged &= draft.ended_before(first) <= start
     before = np.where(staged, begun - start - STAGED_LATENCY_NS, duration - cost)
-    calls = calls[long | staged]
-    before = before[long | staged]
-    waited = waited[long | staged]
+    cut = long | staged
+    calls = calls[cut]
+    before = before[cut]
+    waited = waited[cut]
     draft.add_cpu_tasks(
         calls,
         draft.start_ns[calls],
@@ -158,4 +159,5 @@ def measure_latencies(draft: Draft) -> None:
         limit = np.where(last_is_launch, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
         _count_unexplained(draft, rest[(rest > limit) & has_launch])
     later, _, rows = draft.held_by()
-    draft.waits["latency_ns"][rows[rows >= 0]] = of_event[later[rows >= 0]]
+    of_waits = rows >= 0
+    draft.waits["latency_ns"][rows[of_waits]] = of_event[later[of_waits]]
