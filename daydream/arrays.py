@@ -15,9 +15,12 @@ import numpy.typing as npt
 def unique(values: npt.ArrayLike) -> np.ndarray:
     """Return the distinct values in ascending order, as `np.unique` does: shape (n,), none of them NaN."""
     ordered = np.sort(values, axis=None)
-    new = np.ones(len(ordered), bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    return ordered[new]
+    return ordered[run_starts(ordered)]
+
+
+def run_starts(values: np.ndarray) -> np.ndarray:
+    """Return a mask of the values that differ from the one before: where each run of equal ones begins."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def places(values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +58,7 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low = int(whole.min())
     high = int(whole.max())
     if high - low > SPAN * len(values) + 1024:
-        heads = np.flatnonzero(np.append(True, whole[1:] != whole[:-1]))  # of runs of one value
+        heads = np.flatnonzero(run_starts(whole))
         found, number = places(values[heads])
         return found, np.repeat(number, np.diff(heads, append=len(values)))
     seen = np.zeros(high - low + 1, bool)
@@ -97,9 +100,8 @@ def turns(numbers: np.ndarray) -> np.ndarray:
     """Return how often the number at each place came before."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
-    new = np.append(True, ordered[1:] != ordered[:-1])[: len(numbers)]
     index, found = np.arange(len(numbers)), np.empty(len(numbers), np.int64)
-    found[order] = index - np.maximum.accumulate(np.where(new, index, 0))
+    found[order] = index - np.maximum.accumulate(np.where(run_starts(ordered), index, 0))
     return found
 
 

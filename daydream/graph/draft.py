@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from daydream.arrays import unique
+from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
 from daydream.graph.tables import CODED, COLUMNS, CPU, Table
@@ -284,7 +285,5 @@ class Draft(Graph):
 
 def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
     """Return (begin, end) of each run of equal values."""
-    if not len(values):
-        return []
-    cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-    return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))
+    cuts = np.append(np.flatnonzero(run_starts(values)), len(values)).tolist()
+    return list(pairwise(cuts))

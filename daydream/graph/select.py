@@ -182,9 +182,10 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
         raise NotApplicableError("this trace has no layers; record it with `daydream collect`")
     first_phases = [PHASES.index("forward"), PHASES.index("loss")]
     rest = ~np.isin(columns["phase"][tasks], first_phases)  # layers that are never seen forward come last
-    layers, first = np.unique(columns["layer"][tasks[np.argsort(rest, kind="stable")]], return_index=True)
+    first = tasks[np.argsort(rest, kind="stable")]
+    layers = list(dict.fromkeys(columns["layer"][first].tolist()))
     place = np.full(len(graph.texts["layer"]) + 1, -1)
-    place[layers[np.argsort(first)]] = np.arange(len(layers))
+    place[layers] = np.arange(len(layers))
     found: np.ndarray = place[columns["layer"][ids]]
     return found
 

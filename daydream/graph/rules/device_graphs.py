@@ -9,6 +9,8 @@ what-if as such. Treated as idle time, it would be missing from the step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from daydream.arrays import distinct_rows
@@ -118,33 +120,46 @@ def fill_heads(draft: Draft) -> None:
     partly = np.isin(draft.launch[first], draft.launch[_untraced(draft)])
     late = draft.start_ns[first] - begun > np.where(partly, HEAD_OF_PARTLY_TRACED_NS, HEAD_NS)
     inside = first[late]
-    begun = begun[late]
     # First tasks of streams.
     firsts = np.array([tasks[0] for _, tasks in draft.streams()], np.int64)
     firsts = firsts[~np.isin(firsts, inside) & (draft.launch[firsts] >= 0)]
     firsts = firsts[draft.start_ns[firsts] - ready(draft, firsts) > HEAD_NS]
     if len(inside):
-        total = _add_heads(
-            draft, inside, begun, UNTRACED_NODES,
-            launch=draft.launch[inside], order=draft.order[inside] - 1, step=draft.step[inside],
-        )  # fmt: skip
-        draft.note(
-            f"{counted(len(inside), _graph_word(draft))} began with nodes that were not recorded, {total}"
+        _add_heads(
+            draft,
+            inside,
+            begun[late],
+            f"{counted(len(inside), _graph_word(draft))} began with nodes that were not recorded",
+            name=draft.code("name", UNTRACED_NODES),
+            launch=draft.launch[inside],
+            order=draft.order[inside] - 1,
+            step=draft.step[inside],
         )
     if len(firsts):
         called = ready(draft, firsts)
-        order = draft.order[draft.launch[firsts]] - 1
-        total = _add_heads(draft, firsts, called, UNTRACED_HEAD, order=order, release_ns=called)
         streams = counted(len(firsts), "stream")
-        draft.note(f"{streams} began with work launched before the window that was not recorded, {total}")
+        _add_heads(
+            draft,
+            firsts,
+            called,
+            f"{streams} began with work launched before the window that was not recorded",
+            name=draft.code("name", UNTRACED_HEAD),
+            order=draft.order[draft.launch[firsts]] - 1,
+            release_ns=called,
+        )
 
 
-def _add_heads(draft: Draft, tasks: np.ndarray, begun: np.ndarray, name: str, **columns: np.ndarray) -> str:
-    """Add untraced work ahead of tasks, from when these were free to start, and return what a note says."""
+def _add_heads(draft: Draft, tasks: np.ndarray, begun: np.ndarray, what: str, **columns: Any) -> None:
+    """Add untraced work ahead of tasks, from when these were free to start, and note what it is."""
     duration = draft.start_ns[tasks] - begun
     draft.add(
-        len(tasks), lane=draft.lane[tasks], kind=KERNEL, name=draft.code("name", name),
-        phase=draft.phase[tasks], duration_ns=duration, start_ns=begun, **columns,
-    )  # fmt: skip
+        len(tasks),
+        lane=draft.lane[tasks],
+        kind=KERNEL,
+        phase=draft.phase[tasks],
+        duration_ns=duration,
+        start_ns=begun,
+        **columns,
+    )
     draft.facts.untraced_ns += int(duration.sum())
-    return f"{duration.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
+    draft.note(f"{what}, {duration.sum() / 1e6:,.2f} ms in total, counted as untraced device work.")

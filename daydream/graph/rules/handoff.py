@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.arrays import percentile
+from daydream.arrays import percentile, run_starts
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
 from daydream.graph.rules.threads import runs_operators
@@ -137,7 +137,7 @@ def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarr
     stretch = stretch[chosen]
     start = start[chosen]
     end = end[chosen]
-    first = np.flatnonzero(np.append(True, stretch[1:] != stretch[:-1]))
+    first = np.flatnonzero(run_starts(stretch))
     rows = [stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)]
     return int((end - start).sum()), np.stack(rows, axis=1)
 

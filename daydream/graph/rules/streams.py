@@ -19,7 +19,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from daydream.arrays import combinations
+from daydream.arrays import combinations, run_starts
 from daydream.graph.draft import DeviceWork, Draft, runs_of
 from daydream.graph.plan import Cause
 from daydream.graph.rules.thresholds import BACK_TO_BACK_NS, STREAM_CLOCK_NS
@@ -93,8 +93,7 @@ def order_streams(draft: Draft) -> None:
         device = device_of_lane[work.lane]
         first_end = np.full(len(draft.lanes), 2**62)
         np.minimum.at(first_end, device, work.start + work.duration)
-        first = np.append(True, work.lane[1:] != work.lane[:-1])  # of its stream
-        held = first & (work.start < first_end[device])
+        held = run_starts(work.lane) & (work.start < first_end[device])
     else:
         held = orphan.copy()
         for begin, end in runs_of(work.lane):

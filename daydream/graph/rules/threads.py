@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import combinations, turns, unique
+from daydream.arrays import combinations, run_starts, turns, unique
 from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, stable_order
@@ -45,9 +45,8 @@ def order_threads(draft: Draft) -> None:
     start = start[owned]
     end = end[owned]
     # Two pieces of a thread can start together, the first lasting no time: the turn counts them from 0.
-    first = np.append(True, lane[1:] != lane[:-1])
-    alone = first | np.append(True, start[1:] != start[:-1])
-    turn = turns(np.cumsum(alone))
+    first = run_starts(lane)
+    turn = turns(np.cumsum(first | run_starts(start)))
     tasks = draft.add(
         len(owner),
         lane=lane,
@@ -88,7 +87,7 @@ def pieces(
     inner = inner[order]
 
     # The innermost range after each event; an instant changes nothing.
-    new_thread = np.append(True, lane[1:] != lane[:-1])
+    new_thread = run_starts(lane)
     last_change = np.maximum.accumulate(np.where(~instant | new_thread, np.arange(len(time)), 0))
     inside = np.where(instant[last_change], -1, inner[last_change])
     ends = np.append(time[1:], 0)
