@@ -233,7 +233,7 @@ def waits(chain: Chain, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
     order, name = columns["order"][timeline.task[held]], columns["name"][timeline.task[held]]
     launched = chain.graph.alive & device_work(chain.graph)
     at_end = order > columns["order"][launched].max(initial=0)
-    held = held[~at_end | np.isin(name, name[~at_end])]
+    held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
     _, entries, ns = _within(chain, held, waiting=True)
     return timeline.task[entries], ns
 
@@ -242,11 +242,11 @@ def launching(chain: Chain) -> Launching | None:
     """Return what launch calls take within the steps; None if nothing is launched."""
     graph, task = chain.graph, chain.timeline.task
     calls = graph.columns["launch"][graph.alive & device_work(graph)]
-    _, entries, ns = _within(chain, np.flatnonzero(np.isin(task, calls)))
+    _, entries, ns = _within(chain, np.flatnonzero(np.isin(task, calls, kind="table")))
     if not len(entries):
         return None
     blocked, blocked_ns = waits(chain, Cause.QUEUE)
-    waited_ns = chain.per_step(blocked_ns[np.isin(blocked, calls)])
+    waited_ns = chain.per_step(blocked_ns[np.isin(blocked, calls, kind="table")])
     tasks = chain.tasks(task[entries], "launch calls of the steps")
     number, total_ns = len(entries) / len(chain.steps), chain.per_step(ns) + waited_ns
     return Launching(number, total_ns, waited_ns, tasks.words, len(tasks)).having(selected=tasks)
