@@ -18,7 +18,7 @@ from daydream.arrays import combinations, unique
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import instances, operators, row_numbers
-from daydream.graph.edits import move, split
+from daydream.graph.edits import around_points, follow_instead, keep_waits
 from daydream.graph.groups import Groups
 from daydream.graph.insert import encode
 from daydream.graph.select import (
@@ -383,7 +383,36 @@ class Selection(NotebookTables):
         launches them all, unless with `launched` each further part brings its own and has
         the trace's start-up cost before it. What followed a task follows its last part.
         """
-        return split(self, parts, launched=launched)
+        self.to_edit()
+        if not isinstance(parts, int | np.integer) or parts < 1:
+            raise GraphError(f"a task is split into 1 or more parts, not {parts!r}")
+        graph = self.graph
+        ids = self.ids
+        whole, extra = np.divmod(graph.duration_ns[ids], parts)
+        graph.write("duration_ns", ids, whole + (extra > 0))
+        words = f"parts of {self.words}"
+        if parts == 1:
+            return self.of(ids, words)
+        between = np.where(graph.kind[ids] != CPU, graph.facts.startup_ns, 0) * launched
+        gaps = np.tile(between, (parts - 1, 1))
+        gaps[-1] = graph.gap_ns[ids]
+        graph.write("gap_ns", ids, between)
+        same = np.tile(ids, parts - 1)
+        part = np.arange(1, parts)[:, None]
+        more = graph.insert_after(
+            self.of(same, self.words, ordered=True),
+            "part",
+            duration_ns=(whole + (extra > part)).reshape(-1),
+            gap_ns=gaps.reshape(-1),
+            launched=launched,
+        )
+        # One call launches them all, unless each brings its own.
+        alike = ("name", "row") if launched else ("name", "row", "launch", "latency_ns")
+        values = {name: graph.columns[name] for name in alike} | graph.overrides
+        for name, whole_column in values.items():
+            graph.write(name, more.ids, whole_column[same])
+        follow_instead(graph, ids, more.ids[-len(ids) :])
+        return self.of(np.append(ids, more.ids), words)
 
     def move(self, lane: str, *, follows: bool = True, held_for: bool = True) -> Selection:
         """Put the tasks on another lane (made if it is new), their launches and other causes kept.
@@ -392,7 +421,35 @@ class Selection(NotebookTables):
         what ran before it, and what came behind it is still `held_for` it, a call that
         waited for that lane too. Leave out either where there is no such dependency.
         """
-        return move(self, lane, follows=follows, held_for=held_for)
+        graph = self.to_edit().need_all().graph
+        ids = self.ids
+        on_device = graph.kind[ids] != CPU
+        if on_device.any() != on_device.all():
+            raise GraphError("CPU tasks and device work cannot go to one lane; move them one after the other")
+        old = graph.lane[ids].astype(np.int64)
+        lanes = lanes_for(graph, lane, old, on_device=bool(on_device.all()))
+        going = ids[lanes != old]
+        if not len(going):
+            raise NotApplicableError(f"these tasks are on {lane!r} already")
+        moving = among(graph, going)
+        by_lane = graph.ids[np.argsort(graph.lane[graph.ids], kind="stable")]
+        earlier = by_lane[:-1]
+        later = by_lane[1:]
+        parted = (graph.lane[earlier] == graph.lane[later]) & (moving[earlier] != moving[later])
+        earlier = earlier[parted]
+        later = later[parted]
+        leaves = moving[earlier]
+        keep_waits(graph, going, drop=False)
+        if follows:
+            graph.link(earlier[~leaves], later[~leaves])
+        if held_for:
+            graph.link(earlier[leaves], later[leaves])
+            syncs = graph.syncs
+            last, _ = around_points(graph, syncs["lane"], syncs["point"])
+            moved = (last >= 0) & moving[last] & graph.alive[syncs["task"]]
+            graph.link(last[moved], syncs["task"][moved])  # calls that waited for the lane
+        graph.write("lane", ids, lanes)
+        return self.of(ids, self.words)
 
     def stop_waiting(self) -> Selection:
         """Let these calls no longer wait for device work; they keep what they cost by themselves."""

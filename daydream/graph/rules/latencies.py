@@ -25,6 +25,7 @@ from daydream.graph.rules.thresholds import (
     USUAL_LATENCY_NS,
     USUAL_STARTUP_NS,
 )
+from daydream.graph.tables import covered_steps
 
 
 def _calls_of_devices(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
@@ -99,8 +100,7 @@ def typical_latencies(draft: Draft) -> None:
         tasks = tasks[np.argsort(draft.start_ns[tasks], kind="stable")]
         latest = np.maximum.accumulate(draft.end_ns[tasks])
         pause = draft.start_ns[tasks[1:]] - latest[:-1]
-        covered = [number for number, step in enumerate(draft.steps) if step.get("covered")]
-        pause = pause[np.isin(draft.step[tasks[1:]], covered)]
+        pause = pause[covered_steps(draft)[draft.step[tasks[1:]]]]
         _count_unexplained(draft, pause[pause > LARGEST_STARTUP_NS])
 
 
