@@ -155,7 +155,7 @@ class Graph(NotebookTables):
     # reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return int(self.columns["alive"].sum())
+        return int(self.alive.sum())
 
     def __repr__(self) -> str:
         return f"<Graph {len(self):,} tasks on {len(self.lanes)} lanes>"
@@ -368,23 +368,22 @@ class Graph(NotebookTables):
             call = self.insert(
                 "launch",
                 kind="cpu",
-                lane=int(self.columns["lane"][caller[0]]),
+                lane=int(self.lane[caller[0]]),
                 duration_ns=self.facts.launch_cost_ns,
                 after=caller[:1],
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
             launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
             behind = [*causes, launch]
-        order = place(self, lane_id, behind, followers)
         near = [*causes, *followers, *behind]
         if "step" not in values and near:
-            values["step"] = int(self.columns["step"][near[0]])
+            values["step"] = int(self.step[near[0]])
         task = self.add(
             1,
             name=self.code("name", name),
             kind=number,
             lane=lane_id,
-            order=order,
+            order=place(self, lane_id, behind, followers),
             duration_ns=duration,
             gap_ns=gap,
             launch=launch,
@@ -435,7 +434,7 @@ class Graph(NotebookTables):
     def remove(self, ids: np.ndarray) -> None:
         """Remove tasks; a call goes too, with all of its pieces, when the device work it launched is gone."""
         self.write("alive", ids, False)
-        launch = self.columns["launch"]
+        launch = self.launch
         calls = np.unique(launch[ids])
         calls = calls[(calls >= 0) & ~np.isin(calls, launch[self.alive])]
         self.write("alive", np.append(calls, pieces_of(self, calls)[0]), False)

@@ -70,21 +70,20 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
     lowered: Lowered = graph.derived(
         plan_key(copies, window), lambda: _lower(graph, copies, window), structure=not graph.scheduled
     )
-    duration = graph.columns["duration_ns"][lowered.task]
-    gap = graph.columns["gap_ns"][lowered.gap_of]
+    duration = graph.duration_ns[lowered.task]
+    gap = graph.gap_ns[lowered.gap_of]
     return replace(lowered, plan=lowered.plan.with_costs(duration, gap))
 
 
 def plan_key(copies: int, window: Window | None) -> tuple[object, ...]:
     """Return what a graph keeps the plan of a repeated window by."""
-    steps = tuple(sorted(window.items())) if isinstance(window, Mapping) else window
-    return "plan", copies, steps if copies > 1 else None
+    return "plan", copies, repr(window) if copies > 1 else None
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     tiles = _Tiles(graph, copies, window)
-    launched = np.flatnonzero(tiles.launch[tiles.task] >= 0)
-    latency = graph.columns["latency_ns"][tiles.task[launched]]
+    launched = np.flatnonzero(graph.launch[tiles.task] >= 0)
+    latency = graph.latency_ns[tiles.task[launched]]
     made = [
         (tiles.calls(launched), launched, latency, True, Cause.LAUNCH),
         _sync_edges(graph, tiles),
@@ -107,8 +106,8 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         priority[ids] = values
     plan = Plan.from_edges(
         lane,
-        graph.columns["duration_ns"][task],
-        graph.columns["gap_ns"][gap_of],
+        graph.duration_ns[task],
+        graph.gap_ns[gap_of],
         release,
         *edges,
         scheduled=graph.scheduled,
@@ -126,6 +125,7 @@ class _Tiles:
     """
 
     def __init__(self, graph: Graph, copies: int, window: Window | None) -> None:
+        self.graph = graph
         task = graph.ids
         self.ahead = 0
         self.shift = np.zeros(len(graph.lanes), np.int64)  # between copies in program order, by lane
@@ -142,10 +142,7 @@ class _Tiles:
         self.task = np.append(task, np.tile(inside, copies - 1))
         counts = [len(task)] + [len(inside)] * (copies - 1)
         self.copy = np.repeat(np.arange(copies, dtype=np.int32), counts)
-        self.keys = graph.columns["order"]
-        self.lanes = graph.columns["lane"]
-        self.launch = graph.columns["launch"]
-        self.lane = self.lanes[self.task]
+        self.lane = graph.lane[self.task]
         self.order = self.point(self.task, self.copy)
         self.at = np.full((copies, graph.size + 1), -1, np.int32)
         self.at[self.copy, self.task] = np.arange(len(self.task))
@@ -154,12 +151,12 @@ class _Tiles:
 
     def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
-        found: np.ndarray = self.keys[task] + copy * self.shift[self.lanes[task]]
+        found: np.ndarray = self.graph.order[task] + copy * self.shift[self.graph.lane[task]]
         return found
 
     def calls(self, entries: np.ndarray) -> np.ndarray:
         """Return the entry of the call that launched each entry, or -1."""
-        found: np.ndarray = self.at[self.copy[entries], self.launch[self.task[entries]]]
+        found: np.ndarray = self.at[self.copy[entries], self.graph.launch[self.task[entries]]]
         return found
 
     def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,14 +185,14 @@ def _releases(graph: Graph, tiles: _Tiles) -> np.ndarray:
     A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
     now where edits removed that one, or put others before it.
     """
-    release = graph.columns["release_ns"]
-    recorded = release == graph.columns["measured_start_ns"]  # a user's own release is of its task
-    begins = (release > 0) & recorded & (graph.columns["kind"] == CPU)
+    release = graph.release_ns
+    recorded = release == graph.measured_start_ns  # a user's own release is of its task
+    begins = (release > 0) & recorded & (graph.kind == CPU)
     found = np.zeros(len(tiles.task) + 1, np.int64)  # the last one of removed tasks
     held = np.flatnonzero(release)
     found[tiles.at[0, held]] = release[held]
     for task in np.flatnonzero(begins).tolist():
-        first = tiles.of_lane[tiles.lanes[task]][:1]
+        first = tiles.of_lane[graph.lane[task]][:1]
         found[first] = np.maximum(found[first], release[task])
     return found[:-1]
 
@@ -206,7 +203,7 @@ def _sync_edges(graph: Graph, tiles: _Tiles) -> Edges:
     # Each call and each lane that it waits for.
     on_device = [number for number, lane in enumerate(graph.lanes) if lane.on_device]
     lanes = np.array(on_device, np.int64)[:, None]
-    of_rank = ranks[graph.columns["lane"][table["task"]]] == ranks[lanes]
+    of_rank = ranks[graph.lane[table["task"]]] == ranks[lanes]
     place, row = np.nonzero((table["lane"] == lanes) | ((table["lane"] == ALL_LANES) & of_rank))
     src, _ = tiles.around(lanes[place, 0], table["point"][row])
     return src, tiles.at[:, table["task"][row]], table["latency_ns"][row], False, Cause.SYNC
@@ -231,15 +228,13 @@ def _wait_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
 
 def _queue_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
     """A launch waits until the launch `depth` places before it on its stream has ended."""
-    row = graph.columns["row"]
-    launch = tiles.launch
     # Launched here or before the window; what edits put on a stream without a launch takes no place.
-    queued = (launch >= 0) | (row >= 0) | (graph.columns["release_ns"] > 0)
+    queued = (graph.launch >= 0) | (graph.row >= 0) | (graph.release_ns > 0)
     for lane, depth in graph.queue_depth.items():
         entries = tiles.of_lane[lane]
         entries = entries[queued[tiles.task[entries]]]
         # A graph launch counts once, also where its call is removed and its work stays.
-        call = launch[tiles.task[entries]]
+        call = graph.launch[tiles.task[entries]]
         same = (np.diff(call) == 0) & (np.diff(tiles.copy[entries]) == 0) & (call[1:] >= 0)
         entries = np.delete(entries, np.flatnonzero(same))
         src = entries[:-depth]
@@ -263,7 +258,8 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
     the task before (or behind) it on its lane stands in.
     """
     table = graph.links
-    name, lane, order = (graph.columns[name] for name in ("name", "lane", "order"))
+    name = graph.name
+    lane = graph.lane
     src = table["src"].copy()
     dst = table["dst"].copy()
     for ends, ahead in ((src, False), (dst, True)):
@@ -271,9 +267,9 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
         tasks = ends[gone]
         before, behind = around(
             lambda number: graph.ids[lane[graph.ids] == number],
-            order,
+            graph.order,
             lane[tasks],
-            order[tasks] - (not ahead),
+            graph.order[tasks] - (not ahead),
         )
         ends[gone] = behind if ahead else before
     before = tiles.at[:, src]
@@ -318,18 +314,17 @@ def where_in(graph: Graph, window: Window) -> np.ndarray:
     of that key and belongs to the step all the same: at a border, where nothing recorded lies between, a
     task that was not recorded goes by its step.
     """
-    columns = graph.columns
-    order = columns["order"]
-    lane = columns["lane"]
+    order = graph.order
+    lane = graph.lane
     begin, end = _borders(graph, window)
     found = (order >= begin[lane]).astype(np.int8) + (order >= end[lane])
-    made = (columns["measured_start_ns"] < 0) & ((columns["row"] < 0) | (columns["repeat"] > 0))
-    made &= columns["step"] >= 0
+    made = (graph.measured_start_ns < 0) & ((graph.row < 0) | (graph.repeat > 0))
+    made &= graph.step >= 0
     if not made.any():
         return found
     for rank, (first, last) in steps_in(graph, window).items():
         mine = graph.ranks[lane] == rank
-        for side, of_next in ((0, columns["step"] >= first), (1, columns["step"] > last)):
+        for side, of_next in ((0, graph.step >= first), (1, graph.step > last)):
             here = mine & (found == side)
             edge = order.max(where=here & ~made, initial=-1)
             found[here & made & of_next & (order > edge)] += 1
@@ -379,7 +374,7 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
         (int(tiles.task[src[edge]]), int(tiles.task[dst[edge]]), Cause(int(cause[edge]))) for edge in cycle
     ]
     for _, after, why in steps[:LONGEST]:
-        lane = graph.lanes[graph.columns["lane"][after]].name
+        lane = graph.lanes[graph.lane[after]].name
         named.append(f"{task_name(graph, after)} ({why.reason.format(lane=lane)})")
     more = f", and on through {len(cycle) - LONGEST} more" if len(cycle) > LONGEST else ""
     words = f"{task_name(graph, steps[0][0])} comes before {', before '.join(named)}{more}"
@@ -388,5 +383,5 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
 
 def task_name(graph: Graph, task: int) -> str:
     """Return a task's name for a message, shortened."""
-    name = graph.texts["name"][graph.columns["name"][task]]
+    name = graph.texts["name"][graph.name[task]]
     return repr(name if len(name) <= 60 else name[:57] + "...")

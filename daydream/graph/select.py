@@ -115,14 +115,13 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
     """Return what to say when nothing matched: what is missing from the trace, and what to do."""
     lines = [f"no task matched {words or 'the selection'}."]
     pairs = [pair for where in conditions for pair in where]
-    columns = graph.columns
     wanted = [pattern for name, patterns in pairs if name == "layer" for pattern in patterns]
     devices = any(part in str(texts) for _, texts in pairs for part in ("kernel", "gpu"))
-    if any(name == "phase" for name, _ in pairs) and not (columns["phase"][graph.alive] >= 0).any():
+    if any(name == "phase" for name, _ in pairs) and not (graph.phase[graph.alive] >= 0).any():
         lines.append(
             "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
         )
-    used = np.unique(columns["layer"][graph.alive])
+    used = np.unique(graph.layer[graph.alive])
     layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
     if wanted and not layers:
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
@@ -176,17 +175,16 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
 
     Raises `NotApplicableError` if no task has a layer.
     """
-    columns = graph.columns
-    tasks = graph.ids[columns["layer"][graph.ids] >= 0]
+    tasks = graph.ids[graph.layer[graph.ids] >= 0]
     if not len(tasks):
         raise NotApplicableError("this trace has no layers; record it with `daydream collect`")
     first_phases = [PHASES.index("forward"), PHASES.index("loss")]
-    rest = ~np.isin(columns["phase"][tasks], first_phases)  # layers that are never seen forward come last
+    rest = ~np.isin(graph.phase[tasks], first_phases)  # layers that are never seen forward come last
     first = tasks[np.argsort(rest, kind="stable")]
-    layers = list(dict.fromkeys(columns["layer"][first].tolist()))
+    layers = list(dict.fromkeys(graph.layer[first].tolist()))
     place = np.full(len(graph.texts["layer"]) + 1, -1)
     place[layers] = np.arange(len(layers))
-    found: np.ndarray = place[columns["layer"][ids]]
+    found: np.ndarray = place[graph.layer[ids]]
     return found
 
 
@@ -203,7 +201,7 @@ DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
     "call": lambda graph, ids: instances(graph, ids, inner=True),
     "input_elements": _input_elements,
     "measured_duration_ns": lambda graph, ids: _of_trace(graph, "duration_ns", ids),
-    "rank": lambda graph, ids: graph.ranks[graph.columns["lane"][ids]],
+    "rank": lambda graph, ids: graph.ranks[graph.lane[ids]],
 }
 
 
@@ -238,7 +236,7 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
 
 def _of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
     """Return a column of the trace, or what edits gave the tasks instead; shapes also of the call around."""
-    rows = shape_rows(graph, ids) if name == "shapes" else graph.columns["row"][ids]
+    rows = shape_rows(graph, ids) if name == "shapes" else graph.row[ids]
     found = np.full(len(ids), FIELDS[name].null)
     found[rows >= 0] = graph.recorded[name][rows[rows >= 0]]
     if name in graph.overrides:
@@ -345,7 +343,7 @@ def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
         int64, shape (n,).
 
     """
-    return ids[np.lexsort((ids, graph.columns["order"][ids]))]
+    return ids[np.lexsort((ids, graph.order[ids]))]
 
 
 def among(graph: Graph, ids: np.ndarray) -> np.ndarray:

@@ -100,14 +100,15 @@ class Selection(NotebookTables):
         return self._with(other, either, f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
-        same_graph(self.graph, other)
-        both = among(self.graph, other.ids)[self.ids]
-        return self._with(other, self.ids[both], f"{self.words}, {other.words}")
+        return self._with(other, self.ids[self._among(other)], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
+        left = self.ids[~self._among(other)]
+        return self._with(other, left, f"{self.words} without ({other.words})")
+
+    def _among(self, other: Selection) -> np.ndarray:
         same_graph(self.graph, other)
-        left = ~among(self.graph, other.ids)[self.ids]
-        return self._with(other, self.ids[left], f"{self.words} without ({other.words})")
+        return among(self.graph, other.ids)[self.ids]
 
     def _with(self, other: Selection, ids: np.ndarray, words: str) -> Selection:
         ids = in_program_order(self.graph, ids)
@@ -175,13 +176,13 @@ class Selection(NotebookTables):
 
     def launches(self) -> Selection:
         """Return the calls that launched these device tasks."""
-        launch = self.graph.columns["launch"][self.ids]
+        launch = self.graph.launch[self.ids]
         calls = np.flatnonzero(among(self.graph, launch[launch >= 0]))
         return self.of(calls, f"launches of {self.words}")
 
     def launched(self) -> Selection:
         """Return the device work that these calls launched."""
-        launch = self.graph.columns["launch"]
+        launch = self.graph.launch
         chosen = np.append(among(self.graph, self.ids), False)  # the last: of no launch, -1
         return self.of(np.flatnonzero(self.graph.alive & chosen[launch]), f"launched by {self.words}")
 
@@ -205,7 +206,7 @@ class Selection(NotebookTables):
 
     def on_lanes_of(self, others: Selection) -> Selection:
         """Return the tasks on those lanes, threads or streams, that run some of the others."""
-        lane = self.graph.columns["lane"]
+        lane = self.graph.lane
         return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
 
     def group_by(
@@ -227,7 +228,7 @@ class Selection(NotebookTables):
         if block is not None:
             chosen.conditions += (texts_of({"block": block}),)
             by_layer, blocks = lazy.ask("block_of_layers", graph, block)
-            parts.append((by_layer[graph.columns["layer"][ids]], blocks))
+            parts.append((by_layer[graph.layer[ids]], blocks))
         parts += [
             coded(graph, name, ids) if is_text(name) else (read_column(graph, name, ids), None)
             for name in columns
@@ -252,7 +253,7 @@ class Selection(NotebookTables):
         Several sizes are those of the first groups, the last one of all that follow. Runs
         start anew in each step and rank, and tasks with 0 or unknown join the run they are in.
         """
-        sizes = [size] if isinstance(size, int | float | np.number) else list(size)
+        sizes = np.atleast_1d(size).tolist()
         if not sizes or not all(one > 0 for one in sizes):
             raise GraphError(f"runs need sizes above 0, not {size}")
         amounts = np.maximum(read_column(self.graph, of, self.ids), 0).tolist()
@@ -274,7 +275,7 @@ class Selection(NotebookTables):
         tasks of `by` on that lane part it.
         """
         graph = self.graph
-        lanes = graph.columns["lane"] if on_lane else graph.ranks[graph.columns["lane"]]
+        lanes = graph.lane if on_lane else graph.ranks[graph.lane]
         place = np.empty(graph.size, np.int64)  # by lane or rank, and then in program order
         place[graph.ids] = np.arange(len(graph.ids)) + lanes[graph.ids] * np.int64(graph.size)
         before = np.searchsorted(np.sort(place[by.ids]), place[self.ids])
@@ -360,7 +361,7 @@ class Selection(NotebookTables):
         for name, value in columns.items():
             given = nanoseconds(value, name) if name in TIMES else encode(graph, {name: value})[name]
             given = one_each(given, len(ids), name)
-            if name == "kind" and ((given > CPU) != (graph.columns["kind"][ids] > CPU)).any():
+            if name == "kind" and ((given > CPU) != (graph.kind[ids] > CPU)).any():
                 raise GraphError("CPU tasks cannot become device work, nor the other way round")
             graph.write(name, ids, given)
             if name in COSTS:
@@ -470,7 +471,7 @@ class Selection(NotebookTables):
         `cudaStreamWaitEvent`. Lanes are one for all calls or one for each.
         """
         graph = self._calls().graph
-        own = graph.columns["lane"][self.ids]
+        own = graph.lane[self.ids]
         source = lanes_for(graph, lane, own, on_device=True, new=False)
         if on is None:
             graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
@@ -482,9 +483,7 @@ class Selection(NotebookTables):
     def start_waiting(self, lane: str | None = None) -> Selection:
         """Let these calls wait for all device work launched before them, or for that of one lane."""
         graph, ids = self._calls().graph, self.ids
-        lanes = (
-            ALL_LANES if lane is None else lanes_for(graph, lane, graph.columns["lane"][ids], on_device=True)
-        )
+        lanes = ALL_LANES if lane is None else lanes_for(graph, lane, graph.lane[ids], on_device=True)
         graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)
         return self
 
@@ -497,6 +496,6 @@ class Selection(NotebookTables):
 
     def _calls(self) -> Selection:
         calls = self.to_edit().need_all()
-        if (calls.graph.columns["kind"][calls.ids] != CPU).any():
+        if (calls.graph.kind[calls.ids] != CPU).any():
             raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
         return calls
