@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from daydream.graph.calls import device_work
-from daydream.graph.plan import Cause
+from daydream.graph.plan import Cause, Plan
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from daydream.graph.graph import Graph
-    from daydream.graph.plan import Plan
     from daydream.simulate.steady_state import SteadyState
     from daydream.simulate.timeline import Timeline
 
@@ -293,10 +292,8 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
     if not (device_work(graph) & graph.alive).any():
         by_kind[CPU] = PathCause.OPERATORS.code
-    by_edge = np.full(max(Cause) + 2, -1)  # the last is of work
-    for each, cause in OF_EDGE.items():
-        by_edge[each] = cause.code
-    found = np.where(by_edge[edge] >= 0, by_edge[edge], by_kind[kind])
+    by_edge = np.array([OF_EDGE.get(each, PathCause.UNTRACED).code for each in Cause])
+    found = np.where(work, by_kind[kind], by_edge[edge])
     blocking = np.zeros(graph.size, bool)
     blocking[graph.syncs["task"]] = True
     waits = blocking[task] & on_cpu
@@ -306,7 +303,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
-    found[lane] = np.where(on_cpu, PathCause.UNTRACED.code, between.code)[lane]
+    found[lane & ~on_cpu] = between.code
     loads = (columns["phase"][task] == DATA) & on_cpu & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
     return found

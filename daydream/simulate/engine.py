@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream import compiled
 from daydream.errors import GraphError
-
-if TYPE_CHECKING:
-    from daydream.graph.plan import Plan
+from daydream.graph.plan import Plan
 
 LONG_NS = 2.0**60
 TOO_LONG = "the times of this graph add up to more than 2**63 ns (292 years)"
@@ -66,7 +63,7 @@ def in_python(plan: Plan) -> np.ndarray:
     offset[order] = elapsed - np.repeat(elapsed[first], length)
     run[order] = np.repeat(np.argsort(by_id), length)
     head, src = order[first[by_id]], plan.edge_src[counts]
-    heads = type(plan).from_edges(
+    heads = Plan.from_edges(
         plan.lane[head],
         np.add.reduceat(cost, first)[by_id],
         np.zeros(len(head), np.int64),
@@ -181,7 +178,7 @@ def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:
     _, ran = algorithm_1(plan)
     new = np.empty_like(ran)
     new[ran] = np.arange(len(ran))
-    fixed = type(plan).from_edges(
+    fixed = Plan.from_edges(
         plan.lane[ran],
         plan.duration_ns[ran],
         plan.gap_ns[ran],

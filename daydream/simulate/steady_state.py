@@ -20,13 +20,12 @@ import numpy as np
 
 from daydream.arrays import combinations
 from daydream.errors import GraphError
-from daydream.graph.lower import where_in
+from daydream.graph.lower import Window, where_in
 from daydream.graph.tables import ORDER_STEP
 from daydream.simulate import simulate
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
-    from daydream.graph.lower import Window
     from daydream.simulate.contention import Contention
     from daydream.simulate.timeline import Timeline
 

@@ -78,9 +78,9 @@ class Timeline(NotebookFigure):
     @cached_property
     def wait_ns(self) -> np.ndarray:
         """How long each task's lane waited for the task to proceed: ns, int64, shape (tasks,)."""
-        return self.waits_of(np.arange(len(self.task)))
+        return self.waits_of(slice(None))
 
-    def waits_of(self, entries: np.ndarray) -> np.ndarray:
+    def waits_of(self, entries: np.ndarray | slice) -> np.ndarray:
         """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
         ahead = self.plan.before_on_lane()[entries]
         ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
