@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from daydream.errors import DaydreamError, GraphError
@@ -16,7 +16,6 @@ from daydream.results import Record
 from daydream.text import listed
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
-from daydream.transforms.registry import Optimization
 
 NOTHING_RECORDED = (
     "peak memory is not known: the trace has no memory events; record it with `daydream collect`, or with "
@@ -36,32 +35,6 @@ class MemoryAnswer(NamedTuple):
 
     memory: MemoryPrediction | None = None
     unsaid: str | None = None
-
-
-def predict_memory(
-    source: Trace | Allocations,
-    optimizations: str | Optimization | Callable[..., None] | Sequence[Any],
-    options: Mapping[str, Any] | None = None,
-    capacity: int | None = None,
-) -> MemoryPrediction:
-    """Return the peak of what is allocated before and after a change.
-
-    Args:
-        source: a trace with memory events, or the allocations of one, which stay as they are.
-        optimizations: a name, `"a+b"`, a function with a `memory` of its own, or a list of them.
-        options: theirs by name.
-        capacity: what the device has, in bytes; by default what the trace says of it.
-
-    Returns:
-        `MemoryPrediction`, figures in bytes.
-
-    Raises:
-        TraceError: the trace has no memory events.
-        GraphError: an optimization cannot say what it does to memory, or an option's value makes no sense.
-        NotApplicableError: the change does not apply to this trace.
-    """
-    held = source if isinstance(source, Allocations) else held_now(source)
-    return memory_after(held, memory_changes(parse(optimizations), options or {}), capacity)
 
 
 def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | None) -> MemoryAnswer:
@@ -143,7 +116,8 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
     @cache
     def at(size: int) -> MemoryPrediction:
         change: dict[str, float] = {"factor": size / recorded} if what == "batch" else {"length": size}
-        return predict_memory(held, name, {**change, "recorded": recorded}, capacity)
+        changes = memory_changes(parse(name), {**change, "recorded": recorded})
+        return memory_after(held, changes, capacity)
 
     if at(1).capacity_bytes is None:
         raise GraphError("how much memory the device has is not known; give --capacity, such as 24GB")

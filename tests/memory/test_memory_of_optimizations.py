@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import ALWAYS, LAYER, WEIGHT, edited, held_by, held_when, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, edited, held_by, held_when, predict_memory, two_blocks
 
 import daydream
 from daydream.memory.allocations import BEFORE, KINDS, OWN_ERROR
-from daydream.predict.memory import predict_memory
 from daydream.transforms.compose import memory_changes, parse
 from daydream.transforms.registry import find, names
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, predict_memory, two_blocks
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
-from daydream.predict.memory import answer_of, largest, predict_memory
+from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
 from daydream.report.text.peak_memory import memory_words
 

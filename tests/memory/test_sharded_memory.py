@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import LAYER, WEIGHT, edited, held_when, two_blocks
+from two_blocks import LAYER, WEIGHT, edited, held_when, predict_memory, two_blocks
 
 from daydream.memory.allocations import BEFORE, OWN_ERROR
-from daydream.predict.memory import predict_memory
 
 LOSS = 4
 

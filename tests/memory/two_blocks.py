@@ -22,6 +22,8 @@ import numpy as np
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
+from daydream.memory.prediction import memory_after
+from daydream.predict.memory import held_now
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
@@ -214,3 +216,9 @@ def edited(trace, name, **options):
     for change in memory_changes(parse(name), options):
         change.edit(held, **change.options)
     return held
+
+
+def predict_memory(source, name, options=None):
+    """The peak before and after a change, of a trace or of its allocations."""
+    held = held_now(source) if isinstance(source, Trace) else source
+    return memory_after(held, memory_changes(parse(name), options or {}))
