@@ -311,20 +311,19 @@ class Graph(NotebookTables):
         given = {name: value for name, value in columns.items() if name in COLUMNS}
         self.columns.add(**given, alive=np.ones(count, bool))
         for name in self.overrides.keys() | (columns.keys() - given.keys()):
-            self.override(name, slice(first, None), columns.get(name, UNSET))
+            self.write(name, slice(first, None), columns.get(name, UNSET))
         return np.arange(first, first + count)
 
     def write(self, name: str, ids: Any, values: Any) -> None:
-        """Give tasks (ids or a mask) new values in a column: one for all or one for each; texts as codes."""
+        """Give tasks (ids or a mask) new values in a column: one for all or one for each; texts as codes.
+
+        In a column of the trace `UNSET` leaves what was recorded.
+        """
         if name == "duration_ns" and self.recorded_ns is None:
             self.recorded_ns = self.columns[name]
         if name in COLUMNS:
             self.columns.write(name, ids, values)
-        else:
-            self.override(name, ids, values)
-
-    def override(self, name: str, ids: Any, values: Any) -> None:
-        """Give tasks new values in a column of the trace; `UNSET` leaves what was recorded."""
+            return
         if name not in FIELDS:
             raise GraphError(f"tasks have no column {name!r}")
         before = self.overrides.get(name, np.empty(0, np.int64))

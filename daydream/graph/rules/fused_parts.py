@@ -22,7 +22,7 @@ def part_fused(draft: Draft) -> None:
     handles = trace.handles
     if handles is None:
         return
-    code = np.where(draft.row >= 0, np.asarray(trace["handle"], np.int64)[draft.row], -1)
+    code = np.where(draft.row >= 0, trace["handle"][draft.row], -1)
     # The CPU time of launching belongs to the call, not to what it launched; a copy or a collective is one.
     code[(draft.kind != KERNEL) & ~trace.is_kind("operator", "annotation")[draft.row]] = -1
     for place, identifier in enumerate(handles):
@@ -56,7 +56,7 @@ def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], flo
         draft.gap_ns[ids] = 0
         draft.op[ids] = draft.code("op", operator)
         if layer or len(parts) > 1:  # the layer of the largest share is another's
-            draft.layer[ids] = draft.code("layer", layer) if layer else -1
+            draft.layer[ids] = draft.code("layer", layer or None)
         if phase:
             draft.phase[ids] = phase_code(phase)
     draft.gap_ns[ids] = same["gap_ns"]
