@@ -82,7 +82,7 @@ class Contention:
 
     def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
         """Return who is slowed by whom, also with nothing beside them any more."""
-        factor = np.where(graph.columns["kind"] == COLLECTIVE, self.transfer, self.kernel)[lowered.task]
+        factor = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)[lowered.task]
         held = self._held(graph, lowered, copies, window)
         found = []
         for tasks, beside in _pairs(graph, lowered):
@@ -96,21 +96,21 @@ class Contention:
         """Return how much overlap the durations of a plan already hold, in ns."""
         before, duration = self.baseline, lowered.plan.duration_ns
         held = np.zeros(len(duration), np.int64)
-        if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
+        if not (before.alive & (before.kind == COLLECTIVE)).any():
             return held
         overlap, share = self._overlaps(copies, window)
         # Which task of the baseline each device task is, or repeats; -1 for one that is new.
-        row, ids = graph.columns["row"], np.arange(graph.size)
-        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] != CPU))
+        row, ids = graph.row, np.arange(graph.size)
+        device = np.flatnonzero((before.row >= 0) & (before.kind != CPU))
         by_row = np.full(int(row.max(initial=-1)) + 2, -1)  # the last is of no row
-        by_row[before.columns["row"][device]] = device
+        by_row[before.row[device]] = device
         origin = np.where(ids < before.size, ids, by_row[row])[lowered.task]
         part = overlap[lowered.copy, origin]
         some = np.flatnonzero((part > 0) & (origin >= 0))
-        whole = before.columns["duration_ns"][origin[some]]
+        whole = before.duration_ns[origin[some]]
         held[some] = np.floor(part[some] / whole * duration[some] + 0.5)
         # New transfers are sized by recorded ones, which were overlapped.
-        new = (origin < 0) & (graph.columns["kind"][lowered.task] == COLLECTIVE)
+        new = (origin < 0) & (graph.kind[lowered.task] == COLLECTIVE)
         held[new] = np.floor(share * duration[new] + 0.5)
         return held
 
@@ -130,8 +130,8 @@ class Contention:
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
             first = lowered.task[lowered.copy == 0]
-            transfers = first[before.columns["kind"][first] == COLLECTIVE]
-            lasting = int(before.columns["duration_ns"][transfers].sum())
+            transfers = first[before.kind[first] == COLLECTIVE]
+            lasting = int(before.duration_ns[transfers].sum())
             return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
 
         found: tuple[np.ndarray, float] = before.derived(("overlaps", *plan_key(copies, window)), overlaps)
@@ -172,7 +172,7 @@ class _Slow(NamedTuple):
 
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
-    kind, lane = graph.columns["kind"][lowered.task], lowered.plan.lane
+    kind, lane = graph.kind[lowered.task], lowered.plan.lane
     pairs = []
     for computing, transferring in sharing(graph.lanes):
         kernels = np.flatnonzero((kind == KERNEL) & computing[lane])

@@ -286,8 +286,7 @@ def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
-    columns = graph.columns
-    kind = columns["kind"][task]
+    kind = graph.kind[task]
     on_cpu, work, lane = kind == CPU, edge < 0, edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
     if not (device_work(graph) & graph.alive).any():
@@ -304,14 +303,14 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
     found[lane & ~on_cpu] = between.code
-    loads = (columns["phase"][task] == DATA) & on_cpu & (work | lane) & ~waits
+    loads = (graph.phase[task] == DATA) & on_cpu & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
     return found
 
 
 def has_cpu(graph: Graph) -> bool:
     """Return whether any CPU work was recorded: else nobody knows why the device pauses."""
-    return bool((graph.columns["kind"] == CPU).any())
+    return bool((graph.kind == CPU).any())
 
 
 def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
@@ -327,7 +326,7 @@ def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[Pat
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
     names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
-    found: np.ndarray = names[graph.columns["name"][task]] & (graph.columns["row"][task] < 0)
+    found: np.ndarray = names[graph.name[task]] & (graph.row[task] < 0)
     return found
 
 

@@ -73,7 +73,7 @@ def slowdown_of(
         wanted = settled_copy + 1 + ceil(STEPS / covered)
         copies = max(min(wanted, MOST_TASKS // len(graph)), settled_copy + 2)
     timeline = simulate(graph, copies=copies, window=window, contention=contention)
-    meets = np.where(graph.columns["kind"][timeline.task] == COLLECTIVE, 0, NOWHERE)
+    meets = np.where(graph.kind[timeline.task] == COLLECTIVE, 0, NOWHERE)
     first, step = distinct_rows([timeline.copy, timeline.column("step")])  # repetitions counted
     factors = factors_of(ranks, len(first), jitter=jitter, stragglers=stragglers, seed=seed)
     job = Ranks(timeline.plan, factors, scale=np.where(meets == NOWHERE, step, AS_PLANNED), meets=meets)

@@ -216,8 +216,8 @@ def _windows_of_ranks(
     None if a rank has no covered step that others follow, or a collective would be inside on
     one rank and outside on another: repeated, it would meet another one.
     """
-    rank_of = graph.ranks[graph.columns["lane"]]
-    if not np.isin(rank_of[graph.alive & (graph.columns["row"] >= 0)], list(by_rank)).all():
+    rank_of = graph.ranks[graph.lane]
+    if not np.isin(rank_of[graph.alive & (graph.row >= 0)], list(by_rank)).all():
         return None  # a rank without steps
     shift = _step_shifts(graph, by_rank)
     window: dict[int, tuple[int, int]] = {}
@@ -252,12 +252,12 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     if len(ranks) < 2:
         return {rank: found[rank] for rank in ranks}
     src, dst = _links(graph)
-    lane = graph.columns["lane"]
+    rank = graph.ranks[graph.lane]
     if waiting:
-        behind = np.array([each.background for each in graph.lanes], bool)[lane[dst]]
+        behind = np.array([each.background for each in graph.lanes], bool)[graph.lane[dst]]
         holds = ~behind | np.isin(dst, src)
         src, dst = src[holds], dst[holds]
-    for one, other in combinations([graph.ranks[lane[src]], graph.ranks[lane[dst]]])[1]:
+    for one, other in combinations([rank[src], rank[dst]])[1]:
         together = found[one] | found[other]
         found |= dict.fromkeys(together, together)
     return {rank: found[rank] for rank in ranks}
@@ -265,8 +265,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
 
 def _links(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     src, dst = graph.links["src"], graph.links["dst"]
-    there = (src >= 0) & (dst >= 0)
-    there[there] &= graph.alive[src[there]] & graph.alive[dst[there]]
+    there = graph.alive[src] & graph.alive[dst]
     return src[there], dst[there]
 
 
@@ -280,7 +279,7 @@ def _step_shifts(graph: Graph, by_rank: dict[int, list[int]]) -> dict[int, int]:
     for rank, steps in by_rank.items():
         rank_of[steps], place[steps] = rank, np.arange(len(steps))
     src, dst = _links(graph)
-    step = graph.columns["step"][np.concatenate([src, dst])]
+    step = graph.step[np.concatenate([src, dst])]
     known = step >= 0
     # What follows several: the step of each rank in it.
     meetings = combinations([np.tile(dst, 2)[known], rank_of[step[known]], place[step[known]]])[1]

@@ -171,13 +171,13 @@ class Timeline(NotebookFigure):
 
         Then it is as long before its first task as recorded, but not before the task ahead of that one ends.
         """
-        columns = self.graph.columns
-        recorded = int(self.graph.steps[step]["start_ns"])
-        inside = (columns["step"][self.task] == step) & (self.copy == copy)
-        known = np.flatnonzero(inside & (columns["row"][self.task] >= 0))
+        graph = self.graph
+        recorded = int(graph.steps[step]["start_ns"])
+        inside = (graph.step[self.task] == step) & (self.copy == copy)
+        known = np.flatnonzero(inside & (graph.row[self.task] >= 0))
         if not len(known):
             return recorded
-        measured = columns["measured_start_ns"][self.task[known]]
+        measured = graph.measured_start_ns[self.task[known]]
         begun = int(measured.min())
         lane = self.plan.lane == self.plan.lane[known[np.argmin(measured)]]
         first = int(self.start_ns[inside & lane].min())
@@ -225,7 +225,7 @@ class Timeline(NotebookFigure):
         """
         path = self.path(copy, steps)
         task = self.task[path.entry]
-        phase, kind = (self.graph.columns[name][task] for name in ("phase", "kind"))
+        phase, kind = self.graph.phase[task], self.graph.kind[task]
         causes = [cause.label for cause in Cause if cause != Cause.LANE]
         names = [*KINDS, "untraced CPU time", "start-up between device tasks", *causes]
         cause = np.where(path.edge < 0, kind, len(KINDS) + 1 + path.edge)
@@ -241,7 +241,7 @@ class Timeline(NotebookFigure):
         Longest first. What belongs to no layer is `unknown`.
         """
         path = self.path(copy, steps)
-        layer = self.graph.columns["layer"][self.task[path.entry]]
+        layer = self.graph.layer[self.task[path.entry]]
         total = sums(["unknown", *self.graph.texts["layer"]], layer + 1, path.ns)
         return per_step(dict(sorted(total.items(), key=lambda item: -item[1])), len(steps))
 
@@ -261,15 +261,15 @@ def _completes(graph: Graph) -> np.ndarray:
     None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasts
     beyond the range of its step: what a recorded step does on CPUs ends with its range.
     """
-    columns, trace = graph.columns, graph.trace
-    step, on_cpu = columns["step"].copy(), columns["kind"] == CPU
-    step[np.array([lane.background for lane in graph.lanes], bool)[columns["lane"]]] = -1
+    trace = graph.trace
+    step, on_cpu = graph.step.copy(), graph.kind == CPU
+    step[np.array([lane.background for lane in graph.lanes], bool)[graph.lane]] = -1
     if trace is not None and len(trace):
-        named = np.append(trace.is_kind("annotation"), True)[columns["row"]]  # the last: of no row
+        named = np.append(trace.is_kind("annotation"), True)[graph.row]  # the last: of no row
         step[named & on_cpu] = -1
     if graph.steps and not on_cpu.all():
         ends = np.array([each["end_ns"] for each in graph.steps], np.int64)
-        tasks = np.flatnonzero(on_cpu & (step >= 0) & (columns["row"] >= 0))
-        room = ends[step[tasks]] - columns["measured_start_ns"][tasks]
-        step[tasks[columns["duration_ns"][tasks] > room]] = -1
+        tasks = np.flatnonzero(on_cpu & (step >= 0) & (graph.row >= 0))
+        room = ends[step[tasks]] - graph.measured_start_ns[tasks]
+        step[tasks[graph.duration_ns[tasks] > room]] = -1
     return step
