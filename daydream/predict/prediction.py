@@ -229,11 +229,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """Return where a step's time goes, before and after; means over the steps, as the headline is."""
-        before, after = self.replay.settled, self.after
-        return (
-            before.timeline.breakdown(before.copy, *before.step_times()),
-            after.timeline.breakdown(after.copy, *after.step_times()),
-        )
+        return self.replay.breakdown(), self.after.breakdown()
 
     def shown_steps(self) -> tuple[int, int]:
         """Return the step that a picture of one shows, before and after: the same one where both have it.

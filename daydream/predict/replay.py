@@ -26,7 +26,7 @@ from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower, steps_in
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
-from daydream.graph.tables import COSTS, KERNEL
+from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -188,7 +188,7 @@ class Replay(NotebookFigure):
 
     def breakdown(self) -> dict[str, dict[str, int]]:
         """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over the steps."""
-        return self.timeline.breakdown(self.settled.copy, *self.settled.step_times())
+        return self.settled.breakdown()
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per covered step: measured and replayed, in ns, and the relative error."""
@@ -297,8 +297,6 @@ class Replay(NotebookFigure):
 
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
-        from daydream.predict.replayed_collectives import collectives
-
         graph, facts = self.recording.graph, self.recording.graph.facts
         kernel = graph.alive & (graph.columns["kind"] == KERNEL)
         parts = kernel & fused_parts(graph)
@@ -312,7 +310,7 @@ class Replay(NotebookFigure):
             "kernels_orphaned": facts.unlaunched_kernels,
             "event_waits": facts.event_waits,
             "queue_depth": facts.queue_depth,
-            "collectives": collectives(self.recording),
+            "collectives": _collectives(self.recording),
             "notes": [*self.notes],
         }
         own = [name for name in ReplayFigures.__struct_fields__ if name not in graph_figures]
@@ -321,6 +319,37 @@ class Replay(NotebookFigure):
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
         return self.figures().to_json()
+
+
+def _collectives(result: Recording) -> list[dict[str, Any]]:
+    """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
+    graph, timeline = result.graph, result.settled.timeline
+    columns = graph.columns
+    recorded = (timeline.copy == 0) & (columns["row"][timeline.task] >= 0)
+    chosen = np.flatnonzero(recorded & (columns["kind"][timeline.task] == COLLECTIVE))
+    if not len(chosen):
+        return []
+    from daydream.collect.derive.collectives import match_collectives
+
+    tasks = timeline.task[chosen]
+    ends = graph.column("start_ns", tasks) + graph.column("measured_duration_ns", tasks)
+    names, ranks, sizes = (graph.column(name, tasks) for name in ("name", "rank", "bytes"))
+    place = {row: number for number, row in enumerate(columns["row"][tasks].tolist())}
+    met = match_collectives(graph.recorded).rows
+    groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
+    groups = [*filter(None, groups), *([alone] for alone in place.values())]
+    groups.sort(key=lambda group: int(ends[group].max()))
+    return [
+        {
+            "index": index,
+            "name": str(names[at[0]]),
+            "bytes": int(sizes[at[0]]) if sizes[at[0]] >= 0 else None,
+            "ranks": ranks[at].tolist(),
+            "measured_end_spread_ns": int(np.ptp(ends[at])),
+            "replayed_end_spread_ns": int(np.ptp(timeline.end_ns[chosen[at]])),
+        }
+        for index, at in enumerate(groups)
+    ]
 
 
 def as_replay(source: Source | Graph | Replay) -> Replay:

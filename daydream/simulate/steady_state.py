@@ -66,6 +66,10 @@ class SteadyState(NamedTuple):
         wanted = self.copy if copy is None else copy
         return {step: ns for (of, step), ns in self.times.items() if of == wanted}
 
+    def breakdown(self) -> dict[str, dict[str, int]]:
+        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over these steps."""
+        return self.timeline.breakdown(self.copy, *self.step_times())
+
     @property
     def passes(self) -> int:
         """How often the window was simulated."""
