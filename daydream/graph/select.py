@@ -99,16 +99,15 @@ def _fits(name: str, text: str | None, options: tuple[str, ...]) -> bool:
     return text in options
 
 
-def _known(name: str, options: Iterable[Any]) -> None:
+def _known(name: str, options: Sequence[Any]) -> None:
     if not all(isinstance(option, str) for option in options):
         raise GraphError(f"{name} is matched by text, not by {options!r}")
-    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name)
-    if vocabulary:
-        for option in options:
-            if option not in vocabulary:
-                near = closest(option, vocabulary)
-                hint = f". Did you mean {near[0]!r}?" if near else ""
-                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
+    for option in options:
+        if option not in vocabulary:
+            near = closest(option, vocabulary)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
 
 
 def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:

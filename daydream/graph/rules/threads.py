@@ -74,11 +74,12 @@ def pieces(
     back = long[::-1]  # of ranges that end together the inner ones, which are the later rows, end first
 
     # One event where a range begins, one where it ends; at one time they stay in this order.
-    ranges = np.concatenate([back, point, long])
-    time = np.append((start + duration)[back], start[ranges[len(back) :]])
+    begun = np.append(point, long)
+    ranges = np.append(back, begun)
+    time = np.append((start + duration)[back], start[begun])
     instant = np.repeat([False, True, False], [len(long), len(point), len(long)])
     lane = thread[ranges]
-    inner = np.append(parent[back], rows[ranges[len(back) :]])
+    inner = np.append(parent[back], rows[begun])
     order = np.argsort(time, kind="stable")
     order = order[stable_order(lane[order], int(lane.max()) + 1)]
     time = time[order]
