@@ -280,12 +280,11 @@ def compare(
 
     """
     start = None
-    if isinstance(before, Prediction):
-        start = before.replayed_ns if before.measured_ns is None else before.measured_ns
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
     ranks = _covered_ranks(found.graph) & _covered_ranks(other.graph)
     if isinstance(found, Prediction):
+        start = found.replayed_ns if found.measured_ns is None else found.measured_ns
         one = _predicted(found)
     else:  # what was measured tells more than an estimate of it
         if not found.basis == other.basis == UNPROFILED:
@@ -322,7 +321,8 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
         times: Sequence[int] = [step.measured_ns for step in found.steps]
         timed = timed_steps(trace, times) if trace is not None and found.basis == UNPROFILED else None
         low, high = np.percentile(times if timed is None else timed.kept, [10, 90]).tolist()
-    steps = [step for step in found.settled.first_pass() if not ranks or _rank(found.graph, step) in ranks]
+    rank_of = [step.get("rank", 0) for step in found.graph.steps]
+    steps = [step for step in found.settled.first_pass() if not ranks or rank_of[step] in ranks]
     return _side(
         found,
         found.graph,
@@ -371,11 +371,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, **figures: Any) -> Side:
 
 
 def _covered_ranks(graph: Graph) -> set[int]:
-    return {_rank(graph, number) for number, step in enumerate(graph.steps) if step.get("covered")}
-
-
-def _rank(graph: Graph, step: int) -> int:
-    return int(graph.steps[step].get("rank", 0))
+    return {step.get("rank", 0) for step in graph.steps if step.get("covered")}
 
 
 def other_differences(one: Side, two: Side) -> list[str]:
