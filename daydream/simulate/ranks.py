@@ -121,20 +121,18 @@ class Ranks:
         self,
         plan: Plan,
         factors: npt.ArrayLike,
-        *,
-        scale: npt.ArrayLike | None = None,
-        meets: npt.ArrayLike | None = None,
+        scale: npt.ArrayLike,
+        meets: npt.ArrayLike,
         groups: npt.ArrayLike | None = None,
     ) -> None:
-        """Make the ranks of a plan; a task's row of factors is 0 and all ranks are one group if not given.
+        """Make the ranks of a plan; all of them are one group if none are given.
 
         `factors` may be one number a rank. Raises `GraphError` for what does not fit together.
         """
         tasks = len(plan)
         self.factors = np.atleast_2d(np.asarray(factors, np.float64))
         self.count = count = self.factors.shape[1]
-        self.scale = np.zeros(tasks, np.int64) if scale is None else np.asarray(scale, np.int64)
-        self.meets = np.full(tasks, NOWHERE) if meets is None else np.asarray(meets, np.int64)
+        self.scale, self.meets = np.asarray(scale, np.int64), np.asarray(meets, np.int64)
         self.groups = np.atleast_2d(np.zeros(count) if groups is None else groups).astype(np.int64)
         if self.factors.ndim != 2 or not count or not (np.isfinite(self.factors) & (self.factors >= 0)).all():
             raise GraphError("a factor of 0 or more is needed for each of one or more ranks")

@@ -152,7 +152,7 @@ def test_all_engines_are_equal(plan):
 
 @given(plans())
 def test_a_rank_that_nobody_waits_for_ends_as_if_alone(plan):
-    ranks = Ranks(plan, [1.0, 2.0])
+    ranks = Ranks(plan, [1.0, 2.0], [0] * len(plan), [-1] * len(plan))
     assert ends(plan, ranks, np.arange(len(plan)))[:, 0].tolist() == engine.run(plan)[1].tolist()
 
 

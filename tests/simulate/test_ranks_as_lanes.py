@@ -196,10 +196,10 @@ def test_the_same_job_as_a_graph_of_several_ranks():
 def test_a_lane_with_a_policy_is_refused_for_several_ranks():
     plan = drawn([Task(0, 5), Task(0, 3)], [], priority={0: [1, 0]})
 
-    assert ends(plan, Ranks(plan, [1.0]), [0, 1]).tolist() == [[8], [3]]
+    assert ends(plan, Ranks(plan, [1.0], [0, 0], [-1, -1]), [0, 1]).tolist() == [[8], [3]]
     for answer in (ends, lambda *given: explicit(*given[:2])):
         with pytest.raises(GraphError, match="scheduled by priority"):
-            answer(plan, Ranks(plan, [1.0, 2.0]), [0])
+            answer(plan, Ranks(plan, [1.0, 2.0], [0, 0], [-1, -1]), [0])
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_a_lane_with_a_policy_is_refused_for_several_ranks():
 )
 def test_what_does_not_fit_together_is_refused(wrong):
     with pytest.raises(GraphError):
-        Ranks(step(), wrong.pop("factors"), **wrong)
+        Ranks(step(), **{"scale": [0] * 3, "meets": [-1] * 3, **wrong})
