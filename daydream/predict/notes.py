@@ -125,7 +125,7 @@ def cpu_share(waits: Mapping[Bound, int]) -> float:
 
 def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:
     """Return what a settled step waits for, in ns, by the chain of causes behind it; mean over the steps."""
-    return by_bound(ns_by_cause(settled.timeline, settled.copy, list(settled.step_times())))
+    return by_bound(ns_by_cause(settled))
 
 
 def most_of(shares: Mapping[Bound, float]) -> tuple[Bound, float]:

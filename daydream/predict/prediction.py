@@ -24,7 +24,7 @@ from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import cpu_share, most_of, prediction_notes, waited_for_ns
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Predicted, Record
-from daydream.simulate.critical_path import Bound, held_text
+from daydream.simulate.critical_path import Bound
 from daydream.simulate.steady_state import SteadyState, need_steps, settle
 from daydream.simulate.timeline import Timeline
 from daydream.transforms.compose import Edit, edit_of, parse
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # A change often takes two passes of the window to settle, and one more to tell: of few tasks these are
 # simulated at once, as each simulation costs more than two more passes; but a change of times has its plan.
 FEW_TASKS, COPIES_OF_FEW = 50_000, 4
+MUCH_HELD = 0.05  # of a step: more is noted
 
 
 Row = TypeVar("Row", bound="Changed")
@@ -220,7 +221,13 @@ class Prediction(Changed, NotebookFigure, eq=False):
     @property
     def held(self) -> str | None:
         """How much of the step is held to recorded starts, so that no change moves it; None if little is."""
-        return held_text(self.replay.held_ns, self.replayed_ns)
+        held_ns, step_ns = self.replay.held_ns, self.replayed_ns
+        if held_ns <= MUCH_HELD * step_ns:
+            return None
+        return (
+            f"{held_ns / step_ns:.0%} of the step cannot move: it waits for work from before the recording, "
+            "whose causes were not recorded"
+        )
 
     @property
     def timeline(self) -> Timeline:

@@ -41,7 +41,7 @@ from daydream.predict.basis import (
 )
 from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
 from daydream.results import Record
-from daydream.simulate.critical_path import held_ns
+from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace.cached_trace import CacheEntry, trace_contents
@@ -272,8 +272,14 @@ class Replay(NotebookFigure):
 
     @cached_property
     def held_ns(self) -> int:
-        """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
-        return held_ns(self.settled)
+        """How long a step waits for recorded starts, in ns on its chain of causes; mean over the steps.
+
+        Threads that were at work when the recording began, and device work whose launch was not recorded,
+        start when they did. A step that follows others does not depend on it; where a single step was
+        recorded, the wait for such a start may stand on the chain of causes that makes the step as long as it
+        is.
+        """
+        return ns_by_cause(self.settled).get(PathCause.RECORDING, 0)
 
     @cached_property
     def cpu_share(self) -> float:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 DATA = PHASES.index("data")
 NOT_TRACED = (UNTRACED_NODES, UNTRACED_HEAD)
-MUCH = 0.05  # of a step: more is noted
 
 Name = TypeVar("Name", bound=str)  # of a part of a step
 
@@ -313,13 +312,14 @@ def has_cpu(graph: Graph) -> bool:
     return bool((graph.kind == CPU).any())
 
 
-def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
-    """Return what the time of some steps is spent on, in ns a step; what bounds a kernel is left open.
+def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
+    """Return what the settled steps spend their time on, in ns a step; what bounds a kernel is left open.
 
     It adds up to the mean of the steps.
     """
-    path = timeline.path(copy, steps)
-    codes = codes_of(timeline.graph, path.task, path.edge)
+    steps = list(state.step_times())
+    path = state.timeline.path(state.copy, steps)
+    codes = codes_of(state.timeline.graph, path.task, path.edge)
     return per_step(sums(CAUSES, codes, path.ns), len(steps))
 
 
@@ -343,24 +343,3 @@ def per_step(total: Mapping[Name, int], steps: int) -> dict[Name, int]:
         largest = max(found, key=lambda name: found[name])
         found[largest] += round(sum(total.values()) / steps) - sum(found.values())
     return found
-
-
-def held_ns(state: SteadyState) -> int:
-    """Return how long a step waits for recorded starts, in ns on its chain of causes; mean over the steps.
-
-    Threads that were at work when the recording began, and device work whose launch was not recorded, start
-    when they did. A step that follows others does not depend on it; where a single step was recorded, the
-    wait for such a start may stand on the chain of causes that makes the step as long as it is.
-    """
-    causes = ns_by_cause(state.timeline, state.copy, list(state.step_times()))
-    return causes.get(PathCause.RECORDING, 0)
-
-
-def held_text(held: int, step_ns: int) -> str | None:
-    """Return the sentence about what cannot move; None if it is little."""
-    if held <= MUCH * step_ns:
-        return None
-    return (
-        f"{held / step_ns:.0%} of the step cannot move: it waits for work from before the recording, whose "
-        "causes were not recorded"
-    )
