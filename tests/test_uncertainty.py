@@ -59,7 +59,7 @@ def test_another_run_of_the_same_work_counts_by_what_the_step_waits_for():
     assert waits["CPU"] == 40_000
     assert found.uncertainty.rerun == pytest.approx(hypot(0.05 * 40_000, 0.02 * 60_000))
     # what both sides have in common decides nothing about whether the step can be predicted
-    assert found.uncertainty.of_the_change_ns == 0.0
+    assert replace(found.uncertainty, variation=0.0, rerun=0.0, recording=0.0).total_ns == 0.0
     on_cpu = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("work"))
     assert on_cpu.uncertainty.rerun == 0.0  # part of the errors measured on CPUs
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MODEL_ERROR: Mapping[str, float] = {
     "moved": 0.14, "copied": 0.08, "computed": 0.22, "kernels": 0.20, "transfers": 0.08,
 }  # fmt: skip
-OLD = ("duration_ns", "gap_ns", "latency_ns", "lane", "kind", "phase")
 MUCH = 0.05  # of a step's device work: less that a change does not reach is not said
 NOT_BY_LAYER = [phase_code("optimizer"), phase_code("data")]  # updates are told apart by their parameters
 RECORD = {"CUDA graphs": "without CUDA graphs", "compiled calls": "without torch.compile"}
@@ -112,7 +111,6 @@ class GraphDiff:
     Attributes:
         counts: how many tasks were changed, inserted and removed.
         was_there: whether each task of `after` was there before, bool; the others were inserted.
-        old: columns of what was there before the change, of inserted tasks as they are.
         was_ns, now_ns: how long each task took and takes, 0 where it is not there.
         covered: whether a task belongs to a covered step.
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
@@ -123,22 +121,21 @@ class GraphDiff:
 
     def __init__(self, before: Graph, after: Graph) -> None:
         self.before, self.after = before, after
-        new, there, size = after.columns, after.alive, before.size
-        self.old = old = {name: np.append(before.columns[name], new[name][size:]) for name in OLD}
-        self.was_there = was_there = np.append(before.alive, np.zeros(after.size - size, bool))
-        retimed = (old["duration_ns"] != new["duration_ns"]) | (old["gap_ns"] != new["gap_ns"])
-        elsewhere = (old["latency_ns"] != new["latency_ns"]) | (old["lane"] != new["lane"])
+        old, new, there = self.old, after.columns, after.alive
+        self.was_there = was_there = np.append(before.alive, np.zeros(after.size - before.size, bool))
+        retimed = (old("duration_ns") != new["duration_ns"]) | (old("gap_ns") != new["gap_ns"])
+        elsewhere = (old("latency_ns") != new["latency_ns"]) | (old("lane") != new["lane"])
         changed = (retimed | elsewhere) & was_there & there
         masks = changed, there & ~was_there, was_there & ~there
         self.counts = tuple(int(np.count_nonzero(mask)) for mask in masks)
-        self.was_ns = np.where(was_there, old["duration_ns"], 0)
+        self.was_ns = np.where(was_there, old("duration_ns"), 0)
         self.now_ns = np.where(there, new["duration_ns"], 0)
         self.covered = covered_steps(after)[new["step"]]
         self.ids = ids = np.flatnonzero(retimed | (was_there != there))
-        was = self.was_ns[ids] + np.where(was_there, old["gap_ns"], 0)[ids]
-        now = self.now_ns[ids] + np.where(there, new["gap_ns"], 0)[ids]
-        self.longer_ns = now - was
         is_new, alive, kind = ~was_there[ids], there[ids], new["kind"][ids]
+        was = self.was_ns[ids] + old("gap_ns")[ids] * ~is_new
+        now = self.now_ns[ids] + new["gap_ns"][ids] * alive
+        self.longer_ns = now - was
         copied = is_new & (new["row"][ids] >= 0)
         given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
         modelled = (is_new & ~copied) | (given & alive & (was != now))
@@ -157,6 +154,10 @@ class GraphDiff:
         self.waiting_ns = np.where(transfer, off * np.maximum(new["duration_ns"][ids], 1), 0)
         beyond = np.maximum(off - MODEL_ERROR["kernels"], 0)
         self.doubt_ns = np.where(modelled & ~cpu & ~transfer, beyond * now, 0)
+
+    def old(self, name: str) -> np.ndarray:
+        """Return a column as it was before the change, of inserted tasks as it is."""
+        return np.append(self.before.columns[name], self.after.columns[name][self.before.size :])
 
     def _busiest_ns(self, ns: np.ndarray, sort: np.ndarray | int = 0, sorts: int = 1) -> list[float]:
         """Return each sort's time on its busiest lane, per step."""
@@ -205,14 +206,16 @@ class GraphDiff:
         return self._longer_by(self.waiting_ns)
 
     def _longer_by(self, more: np.ndarray) -> Graph:
-        graph, columns = self.after, self.after.columns
-        longer_ns = np.zeros(graph.size)
-        longer_ns[self.ids] = more
-        duration = columns["duration_ns"] + np.rint(longer_ns * graph.alive).astype(np.int64)
-        gap, lane = columns["gap_ns"], columns["lane"]
-        if not graph.alive[self.ids].all():
+        graph, columns, ids = self.after, self.after.columns, self.ids
+        duration, gap, lane = columns["duration_ns"].copy(), columns["gap_ns"], columns["lane"]
+        alive = graph.alive[ids]
+        duration[ids] += np.rint(more * alive).astype(np.int64)
+        if not alive.all():
             # Behind the last task before each on its lane that is still there.
-            tasks = np.lexsort((columns["order"], lane))
+            longer_ns = np.zeros(graph.size)
+            longer_ns[ids] = more
+            tasks = np.flatnonzero(np.isin(lane, lane[ids[~alive]]))
+            tasks = tasks[np.lexsort((columns["order"][tasks], lane[tasks]))]
             there = graph.alive[tasks]
             last = np.maximum.accumulate(np.where(there, np.arange(len(tasks)), -1))
             before = tasks[last]
@@ -234,9 +237,10 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
     recorded = before.tasks(np.flatnonzero(counts & diff.was_there))
     replayed, same = among(after, in_replays(recorded).ids), diff.was_ns == diff.now_ns
     # A change of transfers leaves no kernels out.
-    affected = counts & ~replayed & ~same & (diff.old["kind"] != COLLECTIVE)
-    phases = diff.old["phase"][affected & diff.was_there]
-    left_ns = diff.was_ns[replayed & same & np.isin(diff.old["phase"], phases)].sum()
+    affected = counts & ~replayed & ~same & (diff.old("kind") != COLLECTIVE)
+    phase = diff.old("phase")
+    of_phase = np.isin(phase, phase[affected & diff.was_there])
+    left_ns = diff.was_ns[replayed & same & of_phase].sum()
     if left_ns <= MUCH * diff.was_ns[counts].sum():
         return None
     now_ns, was_ns = diff.now_ns[affected].sum(), diff.was_ns[affected].sum()
@@ -255,7 +259,7 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     if calls is None:
         return None
     edited = (diff.was_ns != diff.now_ns) | (diff.was_there != after.alive)
-    edited |= diff.old["lane"] != after.columns["lane"]
+    edited |= diff.old("lane") != after.columns["lane"]
     parameters = trained_parameters(before).tensors
     paths = {*after.texts["layer"], *parameters}
     may_be, chosen = np.zeros(before.size, bool), set[str]()

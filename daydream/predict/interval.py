@@ -93,21 +93,16 @@ class Uncertainty:
     @property
     def total_ns(self) -> float:
         """How far the step may be above the predicted one."""
-        return hypot(self._either_way_ns, max(self.waiting, 0.0))
+        return self._reach_ns(self.waiting)
 
     @property
     def shorter_ns(self) -> float:
         """How far the step may be below the predicted one."""
-        return hypot(self._either_way_ns, max(-self.waiting, 0.0))
+        return self._reach_ns(-self.waiting)
 
-    @property
-    def _either_way_ns(self) -> float:
-        return hypot(self.of_the_change_ns, self.variation, self.rerun, self.recording)
-
-    @property
-    def of_the_change_ns(self) -> float:
-        """What is uncertain, either way, about before against after: without how steps and runs vary."""
-        return hypot(self.replay, self.model, self.unknown)
+    def _reach_ns(self, waiting: float) -> float:
+        of_the_change = hypot(self.replay, self.model, self.unknown)
+        return hypot(of_the_change, self.variation, self.rerun, self.recording, max(waiting, 0.0))
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
