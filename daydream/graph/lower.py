@@ -84,7 +84,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     tiles = _Tiles(graph, copies, window)
     launched = np.flatnonzero(graph.launch[tiles.task] >= 0)
     latency = graph.latency_ns[tiles.task[launched]]
-    made = [
+    made: list[Edges] = [
         (tiles.calls(launched), launched, latency, True, Cause.LAUNCH),
         _sync_edges(graph, tiles),
         *_wait_edges(graph, tiles),
@@ -201,8 +201,7 @@ def _sync_edges(graph: Graph, tiles: _Tiles) -> Edges:
     table = graph.syncs
     ranks = graph.ranks
     # Each call and each lane that it waits for.
-    on_device = [number for number, lane in enumerate(graph.lanes) if lane.on_device]
-    lanes = np.array(on_device, np.int64)[:, None]
+    lanes = np.flatnonzero([lane.on_device for lane in graph.lanes])[:, None]
     of_rank = ranks[graph.lane[table["task"]]] == ranks[lanes]
     place, row = np.nonzero((table["lane"] == lanes) | ((table["lane"] == ALL_LANES) & of_rank))
     src, _ = tiles.around(lanes[place, 0], table["point"][row])
