@@ -29,6 +29,7 @@ from daydream.collect.derive.collectives import (
     MatchedCollectives,
     match_collectives,
 )
+from daydream.graph.calls import device_work
 from daydream.graph.draft import Draft
 from daydream.graph.lower import CycleError, lower
 from daydream.graph.plan import Cause
@@ -73,7 +74,7 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     first = np.flatnonzero(np.diff(collective, prepend=-1))
     last = np.maximum.reduceat(starts, first)
     least = np.minimum.reduceat(ends - starts, first)
-    on_host = np.array([lane.host for lane in draft.lanes])[draft.lane[members]]
+    on_host = ~device_work(draft)[members]
     # A root that gives away its data does not wait for those that take it: NCCL's and RCCL's kernels hand a
     # small message on through buffers, and the root of a broadcast ends at once. Where each needs the data of
     # all no member can, so that there the clocks are apart.

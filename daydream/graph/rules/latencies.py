@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.arrays import first_of
+from daydream.graph.calls import device_work
 from daydream.graph.draft import NEVER, Draft
 from daydream.graph.rules.thresholds import (
     LARGEST_LATENCY_NS,
@@ -31,7 +32,7 @@ from daydream.graph.tables import covered_steps
 def _calls_of_devices(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
     """Return the calls that launched work of a device, ascending, and the first task of each."""
     work = draft.launched()
-    work = work[~np.array([lane.host for lane in draft.lanes], bool)[draft.lane[work]]]
+    work = work[device_work(draft)[work]]
     first = first_of(draft.launch[work], draft.size)
     calls = np.flatnonzero(first >= 0)
     return calls, work[first[calls]]
