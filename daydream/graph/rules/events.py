@@ -72,9 +72,9 @@ class Wait(NamedTuple):
 
 def wait_for_events(draft: Draft) -> None:
     """Add the event waits of every thread, and count how each was found."""
-    if not (draft.kind != CPU).any():
-        return
     calls = draft.calls_named(STREAM_WAIT.search)
+    if not len(calls) or not (draft.kind != CPU).any():
+        return
     search = _Search(draft, calls)
     around_calls = draft.launched_around(calls)
     lane = np.append(draft.lane, -1)

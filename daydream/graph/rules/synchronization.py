@@ -274,6 +274,8 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
     columns = (calls, lanes, done, point, start, end)
     calls, lanes, done, point, start, end = (values[blocked] for values in columns)
+    if not len(calls):
+        return
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
     others = np.zeros(draft.size, bool)
     others[draft.calls_named(lambda name: not is_sync(name))] = True
