@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.rules.thresholds import (
     LEAST_BLOCKED,
@@ -99,8 +100,8 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     copied = (draft.kind[work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
     waited = np.append(calls, launching[copied])  # a copy whose call outlasts it was waited for
     names = draft.name[calls]
-    sure = draft.usual_costs(np.setdiff1d(unblocked, waited), -1)[names]
-    usual = draft.usual_costs(np.setdiff1d(launching, waited), LONGEST_NS)[names]
+    sure = draft.usual_costs(unique(unblocked[~np.isin(unblocked, waited)]), -1)[names]
+    usual = draft.usual_costs(unique(launching[~np.isin(launching, waited)]), LONGEST_NS)[names]
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     cost = np.minimum(np.where(sure >= 0, sure, np.minimum(usual, rest)), draft.duration_ns[calls])
     draft.wait_first(calls, draft.end_ns[calls] - cost)
