@@ -326,7 +326,8 @@ def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
 
 def _of_layers(graph: Graph, layers: Collection[str], *, none: bool = False) -> np.ndarray:
     """Return a mask of the tasks of some layers, or of those and of no layer."""
-    return np.array([*(path in layers for path in graph.texts["layer"]), none])[graph.columns["layer"]]
+    chosen = np.array([*(path in layers for path in graph.texts["layer"]), none])
+    return np.asarray(chosen[graph.columns["layer"]])
 
 
 def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:

@@ -39,7 +39,7 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     said += facts.notes
     if trace:
         time = recorded_time(trace)
-        said += filter(None, [time and time.note()])
+        said += filter(None, [None if time is None else time.note()])
         first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
         if not (first % 1000).any():
             said.append(
