@@ -18,7 +18,7 @@ from daydream.errors import DaydreamError
 from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
 from daydream.model.optimizers import torch_optimizers
-from daydream.transforms.compose import arguments
+from daydream.transforms.compose import arguments, parse
 from daydream.transforms.registry import Optimization, find
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def code_of(name: str, graph: Graph | None = None) -> str | None:
     They are in the framework of the recorded program, with its own optimizer; without a graph in torch.
     """
     try:
-        return lines_of([find(part) for part in name.split("+")], graph)
+        return lines_of(parse(name), graph)
     except DaydreamError:  # a function that was given as it is, and has no file
         return None
 
