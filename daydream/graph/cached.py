@@ -6,8 +6,9 @@ What a folder of the user's own holds is taken as it was written, where its dige
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from daydream.graph.graph import Graph
 from daydream.graph.lower import Lowered, lower, plan_key

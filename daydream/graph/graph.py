@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
@@ -93,8 +93,7 @@ class MeasuredTimes(Protocol):
         """Return the key of a call in `in_place`."""
 
 
-@dataclass(frozen=True)
-class Resizing:
+class Resizing(Struct, frozen=True):
     """A size of the input that an edit changed; the work of the passes grew with it.
 
     Attributes:

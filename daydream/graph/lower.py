@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from daydream.errors import GraphError
 from daydream.graph.plan import Cause, Plan, around, stable_order
@@ -45,8 +46,7 @@ class CycleError(GraphError):
         self.edges = edges
 
 
-@dataclass
-class Lowered:
+class Lowered(Struct):
     """A plan, and for each of its entries the graph's task and which copy of the window it is in.
 
     `gap_of` is the task whose gap an entry has: before the next copy that of the task before the window.
@@ -100,6 +100,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         own = [values[sequence] for values in own]
         edges[:2] = rank[edges[:2]]
     task, copy, lane, gap_of, release = own
+    src, dst, latency, from_start, cause = edges
     priority = np.zeros(graph.size, np.int64)
     for number, key in graph.scheduled.items():
         ids, values = priorities(graph, number, key)
@@ -109,9 +110,13 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         graph.duration_ns[task],
         graph.gap_ns[gap_of],
         release,
-        *edges,
-        scheduled=graph.scheduled,
-        priority=priority[task] if graph.scheduled else None,
+        src,
+        dst,
+        latency,
+        from_start,
+        cause,
+        tuple(graph.scheduled),
+        priority[task] if graph.scheduled else None,
     )
     return Lowered(plan, task, copy, gap_of)
 

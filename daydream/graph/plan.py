@@ -12,11 +12,12 @@ integers and results are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from daydream.arrays import unique
 from daydream.errors import GraphError
@@ -76,8 +77,7 @@ TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
 NOT_NEGATIVE = ("lane", "duration_ns", "gap_ns", "release_ns")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Plan(Struct, frozen=True, eq=False):
     """What runs where, how long, and after what: one entry a task, edges grouped by destination.
 
     The edges into task `i` are `edge_ptr[i]:edge_ptr[i + 1]`. Lanes are numbered densely from 0.
@@ -97,7 +97,7 @@ class Plan:
     edge_cause: np.ndarray  #: int8, a `Cause`
     scheduled: tuple[int, ...] = ()
     priority: np.ndarray | None = None  #: int64
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    cache: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_edges(

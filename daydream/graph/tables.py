@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from daydream.errors import GraphError
 from daydream.trace.schema import PHASES
@@ -176,8 +177,7 @@ class Table:
 ALL_LANES = -1  # `syncs["lane"]`: every device lane of the call's rank
 
 
-@dataclass
-class Facts:
+class Facts(Struct):
     """What the builder learned and what it could not resolve; part of every result."""
 
     launch_latency_ns: int = 0

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
@@ -49,7 +48,8 @@ TYPES: dict[str, str] = {
 }  # fmt: skip
 
 
-class Allocations(Struct):
+@dataclass
+class Allocations:
     """What a step holds in memory, as columns of one length; edited in place.
 
     | column | what it holds |
@@ -304,7 +304,8 @@ def freed(held: Allocations) -> np.ndarray:
     return np.asarray(held["end"] < AFTER)
 
 
-class Parts(Struct, frozen=True):
+@dataclass(frozen=True)
+class Parts:
     """Parts of the program that some allocations make up.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from msgspec.structs import asdict
 
 from daydream.arrays import distinct_rows, places, unique
 from daydream.costs.kernel_names import family
@@ -81,8 +81,7 @@ class Share(Record):
     selected = Live[Selection]()
 
 
-@dataclass(frozen=True, eq=False)
-class Chain(Path):
+class Chain(Path, frozen=True, eq=False):
     """The critical path of some steps: pieces of time, each with its cause."""
 
     timeline: Timeline
@@ -128,7 +127,7 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
             small = whole_duration_ns(kernels) < LATENCY_SHARE * floor_ns(graph)
             kind = np.where(small, "latency", "unknown")
         cause[chosen] = np.array([OF_KERNELS[each].code for each in kind.tolist()])[place]
-    return Chain(**vars(path), timeline=state.timeline, steps=steps, cause=cause)
+    return Chain(**asdict(path), timeline=state.timeline, steps=steps, cause=cause)
 
 
 def shares(chain: Chain) -> list[Share]:

@@ -492,8 +492,8 @@ def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
         first = (pair[0] or pair[1])[0]
         layer = None if what == "name" else first.layer
         place = layer, first.operator, *(frozenset(key.name for key in keys) for keys in pair)
-        for row, keys in zip(rows[place], pair, strict=True):
-            row.extend(keys)
+        for side, more in zip(rows[place], pair, strict=True):
+            side.extend(more)
     changes = []
     for (layer, operator, *_), pair in rows.items():
         (old_names, old), (new_names, new) = map(_summed, sides, pair)

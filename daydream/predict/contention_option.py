@@ -108,7 +108,7 @@ def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | 
         return None
     kernels = bool((kinds == KERNEL).any())
     if isinstance(chosen, tuple):
-        chosen = Choice(GIVEN, chosen[0], *chosen, kernels=kernels)
+        chosen = Choice(GIVEN, chosen[0], chosen[0], chosen[1], kernels=kernels)
     elif chosen == OFF:
         chosen = Choice(OFF, kernels=kernels)
     if isinstance(chosen, Choice):

@@ -188,7 +188,7 @@ class GraphDiff:
         found = self._busiest_ns(counts * self.affected_ns, self.sort, len(MODEL_ERROR))
         waits = max(abs(changes_by_ns) - sum(found), 0.0)
         off = [self._busiest_ns(counts * ns)[0] for ns in (self.doubt_ns, np.abs(self.waiting_ns))]
-        return Affected(*found, waits, *off)
+        return Affected._make([*found, waits, *off])
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.

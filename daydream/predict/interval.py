@@ -33,12 +33,13 @@ A change that affects nothing has the first two and the rerun only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import hypot, isfinite
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from daydream.graph.calls import device_work
 from daydream.graph.profiler_overhead import cost_of_recording
@@ -75,8 +76,7 @@ NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
-@dataclass(frozen=True)
-class Uncertainty:
+class Uncertainty(Struct, frozen=True):
     """Half-widths of a prediction's 90 % interval, in ns, by cause.
 
     `waiting` is of one end: the upper one, or below 0 the lower one.
@@ -106,7 +106,7 @@ class Uncertainty:
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
-        return {name: round(float(ns)) if isfinite(ns) else None for name, ns in vars(self).items()}
+        return {name: round(float(ns)) if isfinite(ns) else None for name, ns in asdict(self).items()}
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, in their order; empty if none matters."""

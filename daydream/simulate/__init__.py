@@ -7,9 +7,10 @@ a graph with a cycle.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from daydream.simulate.timeline import Timeline
 

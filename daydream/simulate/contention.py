@@ -19,10 +19,10 @@ Only transferring counts. Where ranks wait for each other before the transfer, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.arrays import unique
 from daydream.graph.calls import Coverage, sharing
@@ -42,8 +42,7 @@ EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up an
 WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
 
 
-@dataclass(frozen=True, eq=False)
-class Contention:
+class Contention(Struct, frozen=True, eq=False):
     """How much slower a changed copy of `baseline` runs where kernels and transfers overlap.
 
     `kernel` is the factor of a kernel beside a transfer, one for all or one for each task of the changed

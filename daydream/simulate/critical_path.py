@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from daydream.graph.calls import device_work
 from daydream.graph.plan import Cause, Plan
@@ -87,7 +87,7 @@ class Bound(Word):
 class PathCause(Word):
     """What time on the critical path is spent on. The value is its key in JSON; `code` numbers them."""
 
-    def __init__(self, key: str, bound: Bound, gloss: str = "", label: str = "") -> None:
+    def __init__(self, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = "") -> None:
         """Make a member: its key, what it makes the step wait for, a word on what it is, its label."""
         self.label, self.bound, self.gloss = label or key, bound, gloss
         self.code = len(type(self).__members__)
@@ -232,8 +232,7 @@ def binding(
     return before, by
 
 
-@dataclass(frozen=True, eq=False)
-class Path:
+class Path(Struct, frozen=True, eq=False):
     """The critical path of some steps as columns of equal length: a piece is work, or a delay.
 
     All pieces add up to the steps. Steps that follow each other share a window: what led to the end of the

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "daydream.optimizations"
 NOTHING = type(None)
 #: By the type of an option, what a value must be, in words and as types.
-SORTS: dict[type, tuple[Any, ...]] = {
-    int: ("a whole number", int, np.integer),
-    float: ("a number", int, float, np.integer, np.floating),
+SORTS: dict[type, tuple[str, Any]] = {
+    int: ("a whole number", (int, np.integer)),
+    float: ("a number", (int, float, np.integer, np.floating)),
     bool: ("True or False", bool),
     str: ("a text", str),
 }
@@ -77,8 +77,8 @@ class Option:
         """
         if value is None and self.default is None and not self.required:
             return None
-        sort, *wanted = SORTS[self.type]
-        if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and self.type is not bool):
+        sort, kinds = SORTS[self.type]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.type is not bool):
             raise GraphError(f"{self.name} must be {sort}, not {value!r}")
         if self.type is float and not math.isfinite(value):
             raise GraphError(f"{self.name} must be a finite number, not {value}")

@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from daydream.collect.derive.device_names import collective_of_name
 from daydream.lazy import regex
@@ -181,8 +181,7 @@ HANDED_ON = (
 POINT_TO_POINT = ("send_recv", "send", "recv")
 
 
-@dataclass
-class MatchedCollectives:
+class MatchedCollectives(Struct):
     """Which rows of a trace are one collective.
 
     `rows` holds an array for each, its members in order of rank. `offset_ns` is by how much each
@@ -208,8 +207,7 @@ class MatchedCollectives:
         return int(self.spread_ns.max(initial=0))
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """The collectives of one rank in one process group, in the order they began."""
 
     rank: int
@@ -332,8 +330,7 @@ def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return np.where(said >= 0, said, named[trace["name"][rows]]), list(codes)
 
 
-@dataclass(frozen=True)
-class _Pairing:
+class _Pairing(Struct, frozen=True):
     """One way to lay two sequences along each other."""
 
     pairs: np.ndarray  # places in the one and in the other

@@ -292,7 +292,8 @@ class _Search:
                 source = int(tasks[at])
                 near = at >= 0 and start - ends[at] <= EVENT_NS
                 if near and self.order[source] < self.order[wait.call]:
-                    seen[(*what, other, int(draft.name[source]))].append((wait.call, source))
+                    place = (*what, other, int(draft.name[source]))
+                    seen[place].append((wait.call, source))
         found: set[int] = set()
         for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
             if len(pairs) >= LEAST_EVENTS and 2 * len(pairs) > tried[name, lane]:
