@@ -324,10 +324,10 @@ def of_tasks(
     Each text that is used is looked at once.
     """
     codes, texts = coded(tasks.graph, column, tasks.ids)
-    told = np.zeros(len(texts) + 1, dtype)
-    for code in np.flatnonzero(np.bincount(codes + 1, minlength=len(told))).tolist():
-        told[code] = tell(texts[code - 1] if code else None)
-    found: np.ndarray = told[codes + 1]
+    told, place = np.zeros(len(texts) + 1, dtype), codes + 1
+    for each in np.flatnonzero(np.bincount(place, minlength=len(told))).tolist():
+        told[each] = tell(texts[each - 1] if each else None)
+    found: np.ndarray = told[place]
     return found
 
 

@@ -63,53 +63,59 @@ class Contention(Struct, frozen=True, eq=False):
         plan = lowered.plan
         start, end = run(plan)
         slow = self._slow(graph, lowered, copies, window)
+        if not slow:
+            return plan, start, end, True
+        slowed = np.concatenate([side.tasks for side in slow])
         own = duration = plan.duration_ns
         for turn in range(MOST_TURNS):
             new = own.copy()
             for side in slow:
                 new[side.tasks] = side.durations(own[side.tasks], start, end)
-            change = new - duration
+            change = new[slowed] - duration[slowed]
             if turn >= EXACT_TURNS:
                 change[np.abs(change) <= 1] = 0
             # No end moves by more than all durations together.
             if np.abs(change).sum() <= NEGLIGIBLE * int(end.max(initial=0)):
                 return plan, start, end, True
-            duration = duration + change // (1 + turn // WHOLE_TURNS)
+            duration = duration.copy()
+            duration[slowed] += change // (1 + turn // WHOLE_TURNS)
             plan = plan.with_costs(duration)
             start, end = run(plan)
         return plan, start, end, False
 
     def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
         """Return who is slowed by whom, also with nothing beside them any more."""
-        factor = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)[lowered.task]
-        held = self._held(graph, lowered, copies, window)
+        factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
         found = []
         for tasks, beside in _pairs(graph, lowered):
-            for each in unique(factor[tasks]).tolist():
-                if each > 1:
-                    mine = tasks[factor[tasks] == each]
-                    found.append(_Slow(mine, beside, 1 - 1 / each, held[mine]))
+            factor = factors[lowered.task[tasks]]
+            for each in unique(factor[factor > 1]).tolist():
+                mine = tasks[factor == each]
+                held = self._held(graph, lowered, mine, copies, window)
+                found.append(_Slow(mine, beside, 1 - 1 / each, held))
         return found
 
-    def _held(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> np.ndarray:
-        """Return how much overlap the durations of a plan already hold, in ns."""
-        before, duration = self.baseline, lowered.plan.duration_ns
-        held = np.zeros(len(duration), np.int64)
+    def _held(
+        self, graph: Graph, lowered: Lowered, tasks: np.ndarray, copies: int, window: Window | None
+    ) -> np.ndarray:
+        """Return how much overlap the durations of some entries already hold, in ns."""
+        before, duration, ids = self.baseline, lowered.plan.duration_ns[tasks], lowered.task[tasks]
+        held = np.zeros(len(tasks), np.int64)
         if not (before.alive & (before.kind == COLLECTIVE)).any():
             return held
         overlap, share = self._overlaps(copies, window)
         # Which task of the baseline each device task is, or repeats; -1 for one that is new.
-        row, ids = graph.row, np.arange(graph.size)
+        row = graph.row
         device = np.flatnonzero((before.row >= 0) & (before.kind != CPU))
         by_row = np.full(int(row.max(initial=-1)) + 2, -1)  # the last is of no row
         by_row[before.row[device]] = device
-        origin = np.where(ids < before.size, ids, by_row[row])[lowered.task]
-        part = overlap[lowered.copy, origin]
+        origin = np.where(ids < before.size, ids, by_row[row[ids]])
+        part = overlap[lowered.copy[tasks], origin]
         some = np.flatnonzero((part > 0) & (origin >= 0))
         whole = before.duration_ns[origin[some]]
         held[some] = np.floor(part[some] / whole * duration[some] + 0.5)
         # New transfers are sized by recorded ones, which were overlapped.
-        new = (origin < 0) & (graph.kind[lowered.task] == COLLECTIVE)
+        new = (origin < 0) & (graph.kind[ids] == COLLECTIVE)
         held[new] = np.floor(share * duration[new] + 0.5)
         return held
 

@@ -115,12 +115,12 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
     beyond = int(contention is not None)
     simulated, copies = 2 if graph.scheduled else copies, 2
     while True:
-        simulated = max(simulated, copies)
-        timeline = simulate(graph, copies=simulated + beyond, window=window, contention=contention)
+        simulated = max(simulated, copies + beyond)
+        timeline = simulate(graph, copies=simulated, window=window, contention=contention)
         all_times, all_ends = timeline.step_times(), _lane_ends(timeline)
         if len(all_ends) == 1:  # the window holds no work
             return SteadyState(timeline, all_times, 0, settled=True)
-        while copies <= simulated:
+        while copies <= simulated - beyond:
             times = {key: ns for key, ns in all_times.items() if key[0] < copies}
             first, needed = _reached(timeline, times, all_ends[:copies], members)
             if needed <= copies:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import run_starts
 from daydream.display import NotebookFigure
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
@@ -101,18 +102,32 @@ class Timeline(NotebookFigure):
 
     @cached_property
     def _completions(self) -> tuple[np.ndarray, list[Key], np.ndarray]:
-        """`closing`, the (copy, step) that its entries complete, and where those of each begin in it."""
+        """`closing`, the (copy, step) that its entries complete, and where those of each begin in it.
+
+        The plan keeps them for timelines whose tasks complete the same steps.
+        """
+        completes = _completes(self.graph)
+        kept = self.plan.cache.get("completions")
+        if kept is None or not np.array_equal(kept[0], completes):
+            kept = self.plan.cache["completions"] = completes, self._close(completes[self.task])
+        found: tuple[np.ndarray, list[Key], np.ndarray] = kept[1]
+        return found
+
+    def _close(self, completes: np.ndarray) -> tuple[np.ndarray, list[Key], np.ndarray]:
+        """Return `_completions` of entries that may complete the step given for each, -1 for none."""
         steps, lanes = len(self.graph.steps), len(self.graph.lanes)
-        completes = _completes(self.graph)[self.task]
-        place = self.copy * np.int64(steps) + completes
         closing = np.flatnonzero(completes >= 0)
-        if not self.plan.scheduled:
+        place = self.copy[closing] * np.int64(steps) + completes[closing]
+        if self.plan.scheduled:
+            order = np.argsort(place, kind="stable")
+            closing, place = closing[order], place[order]
+        else:
             last = np.full((int(self.copy.max(initial=0)) + 1) * steps * lanes, -1)
-            last[place[closing] * lanes + self.plan.lane[closing]] = closing  # the last is written last
-            closing = last[last >= 0]
-        closing = closing[np.argsort(place[closing], kind="stable")]
-        first = np.flatnonzero(np.diff(place[closing], prepend=-1))
-        return closing, [divmod(number, steps) for number in place[closing[first]].tolist()], first
+            last[place * lanes + self.plan.lane[closing]] = closing  # the last is written last
+            used = np.flatnonzero(last >= 0)
+            closing, place = last[used], used // lanes
+        first = np.flatnonzero(run_starts(place))
+        return closing, [divmod(number, steps) for number in place[first].tolist()], first
 
     @cached_property
     def last_of_steps(self) -> dict[Key, int]:
