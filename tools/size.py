@@ -33,12 +33,12 @@ class Budget(NamedTuple):
 
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
-    "core": Budget(124_200, 68, 11.32),
-    "reading and recording": Budget(158_590, 145, 10.51),
-    "knowledge": Budget(223_320, 199, 11.54),
-    "surface": Budget(130_480, 134, 10.29),
-    "product": Budget(636_530, 546, 10.96),
-    "tests": Budget(507_150, 376, 11.17),
+    "core": Budget(113_880, 64, 11.12),
+    "reading and recording": Budget(158_530, 145, 10.51),
+    "knowledge": Budget(223_100, 198, 11.53),
+    "surface": Budget(130_330, 134, 10.29),
+    "product": Budget(625_820, 541, 10.91),
+    "tests": Budget(507_120, 376, 11.17),
     "benchmarks, validation, tools": Budget(13_510, 103, 0.00),
     "README and docs": Budget(97_940, 39, 0.00),
     "C": Budget(654, 4, 0.00),
