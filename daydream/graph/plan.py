@@ -5,7 +5,7 @@
     progress of a lane after i = end[i] + gap[i], and 0 before its first task
 
 A lane runs its tasks in id order, except the lanes named in `scheduled`, which pick
-by priority (see `daydream.simulate.reference`). A gap holds its own lane only. Ids are
+by priority (see `algorithm_1` in `daydream.simulate.engine`). A gap holds its own lane only. Ids are
 in a topological order: every edge goes from a lower id to a higher one. All numbers are
 integers and results are exact.
 """
