@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import hypot, sqrt
 
 import pytest
 from graph.small_traces import call, launched, op, trace
+from msgspec.structs import replace
 
 import daydream
 from daydream import Graph, Trace

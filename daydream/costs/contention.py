@@ -103,7 +103,7 @@ class Compared(Struct, frozen=True, eq=False):
         )
 
 
-class Measured(Struct, frozen=True, eq=False):
+class Measured(Struct, frozen=True):
     """What a trace shows of contention; None where runs of the same work to compare are too few.
 
     `matrix` and `other` are the parts of `kernel` that a matrix library's kernels and all others are.

@@ -9,10 +9,11 @@ begin at the layer around the call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 import numpy as np
+from msgspec.structs import replace
 
 from daydream.lazy import regex
 from daydream.text import counted

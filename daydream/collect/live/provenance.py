@@ -8,8 +8,9 @@ that another program compiled with provenance has none: its operators are read f
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
 from daydream.collect.derive.device_names import operators_of_kernel
