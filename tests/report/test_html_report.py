@@ -350,3 +350,22 @@ def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):
         write(path, replay)
     write(path, replay, force=True)
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_step_that_ends_only_without_the_profiler_is_no_row(tmp_path):
+    def event(cat: str, ts: float, dur: float, **more: object) -> dict[str, object]:
+        return {"ph": "X", "cat": cat, "pid": 9, "tid": 1, "ts": ts, "dur": dur, **more}
+
+    steps = [
+        event("user_annotation", 10 * number, dur, name=f"ProfilerStep#{number}")
+        for number, dur in enumerate((10, 9, 10))
+    ]
+    launch, beyond = event("cuda_runtime", 2.25, 0, args={"correlation": 5}), event("cpu_op", 26, 5)
+    kernel = event("kernel", 5, 1, tid=7, args={"correlation": 5})
+    recorded = {"traceEvents": [*steps, launch, kernel, event("cpu_op", 19, 1), beyond]}
+    (tmp_path / "t.json").write_text(json.dumps(recorded))
+    replay = daydream.replay(tmp_path / "t.json")
+    assert [*replay.recording.settled.first_pass()] == [1]
+    assert [*replay.settled.first_pass()] == [1, 2]
+    tables = Document(page(replay)).tables
+    assert any(rows[0][0].startswith("step, ") and len(rows) == 2 for rows in tables)

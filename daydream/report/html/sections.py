@@ -189,12 +189,8 @@ def steps(replay: Replay, comparison: Prediction | None) -> Html:
     several = len({step.rank for step in replay.steps}) > 1
     figures = Figures(max(step.measured_ns for step in replay.steps))
     after = comparison.after if comparison is not None else None
-    worked = replay.settled.first_pass()  # a covered step may hold no work
-    covered = [
-        number for number, step in enumerate(replay.graph.steps) if step.get("covered") and number in worked
-    ]
     rows: list[list[Cell]] = []
-    for number_, step in zip(covered, replay.steps, strict=True):
+    for number_, step in zip(replay.recording.settled.first_pass(), replay.steps, strict=True):
         cells: list[Cell] = [
             f"rank {step.rank} {step.name}" if several else step.name,
             figures.time(step.measured_ns, bar=True), figures.time(step.replayed_ns, bar=True),
