@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +52,23 @@ def hooks_left() -> list[Any]:
     ]  # fmt: skip
 
 
-def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+def training(updates: Callable[[int], bool]) -> Callable[[], None]:
+    """An iteration of a small model, whose optimizer makes an update in those of some numbers, from 1."""
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count = 0
+    numbers = count(1)
 
     def loop() -> None:
-        nonlocal count
-        count += 1
-        (loss() / 4).backward()
-        if count % 4 == 0:
+        loss().backward()
+        if updates(next(numbers)):
             optimizer.step()
             optimizer.zero_grad()
 
-    trace = record(loop, tmp_path, iterations=60)
+    return loop
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+    trace = record(training(lambda number: number % 4 == 0), tmp_path, iterations=60)
 
     assert per_step(trace, "aten::linear") == [8, 8, 8, 8]
     assert trace.metadata["step_source"] == "steps of the optimizer SGD"
@@ -81,15 +86,13 @@ def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None
     judge = nn.Linear(4, 16)
     often = torch.optim.SGD([*discriminator.parameters(), *judge.parameters()], lr=0.1)
     rarely = torch.optim.Adam(generator.parameters())
-    count = 0
+    numbers = count(1)
 
     def loop() -> None:
-        nonlocal count
-        count += 1
         often.zero_grad()
         F.relu(discriminator(torch.randn(8, 16))).mean().backward()
         often.step()
-        if count % 3 == 0:
+        if next(numbers) % 3 == 0:
             rarely.zero_grad()
             discriminator(judge(generator(torch.randn(8, 16)))).mean().backward()
             rarely.step()
@@ -105,19 +108,7 @@ def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None
 
 
 def test_a_skipped_update_is_no_ordinary_step(tmp_path: Path) -> None:
-    model, loss = MODELS["mlp"]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count = 0
-
-    def loop() -> None:
-        nonlocal count
-        count += 1
-        optimizer.zero_grad()
-        loss().backward()
-        if count != 5:
-            optimizer.step()
-
-    trace = record(loop, tmp_path, steps=4)
+    trace = record(training(lambda number: number != 5), tmp_path, steps=4)
 
     assert per_step(trace, "aten::linear") == [2, 2, 4, 2, 2]
     assert covered(trace) == [False, True, False, True, True]
@@ -165,13 +156,11 @@ def test_a_skipped_update_is_not_timed() -> None:
 
 def test_updates_by_hand_tell_which_backward_passes_are_one_step(tmp_path: Path) -> None:
     model, loss = MODELS["mlp"]()
-    count = 0
+    numbers = count(1)
 
     def loop() -> None:
-        nonlocal count
-        count += 1
         loss().backward()
-        if count % 3 == 0:
+        if next(numbers) % 3 == 0:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.sub_(parameter.grad, alpha=0.1)
@@ -202,13 +191,11 @@ def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path: Path, a
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.Adam(model.parameters())
     update = torch.compile(optimizer.step, backend="eager")
-    count = 0
+    numbers = count(1)
 
     def loop() -> None:
-        nonlocal count
-        count += 1
         loss().backward()
-        if count % accumulated == 0:
+        if next(numbers) % accumulated == 0:
             update()
             optimizer.zero_grad()
 
@@ -265,13 +252,11 @@ def test_without_an_optimizer_backward_passes_make_the_steps(tmp_path: Path) -> 
 def test_an_optimizer_that_steps_late_is_waited_for(tmp_path: Path) -> None:
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count = 0
+    numbers = count(1)
 
     def loop() -> None:
-        nonlocal count
-        count += 1
         loss().backward()
-        if count % 10 == 0:
+        if next(numbers) % 10 == 0:
             optimizer.step()
 
     trace = record(loop, tmp_path, iterations=100)
