@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.cached_trace import CacheEntry
 
-LAYOUT = 2  # of what an entry holds: goes up with every change of it
+LAYOUT = 3  # of what an entry holds: goes up with every change of it
 BLOCK = 1 << 20
 
 

@@ -180,6 +180,7 @@ class Graph(NotebookTables):
         found: np.ndarray = self.derived(
             "ids", lambda: in_program_order(self, np.flatnonzero(self.alive)), structure=True
         )
+        found.flags.writeable = False  # copies that nobody edited share it
         return found
 
     @property

@@ -144,6 +144,7 @@ class Table:
         whole = np.asarray(values, self.types[name])
         whole.flags.writeable = not self.frozen
         self._parts[name] = [whole]
+        self._rooms.pop(name, None)
         self.version = next_version()
         if name not in COSTS:
             self.structure = self.version

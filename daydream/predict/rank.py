@@ -20,9 +20,9 @@ from daydream.predict.replay import Replay, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.transforms import stages
-from daydream.transforms.compose import Edit, edit_of, in_order, option_names, parse
+from daydream.transforms.compose import Edit, edit_of, in_order, option_names, parse, spelled
 from daydream.transforms.real_change import why_not_offered
-from daydream.transforms.registry import Optimization, describe, find, names
+from daydream.transforms.registry import Optimization, find, names
 
 if TYPE_CHECKING:
     import os
@@ -205,7 +205,7 @@ def rank(
     tried: list[tuple[Ranked, Optimization]] = []
     begun: dict[str, Edit] = {}  # whose copies pairs go on from: of the best
     for number, each in enumerate(chosen):
-        name = each if isinstance(each, str) else _optimization(each).name
+        name = each if isinstance(each, str) else spelled(parse([each]))
         say(f"predicting {name}", number / len(chosen))
         apt = optimizations is None
         parsed, result = _tried([each], before, capacity, begun, tried, only_apt=apt, every=every)
@@ -258,10 +258,6 @@ def rank(
         by=by,
     )
     return found_rows.having(replay=before)
-
-
-def _optimization(each: Optimization | Callable[..., None]) -> Optimization:
-    return each if isinstance(each, Optimization) else describe(each)
 
 
 def _same(ranked: Ranked, optimization: Optimization, other: Ranked, kept: Optimization) -> bool:
@@ -332,22 +328,24 @@ def _why_not(
     every: bool,
 ) -> str | None:
     """Return why optimizations are left out before anything is predicted, or None."""
-    for other in (kept for _, kept in tried if kept.code and kept.code == parsed[0].code):
-        if other.rules_out(parsed[0]):
-            return SAME.format(other.name)
     if only_apt and any(each.of_jobs for each in parsed) and _alone(before):
         return OF_JOBS
     reasons = [why_not_offered(each, before.graph) for each in parsed if only_apt and not every]
-    if any(reasons):
-        return next(filter(None, reasons))
+    for reason in filter(None, reasons):
+        return reason
     needed = [option.flag for each in parsed for option in each.options if option.required]
-    return f"needs {' and '.join(needed)}" if needed else None
+    if needed:
+        return f"needs {' and '.join(needed)}"
+    for row, other in tried if only_apt else ():
+        if row.predicted_ns and other.code == parsed[0].code != "" and other.rules_out(parsed[0]):
+            return SAME.format(other.name)
+    return None
 
 
 def _alone(before: Replay) -> bool:
     """Tell whether a trace is of a process that trains by itself."""
-    metadata = {} if before.graph.trace is None else before.graph.trace.metadata
-    return metadata.get("world_size", 1) <= 1 and not len(before.graph.select(kind="collective"))
+    graph = before.graph
+    return graph.recorded.metadata.get("world_size", 1) <= 1 and not len(graph.select(kind="collective"))
 
 
 def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:

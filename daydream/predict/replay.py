@@ -210,7 +210,7 @@ class Replay(NotebookFigure):
         chosen = (timeline.copy == 0) & (measured >= 0)
         kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
         off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
-        p50, p95 = percentile(off, [50, 95]).tolist()
+        p50, p95 = percentile(off, [50, 95]).tolist() if len(off) else (0, 0)
         return {"p50": round(p50), "p95": round(p95)}
 
     @property

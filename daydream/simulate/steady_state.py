@@ -113,7 +113,7 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
     members = coupled(graph, waiting=True)
     # Transfers of the pass after the last one slow that one, too.
     beyond = int(contention is not None)
-    simulated, copies = 2 if graph.scheduled else copies, 2
+    simulated, copies = 2 if graph.scheduled or beyond else copies, 2
     while True:
         simulated = max(simulated, copies + beyond)
         timeline = simulate(graph, copies=simulated, window=window, contention=contention)

@@ -72,7 +72,7 @@ def line_of(optimization: Optimization, graph: Graph | None = None) -> str:
     code = optimization.code
     if graph is None:
         return code
-    if graph.trace is not None and graph.trace.metadata.get("profiler") == JAX:
+    if graph.recorded.metadata.get("profiler") == JAX:
         return IN_JAX.get(optimization.name, "")
     if "train_step(" in code and not len(graph.select(phase=("backward", "optimizer"))):
         return code.replace("train_step(", "model(")

@@ -318,7 +318,10 @@ def _shipped() -> list[str]:
 def _entry_points() -> list[EntryPoint]:
     """Return the optimizations of other packages; what reads them is loaded only if there are any."""
     files = (file for folder in sys.path for file in Path(folder).glob("*/entry_points.txt"))
-    if not any(ENTRY_POINTS.encode() in file.read_bytes() for file in files):
+    archives = any(Path(place).is_file() for place in sys.path)  # whose files are not looked into
+    if not archives and not any(
+        ENTRY_POINTS.encode() in file.read_bytes() for file in files if file.is_file()
+    ):
         return []
     import importlib.metadata
 

@@ -95,7 +95,9 @@ def test_each_that_ships_has_a_stage_a_summary_and_options_of_plain_types():
         ("amp+apm", "unknown optimization 'apm'. Did you mean 'amp'?"),
     ],
 )
-def test_what_names_nothing_is_refused(spec, message):
+def test_what_names_nothing_is_refused(spec, message, tmp_path, monkeypatch):
+    (tmp_path / "made.egg-info" / "entry_points.txt").mkdir(parents=True)  # names no optimization either
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(daydream.DaydreamError) as raised:
         parse(spec)
     assert message in str(raised.value)

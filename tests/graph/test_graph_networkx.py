@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 from small_graphs import launched, starts, thread, with_sync
 
-from daydream import Graph, GraphError, simulate
+from daydream import Graph, GraphError, replay, simulate
 from daydream.graph.plan import Cause
 
 
@@ -16,7 +16,7 @@ def test_nodes_are_tasks_and_edges_are_causes():
     graph = launched(("a", 20))
     sync = with_sync(graph)
     graph.columns["step"][:] = [0, 0, 0, -1]
-    graph.steps = [{"name": "step", "start_ns": 0, "end_ns": 27, "covered": True}]
+    graph.steps = [{"name": "step", "start_ns": 0, "end_ns": 27, "covered": True, "measured_ns": 24}]
     digraph = graph.to_networkx()
     call, a = (int(graph.select(name=name).ids[0]) for name in ("launch a", "^a$"))
 
@@ -31,7 +31,9 @@ def test_nodes_are_tasks_and_edges_are_causes():
         "cause": "sync", "latency_ns": 0, "from_start": False, "delay_ns": 20}  # fmt: skip
     assert digraph.edges[call, sync] == {
         "cause": "lane", "latency_ns": 0, "from_start": False, "delay_ns": 6}  # fmt: skip
-    assert simulate(Graph.from_networkx(digraph)).step_times() == simulate(graph).step_times() == {(0, 0): 24}
+    again = Graph.from_networkx(digraph)
+    assert simulate(again).step_times() == simulate(graph).step_times() == {(0, 0): 24}
+    assert replay(again).start_error_ns == {"p50": 0, "p95": 0}  # when they ran is not recorded
 
 
 def test_the_critical_path_is_one_line_of_networkx():

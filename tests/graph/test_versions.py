@@ -11,7 +11,7 @@ import pytest
 from daydream import GraphError, load, replay, simulate
 from daydream.graph import lower as lowering
 from daydream.graph.graph import Graph
-from daydream.graph.tables import COLUMNS, DEFAULTS
+from daydream.graph.tables import COLUMNS, DEFAULTS, Table
 from daydream.predict.prediction import predict
 from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import Edit
@@ -70,6 +70,7 @@ def test_a_draft_can_be_written_to_in_place_and_nothing_else():
     graph.columns["order"][0] = 50
     assert graph.ids.tolist() == [1, 0]  # nothing is kept of a draft
     graph.freeze()
+    assert not graph.ids.flags.writeable
     graph.insert("later", kind="cpu", lane="thread 1", duration_ns=1, after=[0])
     for table in (graph.columns, graph.links):
         for name in table:
@@ -78,6 +79,15 @@ def test_a_draft_can_be_written_to_in_place_and_nothing_else():
         graph.columns["duration_ns"][0] = 5
     with pytest.raises(ValueError, match="read-only"):
         graph.copy().alive[0] = False
+
+
+def test_a_column_of_a_part_of_another_grows_by_itself():
+    table = Table.of("a")
+    table.add(a=1)
+    table.add(a=[2, 3])
+    table.put("a", table["a"][1:])
+    table.add(a=4)
+    assert table["a"].tolist() == [2, 3, 4]
 
 
 def test_what_a_trace_gives_cannot_be_written_to_in_place():

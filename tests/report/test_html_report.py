@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from graph.small_traces import launched, op, trace
 from machine.programs import PROGRAMS
 
 import daydream
@@ -352,20 +353,10 @@ def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_step_that_ends_only_without_the_profiler_is_no_row(tmp_path):
-    def event(cat: str, ts: float, dur: float, **more: object) -> dict[str, object]:
-        return {"ph": "X", "cat": cat, "pid": 9, "tid": 1, "ts": ts, "dur": dur, **more}
-
-    steps = [
-        event("user_annotation", 10 * number, dur, name=f"ProfilerStep#{number}")
-        for number, dur in enumerate((10, 9, 10))
-    ]
-    launch, beyond = event("cuda_runtime", 2.25, 0, args={"correlation": 5}), event("cpu_op", 26, 5)
-    kernel = event("kernel", 5, 1, tid=7, args={"correlation": 5})
-    recorded = {"traceEvents": [*steps, launch, kernel, event("cpu_op", 19, 1), beyond]}
-    (tmp_path / "t.json").write_text(json.dumps(recorded))
-    replay = daydream.replay(tmp_path / "t.json")
-    assert [*replay.recording.settled.first_pass()] == [1]
-    assert [*replay.settled.first_pass()] == [1, 2]
-    tables = Document(page(replay)).tables
-    assert any(rows[0][0].startswith("step, ") and len(rows) == 2 for rows in tables)
+def test_a_step_that_ends_only_without_the_profiler_is_no_row():
+    work = launched("kernel", 2, 7, 8, 5), op("inside", 19, 20), op("beyond", 26, 30.1)
+    replay = daydream.replay(trace(*work, steps=(0, 10, 20, 30), profiler=None))
+    assert [[*each.settled.first_pass()] for each in (replay.recording, replay)] == [[1], [1, 2]]
+    names = [row[0] for rows in Document(page(replay)).tables for row in rows]
+    assert "step 1" in names
+    assert "step 2" not in names
