@@ -90,9 +90,6 @@ LEAST_LOCKED = 2  # calls of a name on a thread
 
 # Collectives on threads of the CPU.
 GLOO_POOL = 2  # threads of a pool: torch gives gloo two a network interface
-GLOO_LATE_NS = 200_000  # by which a pool thread notes the end late, where no other rank tells
 GLOO_PAUSE_NS = (
     20_000  # shorter pauses do not tell that a thread waited; WAKE_NS: 15 to 60 us on two busy cores
 )
-GLOO_PASSES = 4  # over the collectives, until none fits better at another place
-GLOO_LEFT_SHARE = 0.01  # of a step: less work that may be a wait is not worth a note
