@@ -179,14 +179,12 @@ def need_steps(graph: Graph) -> None:
     """Raise `GraphError` if there is no step to be judged."""
     if not len(graph):
         raise GraphError("there is nothing to simulate: the graph has no tasks")
-    covered = [step for step in graph.steps if step.get("covered")]
-    if not covered:
+    if not any(step.get("covered") for step in graph.steps):
         reasons = sorted({step["why_not"] for step in graph.steps if step.get("why_not")})
-        raise GraphError(
-            "no step of this trace can be judged"
-            + (f": {'; '.join(reasons)}." if reasons else ": it has no steps.")
-            + " Record at least two whole steps, or name another marker with --step-marker."
-        )
+        said = f"no step of this trace can be judged: {'; '.join(reasons) or 'it has no steps'}."
+        if "recorded" not in said:
+            said += " Record at least two whole steps, or name another marker with --step-marker."
+        raise GraphError(said)
 
 
 def repeatable(graph: Graph) -> Window | None:

@@ -23,7 +23,17 @@ NAMES = (
 ID = {name: code for code, name in enumerate(NAMES)}
 LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
 NOTHING = 0xFFFFFFFF
-OTHER_TABLES = ("CUPTI", "CUDA_EVENT", "CUDA_GPU", "ENUM", "META", "NVTX", "PROCESSES", "TARGET")
+OTHER_TABLES = (
+    "CUPTI",
+    "CUDA_EVENT",
+    "CUDA_GPU",
+    "DIAGNOSTIC",
+    "ENUM",
+    "META",
+    "NVTX",
+    "PROCESSES",
+    "TARGET",
+)
 
 
 def packed(tid: int = 0, pid: int = PID) -> int:

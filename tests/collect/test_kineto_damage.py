@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kineto_text import document, op, row, training, write
+from shared import shared_trace
 
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
@@ -17,6 +18,60 @@ from daydream.trace.trace import Trace
 
 def imported(tmp_path: Path, events: Any) -> Trace:
     return import_trace([write(tmp_path / "trace.json", document(events))])
+
+
+@pytest.mark.parametrize(
+    ("new", "mended"),
+    [
+        ('"bandwidth (GB/s)": inf', 1),
+        ('"x": [-nan(ind), 1.#INF, "a",]', 3),
+        ('"x": "Library("a", "IMPL")\n(1): <module>"', 1),
+        ('"x": ["a "quoted" word", "b"], "y": "C:\\users"', 2),
+        ('"x": "tab\there", "y": "{"a": 1}"', 2),
+        ('"x": "it ends so: \\""', 0),
+    ],
+)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_what_profilers_write_and_is_no_json_is_mended(
+    tmp_path: Path, new: str, mended: int, as_list: bool
+) -> None:
+    events = training(2)
+    events[4]["args"]["place"] = 1
+    text = json.dumps(events if as_list else document(events)).replace('"place": 1', new)
+    trace = import_trace([write(tmp_path / "trace.json", text)])
+    assert trace.values("name") == imported(tmp_path, training(2)).values("name")
+    said = f"Places that were no JSON (inf, quotes in texts, say) and were mended: {mended}."
+    assert trace.metadata["notes"] == ([said] if mended else [])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_json_is_read_in_any_encoding_of_unicode(tmp_path: Path, encoding: str, name: str) -> None:
+    text = json.dumps(document([*training(2), op("caf\u00e9", 5, 1)]), ensure_ascii=False)
+    assert "caf\u00e9" in import_trace([write(tmp_path / name, text.encode(encoding))]).values("name")
+
+
+def test_the_list_of_the_old_profiler_is_read_or_named(tmp_path: Path) -> None:
+    rows = [
+        {"name": "aten::mm", "ph": "X", "ts": 10 * at, "dur": 5, "tid": 1, "pid": "CPU functions", "args": {}}
+        for at in range(3)
+    ]
+    trace = import_trace([write(tmp_path / "t.json", rows)])
+    assert (trace.values("kind"), trace.metadata["vendor"]) == (["operator"] * 3, "cpu")
+    assert trace["start_ns"].tolist() == [0, 10_000, 20_000]
+    with pytest.raises(TraceError, match="old autograd profiler"):
+        import_trace([write(tmp_path / "t.json", [*rows, {**rows[0], "pid": "CUDA functions"}])])
+    old = shared_trace("cases/legacy_autograd_profiler_list.json.gz")
+    assert import_trace([old]).values("kind") == ["operator"] * 1442
+
+
+@pytest.mark.parametrize("name", ["kineto_105_inf", "pytorch_113001_unescaped_quotes", "utf16_by_powershell"])
+def test_the_shared_symptoms_are_read(name: str) -> None:
+    sound = import_trace([shared_trace("cases/symptoms/tiny_ok.json")])
+    trace = import_trace([shared_trace(f"cases/symptoms/{name}.json")])
+    kernels = trace.is_kind("kernel")
+    assert trace["duration_ns"][kernels].tolist() == sound["duration_ns"][sound.is_kind("kernel")].tolist()
+    assert [step["measured_ns"] for step in trace.metadata["steps"][1:]] == [1_000_000] * 3
 
 
 # What is odd is counted
@@ -102,8 +157,12 @@ def test_text_that_cannot_be_encoded_is_cleaned(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"  \n", "is empty"),
-        (b"PK\x03\x04 something", "not JSON"),
+        (b"PK\x03\x04 something", "ZIP archive; unpack"),
         (b"hello", "not JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:a1\nsize 5\n", "git lfs pull"),
+        (b"/annex/objects/SHA256E-s5--a1.json", "git annex get"),
+        (b"\xef\xbb\xbf\n<!DOCTYPE html>", "HTML"),
+        (b'{"traceEvents": [{"ph": "X", "name": inf nan}]}', "not valid JSON"),
         (b"{", "cut off"),
         (b"[", "cut off"),
         (b"{}", "without a `traceEvents`"),

@@ -23,6 +23,7 @@ from nsys_database import (
     rows_of,
     write_export,
 )
+from shared import shared_trace
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
@@ -270,6 +271,45 @@ def test_device_properties_are_named_as_from_kineto(tmp_path):
         "id": 0, "name": "NVIDIA A100", "memory_bytes": 85_000_000_000, "compute_major": 8,
         "compute_minor": 0, "multiprocessors": 108, "memory_bytes_per_second": 2_039_040_000_000,
     }]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "names"),
+    [
+        (
+            [(2, 0), (1, 1), (1, 0)],
+            {0: "NVIDIA B", 1: "NVIDIA A"},
+        ),  # as CUDA numbers them, first process first
+        ([], {0: "NVIDIA A", 2: "NVIDIA B"}),
+    ],
+)
+def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
+    gpus = [
+        (0, 0, "Intel Iris", 0),
+        (1, 0, "NVIDIA A", 76),
+        (2, 2, "NVIDIA B", 76),
+        (3, 0, "Basic Render", 0),
+    ]
+    tables = {
+        "KERNEL": [kernel(0, 5, 1)],
+        "TARGET_INFO_GPU": [
+            dict(zip(("id", "cuDevice", "name", "smCount"), gpu, strict=True)) for gpu in gpus
+        ],
+    }
+    if seen:
+        tables["TARGET_INFO_CUDA_DEVICE"] = [
+            {"gpuId": gpu, "cudaId": number, "pid": 7} for gpu, number in seen
+        ]
+
+    devices = read_nsys(write_export(tmp_path / "a.sqlite", tables)).metadata["devices"]
+
+    assert {device["id"]: device["name"] for device in devices} == names
+
+
+def test_the_shared_laptop_trace_names_the_device_that_worked():
+    recording = read_nsys(shared_trace("cases/nsys_rtx5000ada_laptop_5_forward_passes.sqlite.gz"))
+    named = [(device["id"], device["name"]) for device in recording.metadata["devices"]]
+    assert named == [(0, "NVIDIA RTX 5000 Ada Generation Laptop GPU")]
 
 
 def test_nothing_else_leaves_the_file(tmp_path):

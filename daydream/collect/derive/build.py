@@ -27,6 +27,7 @@ from daydream.collect.derive.steps import (
     find_steps,
     finish_ranges,
     measure_steps,
+    need_work,
 )
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use, with_lost_frees
@@ -122,6 +123,7 @@ def derive(
     """
     _put_in_order(recording)
     clear_nonsense(recording.columns, recording.texts)
+    need_work(recording)
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:

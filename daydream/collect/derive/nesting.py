@@ -202,8 +202,11 @@ def link_launches(recording: Recording) -> np.ndarray:
     order = np.lexsort((calls, recording["start_ns"][calls], launches[calls], correlation[calls]))
     calls = calls[order]
     ids = correlation[calls]
+    start, end = recording["start_ns"][calls], (recording["start_ns"] + recording["duration_ns"])[calls]
+    unclear = np.zeros(len(calls), bool)  # ids that are none: calls one after the other have the same
+    unclear[1:] = (ids[1:] == ids[:-1]) & launches[calls[:-1]] & (start[1:] >= end[:-1])
     slot = np.searchsorted(ids, correlation[work], side="right") - 1
-    found = (slot >= 0) & (ids[slot] == correlation[work])
+    found = (slot >= 0) & (ids[slot] == correlation[work]) & ~unclear[slot]
     launch[work[found]] = calls[slot[found]]
     return launch
 

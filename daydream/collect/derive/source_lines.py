@@ -70,11 +70,6 @@ class SourceLines:
                 code = self._codes.setdefault(kept, len(self._codes))
                 self._frames.append((thread, start, -(start + duration), code))
 
-    def join(self, other: SourceLines) -> None:
-        """Take in the frames of the part of the recording that follows."""
-        codes = [self._codes.setdefault(name, len(self._codes)) for name in other._codes]
-        self._frames += [(thread, start, end, codes[code]) for thread, start, end, code in other._frames]
-
     def of(self, start_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
         """Return the code of the innermost frame around each start on its thread, unknown where none is."""
         found = np.full(len(start_ns), UNKNOWN, np.int32)

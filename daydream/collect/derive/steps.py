@@ -27,9 +27,10 @@ import numpy as np
 
 from daydream.collect.derive.device_work import is_device_alone, linked_calls
 from daydream.collect.derive.nesting import STEP_MARKER
-from daydream.collect.derive.recording import PORTION, Recording
+from daydream.collect.derive.recording import PORTION, SAID, Recording
 from daydream.errors import TraceError
 from daydream.lazy import regex
+from daydream.text import counted
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 BEGIN = regex(r"StreamBeginCapture")
@@ -182,6 +183,14 @@ OPTIMIZER_STEP = regex(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
 BACKWARD_NODE = regex(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 NO_PREDECESSOR = "no step before it in the window, so its step time is unknown"
 WORK_LOST = "much of the device work it launched was not recorded"
+UNRECORDED = (
+    "but no device work was recorded: another tool held the device's profiler (CUPTI), or it was off, "
+    "stopped early, or does not work there (WSL, containers)"
+)
+UNLAUNCHED = (
+    "no recorded call is known to have launched most of its device work: whether the CPU or the device "
+    "bounds it is not known"
+)
 LOST_BEFORE = "the end of the step before it was not recorded"
 MOST_LOST = 0.1  # of a step's launches; memsets and the odd kernel go unrecorded in complete traces too
 LAUNCH = regex(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
@@ -365,11 +374,45 @@ def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count
     calls = recording.named(LAUNCH, "runtime") & (step >= 0) & ~in_capture(recording)
     linked = np.zeros(len(step), bool)
     linked[launch[launch >= 0]] = True
-    if not linked.any():  # a trace of the CPU alone
-        return np.zeros(count, bool)
     launched = np.bincount(step[calls], minlength=count)
     lost = np.bincount(step[calls & ~linked], minlength=count)
     return np.asarray(lost > MOST_LOST * launched)
+
+
+def unrecorded(recording: Recording) -> str | None:
+    """Return what says that a device worked, though none of its work was recorded; None if nothing does."""
+    if recording.is_kind(*DEVICE_KINDS).any():
+        return None
+    if calls := int((recording.named(LAUNCH, "runtime") & ~in_capture(recording)).sum()):
+        return f"{counted(calls, 'call')} launched work on a device, {UNRECORDED}"
+    memory = recording.memory
+    if memory is not None and (memory["device"] >= 0).any():
+        return f"memory of a device was allocated, {UNRECORDED}"
+    return None
+
+
+def need_work(recording: Recording) -> None:
+    """Raise `TraceError` where neither an operator nor device work was recorded; say what the file says."""
+    said = recording.metadata.pop(SAID, [])
+    if not recording.is_kind("operator", *DEVICE_KINDS).any():
+        why = [why] if (why := unrecorded(recording)) else []
+        raise TraceError(
+            f"{recording.metadata.get('source')}: no operator, kernel or copy was recorded. "
+            + " ".join([*why, *said])
+        )
+
+
+def _unlaunched(
+    recording: Recording, device: np.ndarray, launch: np.ndarray, completion: np.ndarray
+) -> np.ndarray:
+    """Return the steps during which most of the device's work is of no known call: bool, shape (steps,)."""
+    if is_device_alone(recording):
+        return np.zeros(len(completion), bool)
+    during = np.searchsorted(completion, recording["start_ns"][device], side="right")
+    took = recording["duration_ns"][device].astype(float)
+    of_none = np.where(launch[device] < 0, took, 0.0)
+    whole, unknown = (np.bincount(during, ns, len(completion) + 1) for ns in (took, of_none))
+    return np.asarray(2 * unknown > whole)[:-1]
 
 
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
@@ -401,13 +444,17 @@ def measure_steps(
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
     orphans = bool((device & (launch < 0)).any()) and not is_device_alone(recording)
     lost = _lost_work(recording, step, launch, len(ranges))
+    unlaunched = _unlaunched(recording, device, launch, completion)
+    without = unrecorded(recording)
     rank = int(recording.metadata.get("rank", 0))
 
     steps = []
     for index, (name, begin, stop) in enumerate(ranges):
         before = int(completion[index - 1]) if index else begin
-        why_not = None
-        if index == 0 and len(ranges) > 1:
+        why_not = without or (UNLAUNCHED if unlaunched[index] else None)
+        if why_not is not None:
+            pass
+        elif index == 0 and len(ranges) > 1:
             why_not = NO_PREDECESSOR
         elif index == 0 and orphans:
             why_not = LAUNCHED_BEFORE

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream import compiled
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import format_of, trace_files
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
-from daydream.parallel.map_on import cores, map_on
+from daydream.parallel.map_on import map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from daydream.collect.importers.kineto.readers import Readers
-
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
-FEW_CORES = 2
 LARGE = 1 << 20  # rows; below, what is freed is small beside what every process has
 Progress = Callable[[str, float], None]
 
@@ -140,11 +133,10 @@ def _read_all(
     if "rocprof-csv" in formats:
         return _of_tables(files, formats, progress, max_unpacked)
     if engine.local:
-        with _readers(files, formats, max_unpacked) as readers:
-            return [
-                (path, _read(path, kind, progress, max_unpacked, readers))
-                for path, kind in zip(files, formats, strict=True)
-            ]
+        return [
+            (path, _read(path, kind, progress, max_unpacked))
+            for path, kind in zip(files, formats, strict=True)
+        ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
@@ -167,28 +159,6 @@ def _of_tables(
     return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
 
 
-@contextmanager
-def _readers(
-    files: Sequence[Path], formats: Sequence[str], max_unpacked: int | None
-) -> Iterator[Readers | None]:
-    """Give processes that read large Kineto files side by side, None where there is none.
-
-    On two cores the compiled scanner takes about as long without them, and two thirds of the CPU time (1 GB).
-    """
-    from daydream.collect.importers.kineto.blocks import LEAST_BYTES, json_bytes
-
-    kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
-    few = compiled.engine() is not None and cores() <= FEW_CORES
-    if few or sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
-        yield None
-        return
-    from daydream.collect.importers.kineto.readers import Readers
-
-    with Readers() as readers:
-        readers.expect(kineto, max_unpacked)
-        yield readers
-
-
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
     """Return what a worker does with a file."""
     elsewhere, max_unpacked = how
@@ -205,9 +175,7 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
     return read
 
 
-def _read(
-    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None, readers: Readers | None = None
-) -> list[Recording]:
+def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         return _of_database(path, max_unpacked)
@@ -222,7 +190,7 @@ def _read(
         return [read_xplane(path, progress=say, max_unpacked=max_unpacked)]
     from daydream.collect.importers.kineto.reader import read_kineto
 
-    return [read_kineto(path, progress=say, max_unpacked=max_unpacked, readers=readers)]
+    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
 
 
 def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:

@@ -136,6 +136,16 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
 HEAD = 1024  # bytes that tell the format
+STAND_INS = {  # how files begin that stand in for the one that was meant, and what gets that one
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
+    b"version https://hawser": "a Git LFS pointer, not the file itself; run `git lfs pull`",
+    b"/annex/objects/": "a git-annex pointer, not the file itself; run `git annex get`",
+    b"<": "a page of HTML or XML, not the file itself; download it again (on GitHub, its raw form)",
+    b"PK\x03\x04": "a ZIP archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first",
+    b"\xfd7zXZ": "packed with xz; unpack it first",
+    b"BZh": "packed with bzip2; unpack it first",
+}
 
 
 def format_of(path: Path) -> str:
@@ -144,6 +154,14 @@ def format_of(path: Path) -> str:
     It is `kineto`, `nsys`, `rocprof`, `rocprof-csv`, `xplane`, `etdump`, `inspector` or `parquet`.
     """
     head = head_of(path)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if is_etrecord(head):
+        raise TraceError(
+            f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
+        )
+    for begin, what in STAND_INS.items():
+        if text.startswith(begin):
+            raise TraceError(f"{path} is {what}.")
     if head[:4] == PARQUET_MAGIC:
         return "inspector" if is_inspector_parquet(path) else "parquet"
     if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
@@ -151,10 +169,6 @@ def format_of(path: Path) -> str:
         raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
     if is_etdump(head) or path.suffix == ".etdp":
         return "etdump"
-    if is_etrecord(head):
-        raise TraceError(
-            f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
-        )
     found = {
         "inspector": is_inspector_json(head), "rocprof": is_rocprof_json(head),
         "nsys": head[:16] == SQLITE_MAGIC, "rocprof-csv": is_rocprof_table(head),

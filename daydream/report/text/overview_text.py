@@ -120,7 +120,7 @@ def _recorded(overview: Overview) -> str:
 def _device(overview: Overview) -> str:
     devices: list[dict[str, Any]] = overview.trace.metadata.get("devices", [])
     if not overview.on_device:
-        return "no device work was recorded: CPU only"
+        return f"no device work was recorded{': CPU only' if overview.covered else ''}"
     used = sorted({stream["device"] for stream in overview.streams()})
     by_id = {device.get("id"): printable(str(device.get("name") or "")) for device in devices}
     names = dict.fromkeys(by_id.get(number) or "" for number in used)

@@ -1,10 +1,4 @@
-"""Parts of a large Kineto file, which several processes read side by side.
-
-A reader of the whole file reads block after block and cuts each behind its last whole event. Parts begin and
-end at such cuts, so that the blocks in them are the same. Where a cut will be is seen from the bytes before
-it, and proved by who reads the part before: if it ends elsewhere, the file is read as a whole instead.
-
-Events of a Kineto JSON file, block by block.
+"""Events of a Kineto JSON file, block by block.
 
 The file is read in blocks and cut between two events of `traceEvents`, so memory
 does not grow with the file. A cut is looked for at `}, {"key":`, which cannot occur
@@ -14,7 +8,7 @@ grows until it decodes, at worst to the end of the file.
 
 What is not strict JSON (NaN, text where a number belongs, bytes that are not UTF-8)
 is decoded again by slower and more patient means; an event that still makes no
-sense is counted.
+sense is counted. What is no JSON at all, though profilers write it, is mended.
 
 Names of the kernels that calls of a recording launch: ROCm writes them beside the call.
 """
@@ -28,7 +22,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
@@ -46,108 +39,65 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 BETWEEN_EVENTS = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 GZIP_MAGIC = b"\x1f\x8b"
-PART_BLOCKS = 8
-WINDOW = 1 << 18  # bytes before the end of a part in which its last event begins
-LEAST_BYTES = 96 << 20  # of JSON; below, starting processes takes longer than they save
 PACKED = 12  # times as large as its gzip a file is taken to be
-
-
-class NotCutError(Exception):
-    """The file, or a part of it, cannot be read in parts."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a file: its `text`, or where in the file at `path` that stands.
-
-    The first block in it has `head` bytes. Behind its last whole event `left` bytes stand, which the next
-    part begins with; `prefix` are the bytes before the events, which the last part needs.
-    """
-
-    path: Path
-    begin: int
-    end: int
-    head: int
-    share: float
-    text: bytes | None = None
-    left: int = 0
-    last: bool = False
-    prefix: bytes = b""
-
-    def read(self) -> bytes:
-        """Return its text."""
-        if self.text is not None:
-            return self.text
-        with self.path.open("rb") as file:
-            file.seek(self.begin)
-            return file.read(self.end - self.begin)
-
-
-def parts_of_plain(path: Path, file: IO[bytes], size: int, block_bytes: int) -> Iterator[Part]:
-    """Yield the parts of a file that is not packed; who reads them opens it. Raises `NotCutError`."""
-    at = block_bytes
-    begin, prefix = _begin(file.read(at))
-    head = at - begin
-    while (stop := at + PART_BLOCKS * block_bytes) < size:
-        first = max(begin, stop - WINDOW)
-        file.seek(first)
-        left = _left(file.read(stop - first))
-        yield Part(path, begin, stop, head, begin / size, left=left)
-        begin, at = stop - left, stop
-        head = at + block_bytes - begin
-    yield Part(path, begin, size, head, begin / size, last=True, prefix=prefix)
-
-
-def parts_of_packed(
-    path: Path, file: IO[bytes], share: Callable[[], float], block_bytes: int
-) -> Iterator[Part]:
-    """Yield the parts of a file that is unpacked while it is read, with their text. Raises `NotCutError`."""
-    rest = file.read(block_bytes)
-    begin, prefix = _begin(rest)
-    rest = rest[begin:]
-    head = len(rest)
-    more = file.read(PART_BLOCKS * block_bytes)
-    while following := file.read(PART_BLOCKS * block_bytes):
-        left = _left(more)
-        yield Part(path, 0, 0, head, share(), text=rest + more, left=left)
-        rest = more[len(more) - left :]
-        head = block_bytes + left
-        more = following
-    yield Part(path, 0, 0, head, share(), text=rest + more, last=True, prefix=prefix)
-
-
-def _begin(block: bytes) -> tuple[int, bytes]:
-    """Return where in the first block of a file the events begin, and what stands before them if not `[`."""
-    text = block.removeprefix(BYTE_ORDER_MARK)
-    mark = len(block) - len(text)
-    if text.lstrip()[:1] == b"[":
-        return mark + len(text) - len(text.lstrip()) + 1, b""
-    key = EVENTS_KEY.search(text)
-    if key is None:
-        raise NotCutError
-    return mark + key.end(), text[: key.end()]
-
-
-def _left(text: bytes) -> int:
-    """Return how many bytes stand behind the last boundary between two events."""
-    ends = [found.end() for found in BETWEEN_EVENTS.finditer(text, max(0, len(text) - WINDOW))]
-    if not ends:
-        raise NotCutError
-    return len(text) - ends[-1]
-
-
-def is_packed(path: Path) -> bool:
-    """Return whether a file is gzip."""
-    with path.open("rb") as file:
-        return file.read(2) == GZIP_MAGIC
 
 
 def json_bytes(path: Path) -> int:
     """Return about how many bytes of JSON a file holds, 0 if it cannot be read."""
     try:
-        return path.stat().st_size * (PACKED if is_packed(path) else 1)
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP_MAGIC
+        return path.stat().st_size * (PACKED if packed else 1)
     except OSError:
         return 0
+
+
+# Texts, and what is no JSON outside of them. A text that is a value ends before the next field or the end of
+# its object, whatever quotes it holds; other texts before what may stand between two of them.
+TOKEN = regex(
+    rb'(:\s*)?"'
+    rb"|-?(?:1\.#)?\b(?:nan|inf(?:inity)?|ind|qnan)\b(?:\(\w*\))?"
+    rb"|,(?=\s*[\]}])",
+    re.IGNORECASE,
+)
+END = rb'(?<!\\)(?:\\\\)*"(?=\s*'
+VALUE_ENDS = regex(END + rb'(?:\}\s*(?:[\]},]|\Z)|,\s*"[^"\n]{1,80}"\s*:))')
+ENDS = regex(END + rb"[:,\]}])")
+FIELD = regex(rb'"(?:ph|cat|pid|tid|ts|dur|args)"\s*:')  # of an event: a text that holds one has not ended
+ESCAPES = regex(rb'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})|[\x00-\x1f"\\]')
+
+
+def mended(text: bytes) -> tuple[bytes, int]:
+    """Return JSON for what profilers have written as JSON, and how many places had to be changed.
+
+    Numbers that JSON does not have (`inf`, `-nan(ind)`) become null; quotes, line ends and backslashes
+    in texts are escaped; commas before a bracket go. PyTorch and Kineto have written all of these.
+    """
+    parts: list[bytes] = []
+    at = count = 0
+    while found := TOKEN.search(text, at):
+        old, new = found.group(), b"null"
+        parts.append(text[at : found.start()])
+        at = found.end()
+        if old == b",":
+            new = b""
+        elif old.endswith(b'"'):
+            end = (VALUE_ENDS if found[1] else ENDS).search(text, at)
+            if end is None:
+                return text, 0
+            if FIELD.search(text, at, end.start()):
+                return text, 0
+            old += text[at : end.end()]
+            new = found.group() + ESCAPES.sub(_escaped, text[at : end.end() - 1]) + b'"'
+            at = end.end()
+        count += new != old
+        parts.append(new)
+    return b"".join([*parts, text[at:]]), count
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    text = found.group()
+    return text if len(text) > 1 else b"\\u%04x" % text[0]
 
 
 BLOCK_BYTES = 1 << 20
@@ -158,7 +108,7 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EventReader:
-    """Iterate over lists of events; `header` and `unreadable` are complete when the iteration is.
+    """Iterate over lists of events; `header`, `unreadable` and `mended` are complete when the iteration is.
 
     `share` is how much of the file was read so far.
 
@@ -178,6 +128,7 @@ class EventReader:
         self.exact_times = exact_times
         self.header = Header()
         self.unreadable = 0
+        self.mended = 0  # places that were no JSON
         self.block_bytes = block_bytes
         self.share = 0.0
         self._scanner = Scanner(exact=exact_times)
@@ -208,33 +159,14 @@ class EventReader:
         except OSError as error:
             raise TraceError(f"cannot read {self.path}: {error.strerror or error}") from None
 
-    def of_part(self, part: Part) -> Iterator[list[Event] | Table]:
-        """Iterate over the lists of events of a part: the same lists that the whole file would give there.
-
-        `header` is complete behind the last part. Raises `NotCutError` if it cannot be read by itself.
-        """
-        text, at, ended = part.read(), part.head, False
-        buffer = text[:at]
-        while not ended and at < len(text):
-            events, buffer, ended = self._cut(buffer)
-            if events:
-                yield events
-                del events
-            buffer += text[at : at + self.block_bytes]
-            at += self.block_bytes
-        if part.last:
-            yield self._last(part.prefix, buffer + text[at:])
-            return
-        events, buffer, failed = self._cut(buffer)
-        if ended or failed or len(buffer) != part.left:
-            raise NotCutError
-        if events:
-            yield events
-
     def _blocks(
         self, file: IO[bytes], position: Callable[[], int], size: int
     ) -> Iterator[list[Event] | Table]:
-        buffer = file.read(self.block_bytes).removeprefix(BYTE_ORDER_MARK)
+        buffer = file.read(self.block_bytes)
+        encoding = json.detect_encoding(buffer)
+        if not encoding.startswith("utf-8"):  # as PowerShell redirects output: not large
+            buffer = (buffer + file.read()).decode(encoding, "replace").encode()
+        buffer = buffer.removeprefix(BYTE_ORDER_MARK)
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
         if buffer.lstrip()[:1] == b"[":
@@ -327,11 +259,18 @@ class EventReader:
     def _last(self, prefix: bytes, buffer: bytes) -> list[Event] | Table:
         """Decode the end of the file: the remaining events and what stands behind them."""
         text = prefix + buffer if prefix else b"[" + buffer
-        if not prefix:
-            events = self._decode(text)
-            if events is None:
-                self._explain_broken(text)
-            return events
+        events = self._whole(text)
+        if events is None:
+            better, self.mended = mended(text)
+            events = self._whole(better) if self.mended else None
+        if events is None:
+            self._explain_broken(text)
+        return events
+
+    def _whole(self, text: bytes) -> list[Event] | Table | None:
+        """Return the events of a document or list, and keep the header; None if it is not JSON."""
+        if text[:1] == b"[":
+            return self._decode(text)
         try:
             document = msgspec.json.decode(text, type=Document)
             self.header = msgspec.json.decode(text, type=Header)
@@ -343,7 +282,7 @@ class EventReader:
         try:
             whole = json.loads(text.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
-            self._explain_broken(text)
+            return None
         if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
             raise TraceError(f"{self.path}: `traceEvents` is not a list; this is not a Kineto trace")
         self.header = Header(**{name: whole.get(name) for name in Header.__struct_fields__})

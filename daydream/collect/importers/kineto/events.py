@@ -154,17 +154,27 @@ def _raw(value: Any) -> msgspec.Raw:
 
 
 CATEGORIES = {
-    "cpu_op": "operator", "Operator": "operator",
+    "cpu_op": "operator",
+    "Operator": "operator",
     "user_annotation": "annotation",
-    "cuda_runtime": "runtime", "cuda_driver": "runtime", "Runtime": "runtime", "hip_runtime": "runtime",
-    "hip_driver": "runtime", "xpu_runtime": "runtime", "xpu_driver": "runtime",
-    "privateuse1_runtime": "runtime", "privateuse1_driver": "runtime",
-    "kernel": "kernel", "Kernel": "kernel",
-    "gpu_memcpy": "memcpy", "Memcpy": "memcpy",
-    "gpu_memset": "memset", "Memset": "memset",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "Runtime": "runtime",
+    "hip_runtime": "runtime",
+    "hip_driver": "runtime",
+    "xpu_runtime": "runtime",
+    "xpu_driver": "runtime",
+    "privateuse1_runtime": "runtime",
+    "privateuse1_driver": "runtime",
+    "kernel": "kernel",
+    "Kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "Memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "Memset": "memset",
     "cuda_sync": "sync",
     "python_function": "module",
-}  # fmt: skip
+}
 # Without a note: spans of the profiler itself, and annotations of the CPU repeated on a stream.
 SILENT = (None, "Trace", "gpu_user_annotation")
 KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
@@ -181,6 +191,7 @@ def is_kind(columns: dict[str, np.ndarray], kinds: Iterable[str]) -> np.ndarray:
 
 CALLS = regex(r"_(runtime|driver)$")
 QUEUES = ("enqueue", "dequeue")  # torch_npu hands its launches to a thread of its own
+LEGACY_CPU, LEGACY_DEVICE = "CPU functions", "CUDA functions"  # processes of torch.autograd.profiler's list
 NPU_FLOW = "async_npu"  # from the operator that asks for work to the work
 NPU_PREFIX = regex(r"^\w+@(?=acl)")  # `AscendCL@aclrtMemcpy`: the layer, the call
 NPU_COLLECTIVE = regex(r"^hcom_")
@@ -205,6 +216,8 @@ def other_row(event: Event) -> tuple[str, Event] | None:
     as the record of an event.
     """
     category, args = event.cat, event.args
+    if category is None and event.pid == LEGACY_CPU:
+        return "operator", event
     if category in QUEUES:
         return "runtime", event
     if args is None or not isinstance(event.name, str):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from daydream.collect.importers.kineto.events import (
     DEVICE,
     HOST,
     KINDS,
+    LEGACY_DEVICE,
     Header,
     is_kind,
     launch_with_neighbours,
@@ -51,22 +52,31 @@ from daydream.text import counted
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import is_amount
 
-if TYPE_CHECKING:
-    from daydream.collect.importers.kineto.readers import Readers
-
 DEVICE_FIELDS = {
-    "id": "id", "name": "name", "totalGlobalMem": "memory_bytes", "computeMajor": "compute_major",
-    "computeMinor": "compute_minor", "numSms": "multiprocessors", "warpSize": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block", "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
-    "regsPerBlock": "registers_per_block", "regsPerMultiprocessor": "registers_per_multiprocessor",
-    "sharedMemPerBlock": "shared_bytes_per_block", "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
+    "id": "id",
+    "name": "name",
+    "totalGlobalMem": "memory_bytes",
+    "computeMajor": "compute_major",
+    "computeMinor": "compute_minor",
+    "numSms": "multiprocessors",
+    "warpSize": "warp_size",
+    "maxThreadsPerBlock": "threads_per_block",
+    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
+    "regsPerBlock": "registers_per_block",
+    "regsPerMultiprocessor": "registers_per_multiprocessor",
+    "sharedMemPerBlock": "shared_bytes_per_block",
+    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
     "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
     "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
-}  # fmt: skip
+}
 VERSION_FIELDS = (
-    "cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
-    "hip_driver_version", "roctracer_version",
-)  # fmt: skip
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "cupti_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+    "roctracer_version",
+)
 
 
 def metadata_of(header: Header, path: Path) -> dict[str, Any]:
@@ -215,35 +225,28 @@ def read_kineto(
     progress: Callable[[float], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
     max_unpacked: int | None = None,
-    readers: Readers | None = None,
 ) -> Recording:
     """Return the recording in a Kineto JSON or JSON.gz file, of at most `max_unpacked` bytes of JSON.
-
-    `readers` are processes that read parts of a large file side by side; the recording is the same.
 
     Raises `TraceError` if the file is no Kineto trace or holds no usable row.
     """
     how: dict[str, Any] = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
     try:
-        return _gathered(EventReader(path, **how), readers, progress)
+        return _gathered(EventReader(path, **how), progress)
     except NeedsDigitsError:
-        return _gathered(EventReader(path, **how, exact_times=True), readers, progress)
+        return _gathered(EventReader(path, **how, exact_times=True), progress)
 
 
-def _gathered(
-    reader: EventReader, readers: Readers | None, progress: Callable[[float], None] | None
-) -> Recording:
-    rows = None if readers is None else readers.rows(reader, progress)
-    if rows is None:
-        rows = Rows(exact=reader.exact_times)
-        blocks = iter(reader)
-        if reader.scans and json_bytes(reader.path) >= WORTH_A_THREAD:
-            blocks = ahead(blocks)
-        for events in blocks:
-            rows.add(events)
-            del events  # before the next ones are decoded
-            if progress is not None:
-                progress(reader.share)
+def _gathered(reader: EventReader, progress: Callable[[float], None] | None) -> Recording:
+    rows = Rows(exact=reader.exact_times)
+    blocks = iter(reader)
+    if reader.scans and json_bytes(reader.path) >= WORTH_A_THREAD:
+        blocks = ahead(blocks)
+    for events in blocks:
+        rows.add(events)
+        del events  # before the next ones are decoded
+        if progress is not None:
+            progress(reader.share)
     return _Importer(reader, rows).recording()
 
 
@@ -261,6 +264,11 @@ class _Importer:
             raise TraceError(
                 f"{self.reader.path} is a timeline that daydream wrote, to be looked at in Perfetto; "
                 "give the trace that it was made from."
+            )
+        if LEGACY_DEVICE in self.rows.categories:
+            raise TraceError(
+                f"{self.reader.path} is the list of the old autograd profiler, which times operators on "
+                "the device, but has no kernels; record with torch.profiler."
             )
         if not len(columns["start_ns"]):
             raise TraceError(
@@ -337,6 +345,10 @@ class _Importer:
                 f"{counted(count, 'row', 'rows')} {what} and {'was' if count == 1 else 'were'} left out."
             )
 
+        if self.reader.mended:
+            notes.append(
+                f"Places that were no JSON (inf, quotes in texts, say) and were mended: {self.reader.mended}."
+            )
         if self.reader.unreadable:
             tell(self.reader.unreadable, "could not be read")
         for reason, count in sorted((+self.left_out).items()):

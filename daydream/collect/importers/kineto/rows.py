@@ -1,15 +1,12 @@
-"""Rows of a Kineto file, gathered block by block as columns; rows of several parts of a file become one's.
+"""Rows of a Kineto file, gathered block by block as columns.
 
-Texts are codes into values in their order of appearance, so what parts gather is joined in their order, and
-is then what one reader of the whole file would have gathered.
+Texts are codes into values in their order of appearance.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +17,8 @@ from daydream.collect.importers.kineto.events import (
     DEVICE,
     HOST,
     KINDS,
+    LEGACY_CPU,
+    LEGACY_DEVICE,
     NAMED,
     NPU_FLOW,
     SILENT,
@@ -50,21 +49,6 @@ CODED = ("shapes", "types", "grid", "block", "layer", "collective", "word", "gro
 NO_ARGS = Args()
 
 
-@dataclass
-class Gathered:
-    """What was gathered of a part of a file, as it is sent from one process to another."""
-
-    columns: dict[str, np.ndarray]
-    names: list[str]
-    codes: dict[str, list[Any]]
-    lines: SourceLines
-    memory: MemoryRows
-    categories: Counter[str]
-    left_out: Counter[str]
-    of_npu: bool
-    vendor: str
-
-
 class Rows:
     """Columns of one file, gathered in chunks, one a block and kind; `exact` reads starts by their digits."""
 
@@ -82,31 +66,6 @@ class Rows:
         self._tables = TableColumns(self.names, self.codes, self.ids, self.threads)
         self._annotations: list[int] = []
         self._modules: list[int] = []
-
-    def gathered(self) -> Gathered:
-        """Return all of it, to be joined to the rows of the parts before; nothing is left here."""
-        columns = {name: self.growing.take(name) for name in list(self.growing.columns)}
-        codes = {name: found for name, values in self.codes.items() if (found := values.values_in_order())}
-        return Gathered(
-            columns, self.names.values_in_order(), codes, self.lines, self.memory, self.categories,
-            self.left_out, self.of_npu, self.vendor,
-        )  # fmt: skip
-
-    def join(self, part: Gathered) -> None:
-        """Append the rows of the part of the file that follows."""
-        tables = {name: [self.codes[name][value] for value in values] for name, values in part.codes.items()}
-        tables["name"] = [self.names[name] for name in part.names]
-        columns = part.columns
-        for name, table in tables.items():
-            if name in columns:
-                columns[name] = np.array([*table, UNKNOWN], np.int32)[columns[name]]
-        if columns:
-            self.growing.append(columns)
-        self.lines.join(part.lines)
-        self.memory.join(part.memory)
-        self.categories += part.categories
-        self.left_out += part.left_out
-        self.of_npu, self.vendor = self.of_npu or part.of_npu, part.vendor or self.vendor
 
     def add(self, events: list[Event] | Table) -> None:
         """Append the rows of some events, which are used up."""
@@ -204,7 +163,10 @@ class Rows:
         row = other_row(event)
         if row is not None and row[0]:
             groups[row[0]].append(row[1])
-            self.vendor = vendor_of(event.cat)
+            if event.pid != LEGACY_CPU:
+                self.vendor = vendor_of(event.cat)
+        elif event.pid == LEGACY_DEVICE:
+            self.categories[LEGACY_DEVICE] += 1
         elif row is None and event.cat not in SILENT:
             self.categories[str(event.cat)[:40]] += 1
 

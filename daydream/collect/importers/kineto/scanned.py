@@ -43,11 +43,32 @@ if TYPE_CHECKING:
 
 OUTER = {"ph": "t", "cat": "t", "name": "t", "pid": "i", "tid": "i", "ts": "s", "dur": "d", "args": "a"}
 INNER = (
-    "external", "sequence", "forward_thread", "external_2021", "dims", "types", "hierarchy", "device",
-    "stream", "correlation", "bytes", "grid", "block", "size", "graph_id", "graph_node", "collective",
-    "elements_in", "elements_out", "dtype", "group", "group_ranks", "wait_stream", "sycl_queue",
+    "external",
+    "sequence",
+    "forward_thread",
+    "external_2021",
+    "dims",
+    "types",
+    "hierarchy",
+    "device",
+    "stream",
+    "correlation",
+    "bytes",
+    "grid",
+    "block",
+    "size",
+    "graph_id",
+    "graph_node",
+    "collective",
+    "elements_in",
+    "elements_out",
+    "dtype",
+    "group",
+    "group_ranks",
+    "wait_stream",
+    "sycl_queue",
     "wait_correlation",
-)  # fmt: skip
+)
 PLACE = {name: place for place, name in enumerate((*OUTER, *INNER))}
 WIDTH = len(PLACE) + 2  # where an event stands is behind its fields
 KIND, BEGIN, SIZE = PLACE["args"], WIDTH - 2, WIDTH - 1

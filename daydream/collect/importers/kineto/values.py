@@ -274,10 +274,6 @@ class MemoryRows:
             "reserved_bytes": signed.of([each.reserved for each in args]),
         })  # fmt: skip
 
-    def join(self, other: MemoryRows) -> None:
-        """Append the rows of the part of the file that follows."""
-        self._parts += other._parts
-
     def events(self, first_ns: int) -> MemoryEvents | None:
         """Return the rows as a table in order of time, None if there are none; times count from `first_ns`.
 

@@ -99,6 +99,12 @@ class Export:
                 return str(row.get("value"))
         return ""
 
+    def diagnostics(self) -> list[str]:
+        """Return what Nsight Systems itself says of the recording, but for what is no warning."""
+        rows = self.records("DIAGNOSTIC_EVENT")
+        said = dict.fromkeys(row.get("text") for row in rows if row.get("severity") not in (1, 4))
+        return [text for text in said if isinstance(text, str)]
+
     def session_start_ns(self) -> int:
         """Return when the session began, in ns since 1970; 0 if the file does not say."""
         for row in self.records("TARGET_INFO_SESSION_START_TIME"):

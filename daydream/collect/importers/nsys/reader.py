@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.nsys.export import Export, open_export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
@@ -45,14 +45,22 @@ RANGE_TYPES = (59, 60, 70, 71)
 LONGEST_NS = 2**62  # a missing time is below minus this; differences of the others fit 64 bits
 
 DEVICE_FIELDS = {
-    "name": "name", "totalMemory": "memory_bytes", "computeMajor": "compute_major",
-    "computeMinor": "compute_minor", "smCount": "multiprocessors", "threadsPerWarp": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block", "maxRegistersPerBlock": "registers_per_block",
-    "maxRegistersPerSm": "registers_per_multiprocessor", "maxShmemPerBlock": "shared_bytes_per_block",
+    "name": "name",
+    "totalMemory": "memory_bytes",
+    "computeMajor": "compute_major",
+    "computeMinor": "compute_minor",
+    "smCount": "multiprocessors",
+    "threadsPerWarp": "warp_size",
+    "maxThreadsPerBlock": "threads_per_block",
+    "maxRegistersPerBlock": "registers_per_block",
+    "maxRegistersPerSm": "registers_per_multiprocessor",
+    "maxShmemPerBlock": "shared_bytes_per_block",
     "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
-    "maxShmemPerSm": "shared_bytes_per_multiprocessor", "memoryBandwidth": "memory_bytes_per_second",
-    "clockRate": "clock_hz", "l2CacheSize": "l2_bytes",
-}  # fmt: skip
+    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
+    "memoryBandwidth": "memory_bytes_per_second",
+    "clockRate": "clock_hz",
+    "l2CacheSize": "l2_bytes",
+}
 
 
 def read_nsys(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Recording:
@@ -117,6 +125,7 @@ class _Importer:
             "origin_ns": origin + self.export.session_start_ns(),
             "devices": self._devices(columns["device"]),
             "notes": self.notes,
+            SAID: self.export.diagnostics(),
         }
         product = self.export.about("EXPORT_PRODUCT_VERSION")
         if product:
@@ -276,10 +285,20 @@ class _Importer:
 
     def _devices(self, used: np.ndarray) -> list[dict[str, Any]]:
         """Return the properties of the devices, or their bare ids where the file does not describe them."""
+        gpus = self.export.records("TARGET_INFO_GPU")
+        pairs: dict[Any, dict[str, Any]] = {}  # CUDA numbers the devices that a process sees
+        for seen in self.export.records("TARGET_INFO_CUDA_DEVICE"):
+            for row in gpus:
+                if row.get("id") == seen.get("gpuId") is not None:
+                    pairs.setdefault(seen.get("cudaId"), row)
+        if not pairs:
+            cuda = [row for row in gpus if row.get("smCount") != 0] or gpus  # not those of other vendors
+            for row in cuda:
+                numbers = (row.get("cuDevice"), row.get("id"))
+                pairs.setdefault(next(filter(is_amount, numbers), None), row)
         devices = []
-        for row in self.export.records("TARGET_INFO_GPU"):
-            numbers = (row.get("cuDevice"), row.get("id"))
-            device: dict[str, Any] = {"id": next((one for one in numbers if is_amount(one)), None)}
+        for number, row in pairs.items():
+            device: dict[str, Any] = {"id": number}
             for theirs, ours in DEVICE_FIELDS.items():
                 value = row.get(theirs)
                 if isinstance(value, str) if ours == "name" else is_amount(value):
