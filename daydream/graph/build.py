@@ -20,6 +20,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
 | `late_starts` | device work that begins just as long work of another stream ends | `events` |
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
+| `readings` | pauses that may be work or waits have both readings | `readings` |
 | `background` | threads that nothing waits for complete no step | `threads` |
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
@@ -42,6 +43,7 @@ from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over
 from daydream.graph.rules.latencies import cut_long_calls, measure_latencies, typical_latencies
 from daydream.graph.rules.queue import bound_queues
+from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import wait_for_lock, wait_in_spins, wake_up
 from daydream.graph.rules.streams import find_device_work, follow_the_device, order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
@@ -66,6 +68,7 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("communication", match_ranks),
     ("late_starts", follow_what_held),
     ("pauses", follow_the_device),
+    ("readings", read_pauses),
     ("background", tell_background),
     ("graphs", fill_heads),
     ("typical", typical_latencies),

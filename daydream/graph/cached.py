@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from daydream.graph.lower import Window
     from daydream.trace.trace import Trace
 
-TABLES = ("columns", "syncs", "waits", "links")
+TABLES = ("columns", "syncs", "waits", "links", "doubts")
 OF_PLAN = (
     "duration_ns",
     "gap_ns",

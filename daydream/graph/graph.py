@@ -63,6 +63,7 @@ OWN = (  # what each copy has of its own
     "syncs",
     "waits",
     "links",
+    "doubts",
     "overrides",
     "lanes",
     "queue_depth",
@@ -135,6 +136,7 @@ class Graph(NotebookTables):
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
+        self.doubts = Table.of("task", "ns")
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
@@ -254,6 +256,20 @@ class Graph(NotebookTables):
         twin.columns.put("duration_ns", duration_ns)
         twin.columns.put("gap_ns", gap_ns)
         return twin
+
+    def read_otherwise(self, *, released: bool) -> Graph | None:
+        """Return a copy in which all doubtful pauses are waits (`released`) or all are work.
+
+        None if they are so already.
+        """
+        task, ns = (self.doubts[name] for name in ("task", "ns"))
+        chosen = (ns < 0) == released
+        if not chosen.any():
+            return None
+        gap = self.columns["gap_ns"].copy()
+        np.add.at(gap, task[chosen], ns[chosen])  # a pause inside a call is part of its duration
+        duration = self.columns["duration_ns"] + np.minimum(gap, 0)
+        return self.retimed(np.maximum(duration, 0), np.maximum(gap, 0))
 
     def differs_in_times_only(self, other: Graph) -> bool:
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""

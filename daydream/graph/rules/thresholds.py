@@ -64,6 +64,8 @@ HELD_CHANCE = 0.01  # that as many are so close
 # Threads that wait for each other.
 PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on: 15 to 60 us on two busy cores
+COVERED_SHARE = 0.9  # of a pause through which others work, so that it may be a wait for them
+IDLE_SHARE = 0.5  # of a thread's time in such pauses: it waits in them rather than works
 LEAST_PAUSES = 2  # of a kind that end alike
 STEADY_SHARE = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
