@@ -23,11 +23,7 @@ STAGED_LATENCY_NS = 20_000  # from submission to the start of a small pageable c
 
 # Graphs of device work, in ns.
 GRAPH_HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
-GRAPH_NODE_NS = 20_000  # from the end of a node until one of another stream that waited for it starts
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
-HEAD_OF_PARTLY_TRACED_NS = (
-    100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
-)
 
 # The launch queue.
 NVIDIA_QUEUE_DEPTH = 1022  # launches; assumed where the trace never fills a queue
@@ -46,7 +42,6 @@ MOST_DOUBTFUL = 100  # matches between ranks that are left out, one after the ot
 # Where no synchronize of the trace found the device done. Those that do take 2 to 5 us in all (V100), of
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
-SYNC_RETURN_NS = 30_000  # after the work they waited for: 2 to 25 us (A100, RTX 3070 Ti)
 NEAREST_RECORDS = 64  # before a call, that it may wait for
 
 # Event waits between streams.
