@@ -27,6 +27,7 @@ HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses so
 
 # The launch queue.
 NVIDIA_QUEUE_DEPTH = 1022  # launches; assumed where the trace never fills a queue
+QUEUE_AHEAD_SHARE = 0.02  # of the calls that return at the depth; as many seem to be ahead if times are off
 QUEUE_FULL_SHARE = 1 - 0.01  # of the depth: other commands than launches hold places, too
 LEAST_BLOCKED = 2  # calls that must have been blocked to believe that the queue was full
 QUEUE_BLOCKED_SHARE = 0.5  # of the calls that met a full queue
