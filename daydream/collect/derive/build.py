@@ -82,9 +82,8 @@ def compilations(
     rows = np.flatnonzero(recording.named(COMPILES) & (step >= 0))
     if not len(rows):
         return {}
-    compiles = np.zeros(len(recording) + 1, bool)
-    compiles[rows] = True
-    outermost = rows[~_within(parent, compiles, rows)]
+    compiles, around = np.isin(np.arange(len(recording)), rows), parent[rows]
+    outermost = rows[(around < 0) | (nearest(compiles, parent)[around] < 0)]
     spent = np.bincount(step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps))
     functions = np.bincount(step[rows[recording.named(FUNCTION)[rows]]], minlength=len(steps))
     covered = [number for number, each in enumerate(steps) if each["covered"] and each["measured_ns"]]
@@ -96,15 +95,6 @@ def compilations(
         f"{spent[number] / 1e6:,.0f} ms of {steps[number]['measured_ns'] / 1e6:,.0f} ms"
         for number in found
     }
-
-
-def _within(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows that have a wanted row around them."""
-    found, up = np.zeros(len(rows), bool), np.asarray(parent, np.int64)[rows]
-    while (up >= 0).any():
-        found |= wanted[up] & (up >= 0)
-        up = np.where(up >= 0, parent[up], -1)
-    return found
 
 
 def derive(
