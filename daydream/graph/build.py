@@ -20,9 +20,8 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `events.known_streams` | where it recorded the waiting stream: for work not waited for yet | `events` |
 | `events.program_order` | as the calls before and behind the wait tell | `events` |
 | `events.forks` | of the one other stream that gets work later | `events` |
-| `events.coincidence` | of work that starts late, again and again, as other work ends | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
-| `late_starts` | device work that begins just as long work of another stream ends | `events` |
+| `late_starts` | device work that begins late, just as work of another stream ends | `events` |
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
 | `background` | threads that nothing waits for complete no step | `threads` |
 | `graphs.heads` | work ahead of a stream's first task, launched before the window | `device_graphs` |

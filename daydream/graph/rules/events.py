@@ -10,8 +10,7 @@ profiler recorded the device's own rows. So the source is found, in this order:
    the current stream is for collectives not waited for yet, oldest first; a wait
    between launches on two streams orders the second behind the first, one between
    launches on one stream joins the other stream whose work it has not waited for;
-4. *coincidence*: work that starts late, again and again, just as work of the same
-   name on another stream ends, waited for it.
+4. *forks*: it holds the one other stream that gets work later.
 
 A wait right behind a collective's launch, where nearly every collective has one, is
 the communication library's own. An edge that the recorded times contradict is not drawn.
@@ -19,7 +18,7 @@ the communication library's own. An edge that the recorded times contradict is n
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import takewhile
@@ -37,11 +36,8 @@ from daydream.graph.rules.thresholds import (
     EVENT_NS,
     HELD_AFTER_NS,
     HELD_BEFORE_NS,
-    HELD_BY_NS,
     HELD_CHANCE,
     HELD_LATE_NS,
-    HELD_SHARE,
-    LATE_NS,
     LEAST_EVENTS,
     STREAM_CLOCK_NS,
     WAITS_SHARE,
@@ -264,53 +260,17 @@ class _Search:
                 patterns[False, wait.source, self.lane[following[0]]].append((wait.call, allowed))
         yield from self.often(patterns, LEAST_EVENTS)
 
-    def by_coincidence(self) -> Iterator[Row]:
-        """Find the waits whose work started late, each time as work of one name ended on another stream."""
-        draft = self.draft
-        late = _late_starts(draft)
-        streams = {lane: (tasks, self.end[tasks]) for lane, tasks in draft.streams()}
-        seen: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
-        tried: Counter[tuple[int, int]] = Counter()
-        for wait in self.waits:
-            if wait.after < 0 or late[wait.after] < LATE_NS:
-                continue
-            start = self.start[wait.after]
-            what = int(draft.name[wait.after]), wait.target
-            tried[what] += 1
-            for other in self.beside(wait.target, streams):
-                tasks, ends = streams[other]
-                at = np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right") - 1
-                source = int(tasks[at])
-                near = at >= 0 and start - ends[at] <= EVENT_NS
-                if near and self.order[source] < self.order[wait.call]:
-                    place = (*what, other, int(draft.name[source]))
-                    seen[place].append((wait.call, source))
-        found: set[int] = set()
-        for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
-            if len(pairs) >= LEAST_EVENTS and 2 * len(pairs) > tried[name, lane]:
-                yield from ((task, other, call, lane) for call, task in pairs if call not in found)
-                found |= {call for call, _ in pairs}
-
 
 WAYS = {  # how the sources of event waits are found, in this order
     "events.recorded": partial(find_waits, way=_Search.by_records),
     "events.known_streams": partial(find_waits, way=_Search.on_known_streams),
     "events.program_order": partial(find_waits, way=_Search.by_program_order),
     "events.forks": partial(find_waits, way=_Search.by_forks),
-    "events.coincidence": partial(find_waits, way=_Search.by_coincidence),
 }
 
 
-def _late_starts(draft: Draft) -> np.ndarray:
-    """Return how much later each device task started than its known causes allow, by task."""
-    tasks = draft.on_streams()
-    late = np.zeros(draft.size, np.int64)
-    late[tasks] = draft.start_ns[tasks] - ready(draft, tasks)
-    return late
-
-
 def follow_what_held(draft: Draft) -> None:
-    """Let late device work follow the long work of another stream that ended as it began.
+    """Let late device work follow the work of another stream that ended as it began.
 
     Blocks of kernels are placed in the order of launches, as processors come free: a kernel
     that finds the device full begins when the one before it has no more blocks to place, some
@@ -320,13 +280,12 @@ def follow_what_held(draft: Draft) -> None:
         stream 7   |matrix product, fills the device        |
         stream 23       launched, held by nothing       |begins
 
-    Kept as launch latency, the delay would stay when the device gets faster. Close by chance is
-    likely where kernels are short, so only ends of long ones count, and on a stream nearly all
-    late starts must be so.
+    Kept as launch latency, the delay would stay when the device gets faster. Most late starts of a
+    stream must be so, and more than can be by chance, which is likely where kernels are short.
     """
-    late = np.flatnonzero((_late_starts(draft) >= HELD_LATE_NS) & (draft.launch >= 0))
-    long = (draft.kind != CPU) & (draft.end_ns - draft.start_ns >= HELD_BY_NS) & (draft.row >= 0)
-    others = np.flatnonzero(long)
+    late = draft.on_streams()
+    late = late[(draft.start_ns[late] - ready(draft, late) >= HELD_LATE_NS) & (draft.launch[late] >= 0)]
+    others = np.flatnonzero((draft.kind != CPU) & (draft.row >= 0))
     others = others[np.argsort(draft.end_ns[others], kind="stable")]
     device = [(lane.rank, lane.device) for lane in draft.lanes]
     for lane in unique(draft.lane[late]).tolist():
@@ -342,10 +301,10 @@ def follow_what_held(draft: Draft) -> None:
             near = near[(draft.order[near] < draft.order[task]) & (draft.start_ns[near] < start)]
             if len(near):
                 pairs.append((near[np.argmin(np.abs(draft.end_ns[near] - start))], task))
-        if len(pairs) < max(1, HELD_SHARE * len(tasks)):
+        if 2 * len(pairs) <= len(tasks):
             continue
         held_by, held = np.array(pairs, np.int64).T
-        # How likely it is that as many of some moments lie so close to the end of a long task.
+        # How likely it is that as many of some moments lie so close to the end of a task.
         span = max(int(draft.end_ns[work].max() - draft.start_ns[work].min()), 1)
         each_near = min(len(work) * (HELD_BEFORE_NS + HELD_AFTER_NS) / span, 1.0)
         if comb(len(tasks), len(held)) * each_near ** len(held) <= HELD_CHANCE:

@@ -47,15 +47,12 @@ NEAREST_RECORDS = 64  # before a call, that it may wait for
 
 # Event waits between streams.
 EVENT_NS = 20_000  # work that an event held back starts this soon after it
-LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
 WAITS_SHARE = 0.9  # of the waits of a pattern, that the recorded times must allow
 LEAST_EVENTS = 2  # waits of a pattern
 HELD_LATE_NS = 50_000  # beyond all known causes
-HELD_BY_NS = 100_000  # length of what held it: a short kernel leaves room at once
 HELD_BEFORE_NS = 30_000  # the last blocks of a kernel take so long; 3 to 25 us (H800)
 HELD_AFTER_NS = 10_000
-HELD_SHARE = 0.8  # of the late starts of a stream
-HELD_CHANCE = 0.01  # that as many are so close
+HELD_CHANCE = 0.01  # that as many late starts of a stream are so close
 
 # Threads that wait for each other.
 PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
