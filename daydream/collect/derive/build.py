@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
+from daydream.collect.derive.device_work import (
+    end_before_next,
+    fill_collectives,
+    fill_grids,
+    fill_types,
+)
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.derive.nesting import link_launches, nearest, nest
@@ -117,10 +122,13 @@ def derive(
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:
-        rows, was = counted(crossings, "host row", "host rows"), "was" if crossings == 1 else "were"
-        recording.note(f"{rows} reached beyond the end of the row around it and {was} cut there.")
+        recording.note(
+            f"{counted(crossings, 'host row')} reached beyond the end of the row around it and "
+            f"{'was' if crossings == 1 else 'were'} cut there."
+        )
     recording.columns["duration_ns"] = nesting.duration_ns
     launch = link_launches(recording)
+    end_before_next(recording, launch)
     device = recording.is_kind(*DEVICE_KINDS)
     parent = np.where(device, launch, nesting.parent)
     op_row = _operators(recording, parent)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.arrays import places
+from daydream.arrays import combinations, places
 from daydream.collect.derive.device_names import (
     COLLECTIVE_CALL,
     ITEM_BYTES,
@@ -20,7 +20,8 @@ from daydream.collect.derive.device_names import (
     elements_of_dims,
 )
 from daydream.collect.derive.nesting import link_launches
-from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.recording import ROUNDING_NS, Recording
+from daydream.text import counted
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 
@@ -118,6 +119,31 @@ def outermost(recording: Recording) -> np.ndarray:
     apart = threads[order] * int((start + duration).max(initial=0) + 1)  # each thread behind the one before
     reached = np.maximum.accumulate(apart + (start + duration)[order])
     return rows[order[np.append(True, (apart + start[order])[1:] >= reached[:-1])[: len(rows)]]]
+
+
+def end_before_next(recording: Recording, launch: np.ndarray) -> None:
+    """Cut device rows where the next one of their stream begins, and say of how many.
+
+    A stream runs one after the other: profilers have written durations that reach over many rows. The parts
+    of a graph, or of one call, may run side by side.
+    """
+    rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["graph_id"] < 0))
+    lane, _ = combinations([recording[name][rows] for name in ("rank", "device", "stream")])
+    order = np.lexsort((recording["start_ns"][rows], lane))
+    rows, lane = rows[order], lane[order]
+    this, following = rows[:-1], rows[1:]
+    duration = recording["duration_ns"]
+    room = (recording["start_ns"][following] - recording["start_ns"][this]).astype(np.int64)
+    late = (lane[1:] == lane[:-1]) & (room > 0) & (duration[this] - room > ROUNDING_NS)
+    late &= (launch[this] < 0) | (launch[this] != launch[following])
+    if not late.any():
+        return
+    over = int((duration[this] - room)[late].sum())
+    duration[this[late]] = room[late]
+    recording.note(
+        f"{counted(int(late.sum()), 'device task')} lasted into the next of the same stream, by "
+        f"{over / 1e6:,.3f} ms in total, and end where that begins."
+    )
 
 
 GRIDS_IN_BLOCKS = "grids_in_blocks"  # metadata of a recording whose importer has counted blocks

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream import compiled
-from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.recording import ROUNDING_NS, Recording, narrow
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 STEP_MARKER = regex(r"^ProfilerStep#")
 LAUNCH_CALL = regex(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
-ROUNDING_NS = 1000
 PORTION = 1 << 14
 THREAD_BITS = 47  # of a time in ns: a recording is of a day
 MOST_CUTS = 4  # a row that begins so may hold others that do, too
