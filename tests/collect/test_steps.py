@@ -36,7 +36,7 @@ def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None
 def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None:
     events = training(2)
     events.append(call("cudaLaunchKernel", 900, 10, 71))
-    events.append(kernel("late<float>", 1500, 400, 71))
+    events.append(kernel("late<float>", 1500, 400, 71, stream=8))
     trace = imported(events)
     assert trace.values("step", rows_named(trace, "late<float>")) == [0]
     assert trace.metadata["steps"][0]["completion_ns"] == 1_900_000
