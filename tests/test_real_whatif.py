@@ -221,6 +221,15 @@ def test_half_the_gpu_time_halves_a_queue_bound_step():
     assert result.predicted_ns == pytest.approx(kernels / 2 + startup, rel=0.005)
 
 
+def test_times_in_quarters_of_a_us_change_no_answer():
+    replay = shared_replay("cases/symptoms/s13c_ts_quarter_us.json.gz")
+
+    result = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+
+    assert (replay.graph.facts.queue_depth, replay.graph.facts.queue_learned) == (1022, True)
+    assert result.predicted_ns == pytest.approx(31.42e6, rel=0.001)  # as with whole ns
+
+
 def test_the_queue_bound_transformer_meets_the_same_two_limits():
     replay = shared_replay(TRANSFORMER)
 

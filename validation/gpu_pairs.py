@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from parts_of_pages import put
 
 import daydream

@@ -1,27 +1,31 @@
 """Build: from what was measured to what depends on what.
 
 The rules, in the order they are applied. Each is one function with its reason in
-its docstring; each can be left out by name, to see what it is worth.
+its docstring; each can be left out by name (all parts by what is ahead of the dot), to see what it is worth.
 
 | name | rule | file |
 |---|---|---|
 | `threads` | CPU time cut into tasks in thread order | `threads` |
 | `streams` | device tasks in launch order | `streams` |
+| `graphs.holes` | nodes of a CUDA graph that the profiler left out | `device_graphs` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
 | `wakes` | a thread that goes on just behind a point of another, step after step | `recurrent_waits` |
-| `graphs` | nodes of a CUDA graph, and what the profiler left out among and ahead of them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
 | `lock` | a call is blocked until a call of another thread lets go of the driver | `recurrent_waits` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
 | `spins` | CPU time that ends with the device task launched before it, again and again | `recurrent_waits` |
 | `launches` | what a long call does before it submits is CPU work, not latency | `latencies` |
-| `events` | a stream waits for an event of another | `events` |
+| `events.recorded` | a stream waits for an event of another: as the device recorded it | `events` |
+| `events.known_streams` | where it recorded the waiting stream: for work not waited for yet | `events` |
+| `events.program_order` | as the calls before and behind the wait tell | `events` |
+| `events.forks` | of the one other stream that gets work later | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
-| `late_starts` | device work that begins just as long work of another stream ends | `events` |
+| `late_starts` | device work that begins late, just as work of another stream ends | `events` |
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
 | `readings` | pauses that may be work or waits have both readings | `readings` |
 | `background` | threads that nothing waits for complete no step | `threads` |
+| `graphs.heads` | work ahead of a stream's first task, launched before the window | `device_graphs` |
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
 | `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
@@ -36,8 +40,8 @@ from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import leave_out_doubtful, match_ranks
-from daydream.graph.rules.device_graphs import fill_heads, fill_holes, link_nodes
-from daydream.graph.rules.events import follow_what_held, wait_for_events
+from daydream.graph.rules.device_graphs import fill_heads, fill_holes
+from daydream.graph.rules.events import WAYS, follow_what_held
 from daydream.graph.rules.fused_parts import part_fused
 from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over
@@ -53,24 +57,23 @@ from daydream.trace.trace import Trace
 RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("threads", order_threads),
     ("streams", find_device_work),
-    ("graphs", fill_holes),
+    ("graphs.holes", fill_holes),
     ("streams", order_streams),
     ("gloo", run_on_threads),
     ("handoff", hand_over),
     ("wakes", wake_up),
-    ("graphs", link_nodes),
     ("queue", bound_queues),
     ("lock", wait_for_lock),
     ("synchronization", wait_in_calls),
     ("spins", wait_in_spins),
     ("launches", cut_long_calls),
-    ("events", wait_for_events),
+    *WAYS.items(),
     ("communication", match_ranks),
     ("late_starts", follow_what_held),
     ("pauses", follow_the_device),
     ("readings", read_pauses),
     ("background", tell_background),
-    ("graphs", fill_heads),
+    ("graphs.heads", fill_heads),
     ("typical", typical_latencies),
     ("latencies", measure_latencies),
     ("fused", part_fused),
@@ -88,12 +91,12 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
         GraphError: a rule of that name is unknown.
 
     """
-    names = dict(RULES)
-    unknown = set(without) - set(names)
+    names = {name: {name, name.partition(".")[0]} for name, _ in RULES}
+    unknown = set(without).difference(*names.values())
     if unknown:
         raise GraphError(f"unknown rule {min(unknown)!r}; the rules are {', '.join(names)}")
     draft = Draft(trace)
     for name, rule in RULES:
-        if name not in without:
+        if names[name].isdisjoint(without):
             rule(draft)
     return draft.finish()

@@ -80,12 +80,16 @@ def timed_steps(trace: Trace, recorded_ns: Sequence[int]) -> TimedSteps | None:
 
 
 def whole_recording(trace: Trace | None) -> list[str]:
-    """Return that no steps were found in a trace, so that all of it is one; empty where there are some."""
-    metadata = {} if trace is None else trace.metadata
-    if not str(metadata.get("step_source", "")).startswith("the whole recording"):
+    """Return that no steps were found in a trace, or steps of two kinds; empty where there are others."""
+    if trace is None:
+        return []
+    source = str(trace.metadata.get("step_source", ""))
+    if source.endswith("another kind"):
+        return ["steps of two kinds: answers are about those that repeat, not about the one before them"]
+    if not source.startswith("the whole recording"):
         return []
     taken = "no steps found: the whole recording, {}, is taken as one"  # a recording without a task has none
-    return [taken.format(_time(step["measured_ns"])) for step in metadata["steps"][:1]]
+    return [taken.format(_time(step["measured_ns"])) for step in trace.metadata["steps"][:1]]
 
 
 def _periodic(places: Sequence[int], size: int) -> bool:
@@ -111,7 +115,7 @@ def recording_share(graph: Graph, corrected: Graph) -> float:
         )
         for each in (graph, corrected)
     )
-    busiest = int(np.argmax(before))
+    busiest = np.argmax(before)
     return float(1 - after[busiest] / before[busiest]) if before[busiest] else 0.0
 
 

@@ -80,8 +80,7 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return the replay's notes and those about this prediction."""
     replay, after = prediction.replay, prediction.after
-    said = list(replay.notes)
-    said += [note for note in prediction.graph.facts.notes if note not in said]
+    said = list(dict.fromkeys([*replay.notes, *prediction.graph.facts.notes]))
     if prediction.left_out is not None:
         said.append(str(prediction.left_out))
     if prediction.contention is not None:
@@ -110,10 +109,12 @@ def prediction_notes(prediction: Prediction) -> list[str]:
         said += [*answer.memory.recording_notes, *answer.memory.notes]
     elif answer.unsaid is not None:
         said.append(f"{answer.unsaid}.")
-    if whole_recording(replay.graph.trace):
-        said.append("How steps vary is not known: the interval reaches to the step as it is.")
-    elif len(replay.steps) == 1:
-        said.append("Only one step is covered: the interval leaves out how steps vary.")
+    if len(replay.steps) == 1:
+        said.append(
+            "How steps vary is not known: the interval reaches to the step as it is."
+            if whole_recording(replay.graph.trace)
+            else "Only one step is covered: the interval leaves out how steps vary."
+        )
     return said
 
 
@@ -133,7 +134,7 @@ def most_of(shares: Mapping[Bound, float]) -> tuple[Bound, float]:
     total = sum(shares.values())
     if total <= 0:
         return Bound.NOTHING, 0.0
-    most = max(shares, key=lambda what: shares[what])
+    most = max(shares, key=shares.__getitem__)
     return most, shares[most] / total
 
 

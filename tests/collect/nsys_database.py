@@ -14,12 +14,24 @@ Row = Mapping[str, Any]
 
 PID, MAIN, OTHER = 700, 701, 702
 NAMES = (
-    "[Unknown]", "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020", "cudaMemsetAsync_v3020",
-    "cudaStreamSynchronize_v3020", "cudaEventSynchronize_v3020", "cudaDeviceSynchronize_v3020",
-    "cudaEventRecord_v3020", "cudaEventQuery_v3020", "cudaStreamWaitEvent_v3020", "cudaGraphLaunch_v10000",
-    "cuMemFree_v2", "void add<float>(int)", "add", "_Z3addi", "a registered range",
+    "[Unknown]",
+    "cudaLaunchKernel_v7000",
+    "cudaMemcpyAsync_v3020",
+    "cudaMemsetAsync_v3020",
+    "cudaStreamSynchronize_v3020",
+    "cudaEventSynchronize_v3020",
+    "cudaDeviceSynchronize_v3020",
+    "cudaEventRecord_v3020",
+    "cudaEventQuery_v3020",
+    "cudaStreamWaitEvent_v3020",
+    "cudaGraphLaunch_v10000",
+    "cuMemFree_v2",
+    "void add<float>(int)",
+    "add",
+    "_Z3addi",
+    "a registered range",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
-)  # fmt: skip
+)
 ID = {name: code for code, name in enumerate(NAMES)}
 LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
 NOTHING = 0xFFFFFFFF
@@ -43,66 +55,130 @@ def packed(tid: int = 0, pid: int = PID) -> int:
 
 def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, pid: int = PID) -> Row:
     return {
-        "start": start, "end": end, "eventClass": 0, "globalTid": packed(tid, pid),
-        "correlationId": correlation, "nameId": ID[name], "returnValue": 0,
-    }  # fmt: skip
+        "start": start,
+        "end": end,
+        "eventClass": 0,
+        "globalTid": packed(tid, pid),
+        "correlationId": correlation,
+        "nameId": ID[name],
+        "returnValue": 0,
+    }
 
 
 def kernel(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
     return {
-        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": 7,
-        "correlationId": correlation, "globalPid": packed(0, pid),
-        "demangledName": ID["void add<float>(int)"], "shortName": ID["add"], "mangledName": ID["_Z3addi"],
-        "gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1, "graphNodeId": None,
+        "start": start,
+        "end": end,
+        "deviceId": 0,
+        "contextId": 1,
+        "streamId": 7,
+        "correlationId": correlation,
+        "globalPid": packed(0, pid),
+        "demangledName": ID["void add<float>(int)"],
+        "shortName": ID["add"],
+        "mangledName": ID["_Z3addi"],
+        "gridX": 40,
+        "gridY": 2,
+        "gridZ": 1,
+        "blockX": 128,
+        "blockY": 1,
+        "blockZ": 1,
+        "graphNodeId": None,
         **more,
-    }  # fmt: skip
+    }
 
 
 def copy(start: int, end: int, correlation: int, kinds: tuple[int, int, int], **more: Any) -> Row:
     return {
-        "start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": correlation,
-        "globalPid": packed(), "bytes": 4096, "copyKind": kinds[0], "srcKind": kinds[1], "dstKind": kinds[2],
-        "graphNodeId": None, **more,
-    }  # fmt: skip
+        "start": start,
+        "end": end,
+        "deviceId": 0,
+        "streamId": 7,
+        "correlationId": correlation,
+        "globalPid": packed(),
+        "bytes": 4096,
+        "copyKind": kinds[0],
+        "srcKind": kinds[1],
+        "dstKind": kinds[2],
+        "graphNodeId": None,
+        **more,
+    }
 
 
 def memset(start: int, end: int, correlation: int, kind: int | None = 2) -> Row:
     return {
-        "start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": correlation,
-        "globalPid": packed(), "value": 0, "bytes": 64, "graphNodeId": None, "memKind": kind,
-    }  # fmt: skip
+        "start": start,
+        "end": end,
+        "deviceId": 0,
+        "streamId": 7,
+        "correlationId": correlation,
+        "globalPid": packed(),
+        "value": 0,
+        "bytes": 64,
+        "graphNodeId": None,
+        "memKind": kind,
+    }
 
 
 def sync(start: int, end: int, correlation: int, **more: Any) -> Row:
     return {
-        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": NOTHING,
-        "correlationId": correlation, "globalPid": packed(), "syncType": 0, "eventId": NOTHING, **more,
-    }  # fmt: skip
+        "start": start,
+        "end": end,
+        "deviceId": 0,
+        "contextId": 1,
+        "streamId": NOTHING,
+        "correlationId": correlation,
+        "globalPid": packed(),
+        "syncType": 0,
+        "eventId": NOTHING,
+        **more,
+    }
 
 
 def record(correlation: int, event: int, stream: int, **more: Any) -> Row:
     return {
-        "deviceId": 0, "contextId": 1, "streamId": stream, "correlationId": correlation,
-        "globalPid": packed(), "eventId": event, **more,
-    }  # fmt: skip
+        "deviceId": 0,
+        "contextId": 1,
+        "streamId": stream,
+        "correlationId": correlation,
+        "globalPid": packed(),
+        "eventId": event,
+        **more,
+    }
 
 
 def range_(
     start: int, end: int | None, text: str | None, *, type_: int = 59, tid: int = MAIN, **more: Any
 ) -> Row:
     return {
-        "start": start, "end": end, "eventType": type_, "text": text, "globalTid": packed(tid),
-        "textId": None, "domainId": 0, **more,
-    }  # fmt: skip
+        "start": start,
+        "end": end,
+        "eventType": type_,
+        "text": text,
+        "globalTid": packed(tid),
+        "textId": None,
+        "domainId": 0,
+        **more,
+    }
 
 
 def allocation(start: int, nbytes: int, correlation: int = 0, *, pid: int = PID, **more: Any) -> Row:
     """Return an allocation of memory on device 0; a free with `memoryOperationType=1`."""
     return {
-        "start": start, "globalPid": packed(0, pid), "deviceId": 0, "contextId": 1, "address": 4096, "pc": 0,
-        "bytes": nbytes, "memKind": 2, "memoryOperationType": 0, "name": None, "correlationId": correlation,
-        "streamId": 0, **more,
-    }  # fmt: skip
+        "start": start,
+        "globalPid": packed(0, pid),
+        "deviceId": 0,
+        "contextId": 1,
+        "address": 4096,
+        "pc": 0,
+        "bytes": nbytes,
+        "memKind": 2,
+        "memoryOperationType": 0,
+        "name": None,
+        "correlationId": correlation,
+        "streamId": 0,
+        **more,
+    }
 
 
 def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: str = "3.16.1") -> Path:

@@ -92,6 +92,26 @@ def test_a_child_that_ends_late_by_rounding_is_cut_without_a_note(imported: Any)
     assert not trace.metadata["notes"]
 
 
+@pytest.mark.parametrize("late", [0.05, 0.25, 1])
+def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(
+    imported: Any, late: float
+) -> None:
+    #  |mm                              |
+    #   |inner         |
+    #    |memset       |
+    #                |launch      |
+    rows = [
+        op("mm", 0, 20),
+        op("inner", 1, 4 + late),
+        call("memset", 2, 3 + late, 1),
+        call("launch", 5, 9, 2),
+    ]
+    trace = imported(rows)
+    assert trace["duration_ns"].tolist() == [20_000, 4_000, 3_000, 9_000]
+    assert [parent_of(trace, name) for name in ("launch", "memset")] == ["mm", "inner"]
+    assert not trace.metadata["notes"]
+
+
 def test_a_child_that_ends_late_by_more_is_cut_and_counted(imported: Any) -> None:
     trace = imported([op("outer", 0, 10), op("inner", 8, 30)])
     [line] = rows_named(trace, "inner")

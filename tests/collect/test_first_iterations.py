@@ -84,7 +84,7 @@ def single(tmp_path: Path, first_us: int, again_us: int) -> list[str]:
         [("gemm", first_us), ("relu", 10), ("gemm", again_us), ("relu", 10), ("gemm", 10), ("relu", 10)]
     ):
         events.append(call("cudaLaunchKernel", at, took, number + 1))
-        events.append(kernel(name, at + took, 100, number + 1))
+        events.append(kernel(name, at + took, 20, number + 1))
         at += took + 20
     return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["notes"]
 

@@ -35,7 +35,7 @@ def loop(names: list[str], *, inner: list[str] | None = None, outside_us: int = 
             events.append(kernel("gemm", begin + 40, 100, ids))
         if outside_us:
             events.append(call("cudaLaunchKernel", at + 950, 10, 10 * step + 9, tid=tid))
-            events.append(kernel("other", at + 970, outside_us, 10 * step + 9))
+            events.append(kernel("other", at + 970, outside_us, 10 * step + 9, stream=8))
     return events
 
 

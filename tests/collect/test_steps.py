@@ -36,7 +36,7 @@ def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None
 def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None:
     events = training(2)
     events.append(call("cudaLaunchKernel", 900, 10, 71))
-    events.append(kernel("late<float>", 1500, 400, 71))
+    events.append(kernel("late<float>", 1500, 400, 71, stream=8))
     trace = imported(events)
     assert trace.values("step", rows_named(trace, "late<float>")) == [0]
     assert trace.metadata["steps"][0]["completion_ns"] == 1_900_000
@@ -98,6 +98,14 @@ def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
     trace = imported(events)
     assert trace.metadata["step_source"] == "ends of Optimizer.step#Generator.step"
     assert len(trace.metadata["steps"]) == 2
+
+
+def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its_own(imported: Any) -> None:
+    events = without_markers(training(4))
+    events += [note("Optimizer.step#Embeddings.step", 1000 * step + 705, 20) for step in (1, 3)]
+    trace = imported(events)
+    assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
+    assert [step["end_ns"] for step in trace.metadata["steps"]] == [699_000, 1_724_000, 2_699_000, 3_724_000]
 
 
 def test_optimizers_without_a_backward_between_them_end_one_step(imported: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kineto_text import call, document, kernel, note, op, training, write
+from shared import shared_replay
 
 from daydream.collect.derive.device_names import (
     COLLECTIVE_KERNEL,
@@ -219,3 +220,40 @@ WITHOUT_EXCEPTIONS = re.sub(r"\(\?!.*?\)(?=[(.])", "", COLLECTIVE_KERNEL.pattern
 def test_every_name_of_a_kernel_that_communicates_has_a_sign_of_it(name):
     assert any(sign in name.lower() for sign in COLLECTIVE_SIGNS)
     assert communicates(name) == (COLLECTIVE_KERNEL.search(name) is not None)
+
+
+# Rows of one stream
+
+
+@pytest.mark.parametrize(
+    ("lasted", "kept"),
+    [(900, 150), (160, 150), (152, 150), (150.5, 150.5), (149, 149)],  # the next begins 150 us behind
+)
+def test_a_kernel_ends_at_the_latest_where_the_next_of_its_stream_begins(
+    tmp_path: Path, lasted: float, kept: float
+) -> None:
+    calls = [call("cudaLaunchKernel", at, 5, at + 1) for at in (0, 150, 300)]
+    work = [kernel("first", 10, lasted, 1), kernel("next", 160, 100, 151), kernel("last", 310, 400, 301)]
+    trace = imported(tmp_path, [op("aten::mm", 0, 320), *calls, *work])
+    kernels = trace.is_kind("kernel")
+    assert trace["duration_ns"][kernels].tolist() == [kept * 1000, 100_000, 400_000]
+    over = (
+        f"1 device task lasted into the next of the same stream, by {(lasted - kept) / 1000:,.3f} ms in total"
+    )
+    assert any(note.startswith(over) for note in trace.metadata["notes"]) == (kept < lasted)
+
+
+@pytest.mark.parametrize("how", [{"stream": 8}, {"graph_id": 3}, {"correlation": 1}])
+def test_what_may_run_side_by_side_keeps_its_time(tmp_path: Path, how: dict[str, int]) -> None:
+    given = {"correlation": 2} | how
+    work = [kernel("first", 10, 500, 1), kernel("next", 100, 100, **given)]
+    work[0]["args"]["graph id"] = how.get("graph_id", -1)
+    calls = [call("cudaGraphLaunch", 0, 5, 1), call("cudaLaunchKernel", 90, 5, 2)]
+    trace = imported(tmp_path, [op("aten::mm", 0, 320), *calls, *work])
+    assert trace["duration_ns"][trace.is_kind("kernel")].tolist() == [500_000, 100_000]
+
+
+def test_the_shared_overflowing_kernels_replay(tmp_path: Path) -> None:
+    replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
+    assert [step.measured_ns for step in replay.as_recorded().steps] == [1_000_000] * 3
+    assert replay.max_error < 1e-6

@@ -7,7 +7,6 @@ from rule_traces import graph_trace, ranks_trace, waiting_trace
 from small_traces import call, kernel, launched, starts, sync_row, total, trace
 
 from daydream import Trace, build
-from daydream.graph.plan import Cause
 
 # -- event waits -------------------------------------------------------------------------------------
 
@@ -182,16 +181,6 @@ def test_a_short_pause_between_nodes_is_their_start_up():
     assert total(graph) == 10 + 5 + 2 + 5
 
 
-def test_a_node_on_another_stream_follows_the_node_that_ended_when_it_began():
-    #  stream 7  |a 10 to 50|              |c 92 to 95|
-    #  stream 8             |b 51 to 91    |
-    graph = build(graph_trace(("a", 10, 50, 7), ("b", 51, 91, 8), ("c", 92, 95, 7)))
-    assert graph.links["cause"].tolist() == [Cause.GRAPH] * 2
-
-    graph.select(name="^a$").scale(0.5)
-    assert starts(graph)["c"] == pytest.approx(10 + 20 + 40, abs=5)
-
-
 def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head():
     #  the launch at 0 met a stream that was busy until 3,000
     graph = build(trace(launched("a", 0, 3_000, 3_100, 1), launched("b", 10, 3_101, 3_201, 2)))
@@ -199,20 +188,6 @@ def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head(
 
     graph.select(on="gpu").scale(0.5)
     assert total(graph) == pytest.approx(1_500 + 50 + 50, abs=2)
-
-
-def test_a_hole_before_the_first_recorded_node_is_untraced_work_of_that_graph():
-    #  thread    |cudaGraphLaunch at 0: its first nodes are missing|   stream 7  |a 5,000 to 5,100|b|
-    first = [*launched("x", 0, 10, 20, 3), call("cudaGraphLaunch", 100, 108, 7)]
-    graph = build(trace(first, kernel("a", 5_000, 5_100, 7), kernel("b", 5_101, 5_111, 7)))
-    untraced = graph.select(name="untraced")
-    assert untraced.duration_ns.tolist() == [4_900_000]
-    assert untraced.launches().name.tolist() == ["cudaGraphLaunch"]
-    assert untraced.release_ns.tolist() == [0]
-    assert any("1 CUDA graph began with nodes that were not recorded" in note for note in graph.facts.notes)
-
-    untraced.scale(0.5)
-    assert total(graph) == pytest.approx(100 + 2_450 + 100 + 1 + 10, abs=12)
 
 
 def test_work_in_the_queue_before_the_window_follows_the_work_before_it():

@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
+from daydream.collect.derive.device_work import (
+    end_before_next,
+    fill_collectives,
+    fill_grids,
+    fill_types,
+)
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.derive.nesting import link_launches, nearest, nest
@@ -82,9 +87,8 @@ def compilations(
     rows = np.flatnonzero(recording.named(COMPILES) & (step >= 0))
     if not len(rows):
         return {}
-    compiles = np.zeros(len(recording) + 1, bool)
-    compiles[rows] = True
-    outermost = rows[~_within(parent, compiles, rows)]
+    compiles, around = np.isin(np.arange(len(recording)), rows), parent[rows]
+    outermost = rows[(around < 0) | (nearest(compiles, parent)[around] < 0)]
     spent = np.bincount(step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps))
     functions = np.bincount(step[rows[recording.named(FUNCTION)[rows]]], minlength=len(steps))
     covered = [number for number, each in enumerate(steps) if each["covered"] and each["measured_ns"]]
@@ -96,15 +100,6 @@ def compilations(
         f"{spent[number] / 1e6:,.0f} ms of {steps[number]['measured_ns'] / 1e6:,.0f} ms"
         for number in found
     }
-
-
-def _within(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows that have a wanted row around them."""
-    found, up = np.zeros(len(rows), bool), np.asarray(parent, np.int64)[rows]
-    while (up >= 0).any():
-        found |= wanted[up] & (up >= 0)
-        up = np.where(up >= 0, parent[up], -1)
-    return found
 
 
 def derive(
@@ -127,10 +122,13 @@ def derive(
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:
-        rows, was = counted(crossings, "host row", "host rows"), "was" if crossings == 1 else "were"
-        recording.note(f"{rows} reached beyond the end of the row around it and {was} cut there.")
+        recording.note(
+            f"{counted(crossings, 'host row')} reached beyond the end of the row around it and "
+            f"{'was' if crossings == 1 else 'were'} cut there."
+        )
     recording.columns["duration_ns"] = nesting.duration_ns
     launch = link_launches(recording)
+    end_before_next(recording, launch)
     device = recording.is_kind(*DEVICE_KINDS)
     parent = np.where(device, launch, nesting.parent)
     op_row = _operators(recording, parent)

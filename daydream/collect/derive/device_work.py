@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.arrays import places
+from daydream.arrays import combinations, places
 from daydream.collect.derive.device_names import (
     COLLECTIVE_CALL,
     ITEM_BYTES,
@@ -19,14 +19,16 @@ from daydream.collect.derive.device_names import (
     dtype_of_kernel,
     elements_of_dims,
 )
-from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.nesting import link_launches
+from daydream.collect.derive.recording import ROUNDING_NS, Recording
+from daydream.text import counted
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 
 
 @dataclass(frozen=True)
 class Launches:
-    """Launch calls in the order they began: what each launched (a code), when, and its device time."""
+    """Launch calls in the order they began: what each launched (a code), when, and its kernels' time."""
 
     symbols: np.ndarray
     start_ns: np.ndarray
@@ -39,21 +41,19 @@ class Launches:
         mine = self.thread == thread
         symbols = np.unique(self.symbols[mine], return_inverse=True)[1].astype(np.int32)
         return Launches(
-            symbols, self.start_ns[mine], self.end_ns[mine], self.work_ns[mine], self.thread[mine]
+            symbols,
+            self.start_ns[mine],
+            self.end_ns[mine],
+            self.work_ns[mine],
+            self.thread[mine],
         )
 
 
-def linked_calls(recording: Recording, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the device rows of some kinds whose launch call is known, and the calls, in the same order."""
-    host = np.flatnonzero(recording.is_kind("runtime") & (recording["correlation"] >= 0))
-    device = np.flatnonzero(recording.is_kind(*kinds) & (recording["correlation"] >= 0))
-    if len(host) == 0 or len(device) == 0:
-        return device[:0], host[:0]
-    host = host[np.argsort(recording["correlation"][host], kind="stable")]
-    known = recording["correlation"][host]
-    at = np.minimum(np.searchsorted(known, recording["correlation"][device]), len(known) - 1)
-    linked = known[at] == recording["correlation"][device]
-    return device[linked], host[at[linked]]
+def linked_calls(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
+    """Return the device rows whose launch call is known, and the calls, in the same order."""
+    launch = link_launches(recording)
+    device = np.flatnonzero(launch >= 0)
+    return device, launch[device]
 
 
 def is_device_alone(recording: Recording) -> bool:
@@ -66,42 +66,84 @@ def is_device_alone(recording: Recording) -> bool:
 def read_launches(recording: Recording) -> Launches:
     """Return the launch calls of a recording; where it has no calls at all, the device work itself.
 
+    Without device work the outermost operators are what the program runs, one after another.
+
     A call with several device rows, a graph launch, counts once under the call's own
     name: profilers record a varying part of a graph's nodes. Of several ranks, the one
     with most launches is taken.
     """
-    if is_device_alone(recording):
-        return _as_launched(recording)
-    device, host = linked_calls(recording, *DEVICE_KINDS)
-    calls, position, which, rows = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
-    work_ns = np.zeros(len(calls), np.int64)
-    np.add.at(work_ns, which, recording["duration_ns"][device])
-    names = recording["name"].astype(np.int64)
-    codes = np.where(rows == 1, names[device[position]], len(recording.text("name")) + names[calls])
-    if len(calls):
-        _, rank, counts = np.unique(recording["rank"][calls], return_inverse=True, return_counts=True)
-        mine = rank == counts.argmax()
-        calls, codes, work_ns = calls[mine], codes[mine], work_ns[mine]
-    start_ns = recording["start_ns"][calls].astype(np.int64)
+    lanes, names = recording.threads, recording["name"].astype(np.int64)
+    if recording.is_kind(*DEVICE_KINDS).any() and not is_device_alone(recording):
+        device, host = linked_calls(recording)
+        rows, first, which, several = np.unique(
+            host,
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        # Copies weigh nothing beside kernels: the upload of a model's weights can take longer than the steps.
+        kernels = recording.is_kind("kernel", "collective")[device]
+        works = recording["duration_ns"][device] * (kernels | ~kernels.any())
+        work_ns = np.bincount(which, works, len(rows)).astype(np.int64)
+        codes = np.where(several == 1, names[device[first]], len(recording.text("name")) + names[rows])
+    else:
+        rows = outermost(recording)
+        if is_device_alone(recording):
+            rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS))
+            pairs = np.stack([recording["device"], recording["stream"]])
+            lanes = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+        codes, work_ns = names[rows], recording["duration_ns"][rows].astype(np.int64)
+    start_ns = recording["start_ns"][rows].astype(np.int64)
     order = np.argsort(start_ns, kind="stable")
-    end_ns = start_ns + recording["duration_ns"][calls]
-    symbols = np.unique(codes, return_inverse=True)[1].astype(np.int32)
-    thread = recording.threads[calls]
-    return Launches(symbols[order], start_ns[order], end_ns[order], work_ns[order], thread[order])
+    ranks = recording["rank"][rows[order]]
+    if len(order):
+        each, counts = np.unique(ranks, return_counts=True)
+        order = order[ranks == each[counts.argmax()]]
+    symbols = np.unique(codes[order], return_inverse=True)[1].astype(np.int32)
+    end_ns = start_ns + recording["duration_ns"][rows]
+    return Launches(
+        symbols,
+        start_ns[order],
+        end_ns[order],
+        work_ns[order],
+        lanes[rows[order]],
+    )
 
 
-def _as_launched(recording: Recording) -> Launches:
-    """Return device work as if it had launched itself, each stream a thread; of ranks that with most."""
-    device = np.flatnonzero(recording.is_kind(*DEVICE_KINDS))
-    _, rank, counts = np.unique(recording["rank"][device], return_inverse=True, return_counts=True)
-    device = device[rank.reshape(-1) == counts.argmax()]
-    device = device[np.argsort(recording["start_ns"][device], kind="stable")]
-    start_ns = recording["start_ns"][device].astype(np.int64)
-    work_ns = recording["duration_ns"][device].astype(np.int64)
-    lanes = np.stack([recording["device"][device], recording["stream"][device]])
-    _, lane = np.unique(lanes, axis=1, return_inverse=True)
-    symbols = np.unique(recording["name"][device], return_inverse=True)[1].astype(np.int32)
-    return Launches(symbols, start_ns, start_ns + work_ns, work_ns, lane.reshape(-1))
+def outermost(recording: Recording) -> np.ndarray:
+    """Return the operators that lie in no other operator of their thread."""
+    rows = np.flatnonzero(recording.is_kind("operator"))
+    threads = recording.threads.astype(np.int64)[rows]
+    start, duration = (recording[name].astype(np.int64)[rows] for name in ("start_ns", "duration_ns"))
+    order = np.lexsort((-duration, start, threads))
+    apart = threads[order] * int((start + duration).max(initial=0) + 1)  # each thread behind the one before
+    reached = np.maximum.accumulate(apart + (start + duration)[order])
+    return rows[order[np.append(True, (apart + start[order])[1:] >= reached[:-1])[: len(rows)]]]
+
+
+def end_before_next(recording: Recording, launch: np.ndarray) -> None:
+    """Cut device rows where the next one of their stream begins, and say of how many.
+
+    A stream runs one after the other: profilers have written durations that reach over many rows. The parts
+    of a graph, or of one call, may run side by side.
+    """
+    rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["graph_id"] < 0))
+    lane, _ = combinations([recording[name][rows] for name in ("rank", "device", "stream")])
+    order = np.lexsort((recording["start_ns"][rows], lane))
+    rows, lane = rows[order], lane[order]
+    this, following = rows[:-1], rows[1:]
+    duration = recording["duration_ns"]
+    room = (recording["start_ns"][following] - recording["start_ns"][this]).astype(np.int64)
+    late = (lane[1:] == lane[:-1]) & (room > 0) & (duration[this] - room > ROUNDING_NS)
+    late &= (launch[this] < 0) | (launch[this] != launch[following])
+    if not late.any():
+        return
+    over = int((duration[this] - room)[late].sum())
+    duration[this[late]] = room[late]
+    recording.note(
+        f"{counted(int(late.sum()), 'device task')} lasted into the next of the same stream, by "
+        f"{over / 1e6:,.3f} ms in total, and end where that begins."
+    )
 
 
 GRIDS_IN_BLOCKS = "grids_in_blocks"  # metadata of a recording whose importer has counted blocks

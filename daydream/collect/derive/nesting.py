@@ -2,7 +2,8 @@
 
 Rows of a thread become properly nested intervals: two rows are apart or one lies
 in the other. Profilers that round to microseconds let a child end after its parent
-by one; such a row is cut at its parent's end. Larger crossings are cut and counted.
+by one; such a row is cut at its parent's end. Or they let a row end after the next one begins; it is cut
+there. Larger crossings are cut and counted.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream import compiled
-from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.recording import ROUNDING_NS, Recording, narrow
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 STEP_MARKER = regex(r"^ProfilerStep#")
 LAUNCH_CALL = regex(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
-ROUNDING_NS = 1000
 PORTION = 1 << 14
+THREAD_BITS = 47  # of a time in ns: a recording is of a day
+MOST_CUTS = 4  # a row that begins so may hold others that do, too
 
 ANNOTATION, OPERATOR, RUNTIME = 0, 1, 2  # outer to inner, for rows that begin and end together
 
@@ -57,6 +59,7 @@ def nest(recording: Recording) -> Nesting:
     host = np.flatnonzero(depth >= 0).astype(np.int32)
     for members in (np.flatnonzero(is_module), host):
         order = _outer_first(recording, members, end, depth)
+        _end_before_next(recording, order, end)
         crossings += _nest_threads(recording, order, end, depth, parent)
     if is_module.any():
         module = np.full(rows, UNKNOWN, np.int32)
@@ -83,6 +86,24 @@ def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth:
         np.lexsort((few, recording["external_id"][few], depth[few], -end[few], start[few], threads[few]))
     ]
     return rows
+
+
+def _end_before_next(recording: Recording, order: np.ndarray, end: np.ndarray) -> None:
+    """Cut `end` of rows that the next one of their thread begins before: by no more than clocks round.
+
+    That one goes on for longer behind them than it overlaps with them, so it is no part of them.
+    """
+    lane = recording.threads[order].astype(np.int64) << THREAD_BITS
+    begin = lane + recording["start_ns"][order]
+    for _ in range(MOST_CUTS):
+        until = lane + end[order]
+        following = np.searchsorted(begin, until) - 1  # which begins last before a row ends
+        overlap = until - begin[following]
+        late = (following > np.arange(len(order))) & (overlap <= ROUNDING_NS)
+        late &= end[order[following]] - end[order] > overlap
+        if not late.any():
+            return
+        end[order[late]] -= overlap[late]
 
 
 def _nest_threads(

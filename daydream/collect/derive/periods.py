@@ -12,10 +12,9 @@ A loop launches the same work again and again. Equal runs of launches at one dis
 give the period; where they repeat, and where the CPU pauses longest, gives the
 boundaries. A few launches more, less or different in an iteration do not matter.
 
-Limits: one loop is found, the one that covers most launches. Where no operators were recorded a
-single pass through equal layers looks like one iteration a layer. Iterations that differ in
-turn by more than 2 % of their launches are found as one: four micro-batches and an
-optimizer step are one iteration, not four.
+Limits: one loop is found, the one that covers most launches. Where nothing tells a loop from the layers
+of a pass, no iterations are claimed. Iterations that differ in turn by more than 2 % of their launches
+are found as one: four micro-batches and an optimizer step are one iteration, not four.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from bisect import bisect_left
 
 import numpy as np
 
-from daydream.collect.derive.device_work import Launches, linked_calls, read_launches
+from daydream.collect.derive.device_work import Launches, linked_calls, outermost, read_launches
 from daydream.collect.derive.phases import BACKWARD_KERNEL, OPTIMIZER_KERNEL
 from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.steps import BACKWARD_NODE
 from daydream.trace.schema import DEVICE_KINDS
 
 MIN_REPEATS = 3
@@ -148,12 +148,15 @@ def _likeness(symbols: np.ndarray, typical: np.ndarray, begins: np.ndarray, ends
 
 
 def ends_of_iterations(
-    recording: Recording, launches: Launches, firsts: np.ndarray, lasts: np.ndarray
+    recording: Recording,
+    launches: Launches,
+    firsts: np.ndarray,
+    lasts: np.ndarray,
 ) -> np.ndarray:
     """Return when the last runtime call of each iteration ends, on the threads of these launches.
 
     It is the last one before the launch that follows. Behind an iteration that no other follows,
-    other work or the profiler's own end may come: as many calls are its own as are others'.
+    other work or the program's own end may come: the same calls are its own as are another's.
     """
     start_ns = launches.start_ns
     host = np.flatnonzero(recording.is_kind("runtime") & np.isin(recording.threads, launches.thread))
@@ -165,43 +168,53 @@ def ends_of_iterations(
     own = np.searchsorted(begins, start_ns[lasts - 1], side="right")  # behind the last launch itself
     stop = np.searchsorted(begins, np.append(start_ns, begins[-1] + 1)[lasts])
     followed = np.append(firsts[1:] == lasts[:-1], False)
-    if followed.any():
-        calls = int(np.median((stop - own)[followed]))
-        stop[~followed] = np.minimum(stop, own + calls)[~followed]
+    for turn in np.flatnonzero(~followed).tolist() if followed.any() else ():
+        like = int(np.flatnonzero(followed)[-1])
+        usual, mine = (recording["name"][host[own[each] : stop[each]]] for each in (like, turn))
+        length = min(len(usual), len(mine))
+        stop[turn] = own[turn] + np.append(usual[:length] != mine[:length], True).argmax()
     return np.asarray(latest[stop - 1], np.int64)
 
 
-"""Times as long as inside iterations the CPU pauses between those of a loop."""
-
-
-def is_one_pass(
+def is_loop(
     recording: Recording,
     launches: Launches,
     pause_ns: np.ndarray,
     firsts: np.ndarray,
     lasts: np.ndarray,
-) -> bool:
-    """Return whether iterations that were found are the layers of one pass.
+    least: int,
+) -> bool | None:
+    """Return whether what repeats are a loop's iterations, not the layers of one pass; None: nothing tells.
 
-    They are if other kernels come before them, the CPU pauses no longer between them than inside, one
-    thread launches all, and all device work was launched in the recording. Operators must have been
-    recorded, too: without them nobody can tell that nothing is trained.
+    Where something is trained, each turn of a loop runs forward, backward and an optimizer, whatever of them
+    is recorded. Else the CPU pauses longer between turns than inside, or no other work comes before them, or
+    they hold layers of their own; of only two turns it takes a pause and one of the others. The layers of a
+    pass are launched by one thread, all of them in the recording, and their operators train nothing.
     """
-    if not recording.is_kind("operator").any():
-        return False
-    begin, end = int(firsts[0]), int(lasts[-1])
-    repeating = np.unique(launches.symbols[begin:end])
-    if np.isin(launches.symbols[:begin], repeating).all():
-        return False
+    device, calls = linked_calls(recording)
+    on_device, outer = recording.is_kind(*DEVICE_KINDS), outermost(recording)
+    updates = recording.named(OPTIMIZER_KERNEL)
+    updates[calls[updates[device]]] = True
+    back = recording.named(BACKWARD_NODE, "operator")[outer]
+    parts = [np.flatnonzero(updates & ~on_device), *((outer[back], outer[~back]) if back.any() else ())]
+    parts = [recording["start_ns"][rows] for rows in parts if len(rows)]
+    for starts in parts:
+        turns = np.unique(np.searchsorted(launches.start_ns[firsts], starts, side="right"))
+        if (turns > 0).sum() < max(len(firsts) - 1, 2):
+            return None
+    if least == MIN_REPEATS and not parts:
+        return None
     inside = [pause_ns[first + 1 : last].max(initial=0) for first, last in zip(firsts, lasts, strict=True)]
-    if np.median(pause_ns[firsts[1:]]) > CLEARLY_LONGER * np.median(inside):
-        return False
-    device = recording.is_kind(*DEVICE_KINDS)
-    linked, _ = linked_calls(recording, *DEVICE_KINDS)
-    if len(linked) < device.sum() or len(np.unique(launches.thread)) > 1:
-        return False
-    trained = recording.named(BACKWARD_KERNEL) | recording.named(OPTIMIZER_KERNEL)
-    return not bool((trained & (device | recording.is_kind("operator", "annotation"))).any())
+    paused = np.median(pause_ns[firsts[1:]]) > CLEARLY_LONGER * np.median(inside)
+    layers = _holds_layers(launches.symbols[firsts[1] : lasts[1]])
+    if len(firsts) < MIN_REPEATS:
+        return bool(paused and (parts or layers)) or None
+    before, after = np.split(launches.symbols[: lasts[-1]], firsts[:1])
+    if parts or paused or layers or (len(device) and np.isin(before, after).all()):
+        return True
+    whole = len(device) == on_device.sum() and len(np.unique(launches.thread)) == 1
+    known = len(device) and len(outer) and not recording.named(BACKWARD_KERNEL).any()
+    return False if whole and known else None
 
 
 def range_of_pass(recording: Recording, launches: Launches) -> tuple[int, int]:
@@ -211,6 +224,8 @@ def range_of_pass(recording: Recording, launches: Launches) -> tuple[int, int]:
     return int(launches.start_ns[0]), int(end_ns.max())
 
 
+TWO_KINDS = "two_kinds"
+"""Metadata of a recording whose first step is alike, but not the same: a prefill before decodes, say."""
 MIN_COVERAGE = 0.5
 """Fraction of all launches and of their device time that iterations must hold; a part of one holds less."""
 SMALL = 0.02
@@ -237,18 +252,22 @@ def find_steps_by_period(recording: Recording) -> list[tuple[int, int]]:
     A range ends with the last call before the next iteration's first launch, or before other
     work. It begins where the iteration before it ends, since what the CPU does until the
     first launch prepares it; without one before it, with its first launch. Empty if no sequence
-    of launches repeats three times and makes up half of all launches and of the device time.
+    of launches repeats and makes up half of all launches and of the device time.
     One range is all of a single pass, whose layers repeat.
     """
-    launches = read_launches(recording)
-    together = _ranges(recording, launches, launches)
+    launches = read_launches(recording)  # what repeats inside two turns may be layers, if nothing is trained
+    return _of_threads(recording, launches, 2) or _of_threads(recording, launches, MIN_REPEATS)
+
+
+def _of_threads(recording: Recording, launches: Launches, least: int) -> list[tuple[int, int]]:
+    together = _ranges(recording, launches, launches, least)
     threads, counts = np.unique(launches.thread, return_counts=True)
     if len(threads) < 2:
         return together
     each = [
         ranges
         for thread in threads[counts >= OF_A_LOOP * counts.max()].tolist()
-        if (ranges := _ranges(recording, launches.of(thread), launches))
+        if (ranges := _ranges(recording, launches.of(thread), launches, least))
     ]
     # What several threads launch comes in an order that differs from turn to turn, unless they wait for
     # each other. Each one's own order is the program's: where that repeats more often, chance merged turns.
@@ -258,15 +277,20 @@ def find_steps_by_period(recording: Recording) -> list[tuple[int, int]]:
     return min((ranges for ranges in each if len(ranges) <= fewest + 1), key=lambda ranges: ranges[0])
 
 
-def _ranges(recording: Recording, launches: Launches, everything: Launches) -> list[tuple[int, int]]:
+def _ranges(
+    recording: Recording,
+    launches: Launches,
+    everything: Launches,
+    least: int,
+) -> list[tuple[int, int]]:
     """Return the iterations of some launches that hold half of everything that was launched."""
     symbols, start_ns = launches.symbols, launches.start_ns
-    found = _Period(symbols).search() if len(symbols) >= MIN_REPEATS else None
+    found = _Period(symbols, least).search() if len(symbols) >= least else None
     if found is None:
         return []
     pause_ns = np.concatenate(([0], start_ns[1:] - np.maximum.accumulate(launches.end_ns)[:-1]))
     firsts, lasts = bounded(symbols, pause_ns, *found)
-    if len(firsts) < MIN_REPEATS:
+    if len(firsts) < least:
         return []
     ends_ns = ends_of_iterations(recording, launches, firsts, lasts)
     begins_ns = start_ns[firsts]
@@ -274,15 +298,25 @@ def _ranges(recording: Recording, launches: Launches, everything: Launches) -> l
     begins_ns[followed + 1] = ends_ns[followed]
     until = np.searchsorted(everything.start_ns, ends_ns)
     since = np.minimum(np.searchsorted(everything.start_ns, begins_ns), until)
-    total_ns = np.concatenate(([0], np.cumsum(everything.work_ns)))
-    held, held_ns = (until - since).sum(), (total_ns[until] - total_ns[since]).sum()
-    if held < MIN_COVERAGE * len(everything.symbols) or held_ns < MIN_COVERAGE * total_ns[-1]:
+    total, total_ns = (np.append(0, np.cumsum(each)) for each in (everything.work_ns > 0, everything.work_ns))
+    held, held_ns = ((each[until] - each[since]).sum() for each in (total, total_ns))
+    before = 0
+    if held_ns < MIN_COVERAGE * total_ns[-1]:
+        typical = np.bincount(symbols[firsts[1] : lasts[1]], minlength=int(symbols.max()) + 1)
+        if _likeness(symbols, typical, np.array([0]), firsts[:1])[0] >= MIN_COVERAGE * typical.sum():
+            before = total_ns[since[0]]
+    if held < MIN_COVERAGE * total[-1] or held_ns + before < MIN_COVERAGE * total_ns[-1]:
         return []
-    if not _holds_layers(symbols[firsts[1] : lasts[1]]) and is_one_pass(
-        recording, launches, pause_ns, firsts, lasts
-    ):
+    loop = is_loop(recording, launches, pause_ns, firsts, lasts, least)
+    if loop is None:
+        return []
+    if not loop:
         return [range_of_pass(recording, launches)]
-    return list(zip(begins_ns.tolist(), ends_ns.tolist(), strict=True))
+    ranges = list(zip(begins_ns.tolist(), ends_ns.tolist(), strict=True))
+    if before:
+        recording.metadata[TWO_KINDS] = True
+        ranges.insert(0, (int(start_ns[0]), ranges[0][0]))
+    return ranges
 
 
 def _holds_layers(iteration: np.ndarray) -> bool:
@@ -294,7 +328,8 @@ def _holds_layers(iteration: np.ndarray) -> bool:
 class _Period:
     """The search for the period of one sequence."""
 
-    def __init__(self, symbols: np.ndarray) -> None:
+    def __init__(self, symbols: np.ndarray, least: int = MIN_REPEATS) -> None:
+        self.least = least
         self.length = len(symbols)
         self.run = RUN if self.length > SHORT else 1
         self.runs = _run_hashes(symbols, self.run)
@@ -315,7 +350,7 @@ class _Period:
         best = (0, 0, 0, 0)
         for period in self.candidates:
             score, begin, end = self._region(period)
-            long_enough = end - begin >= MIN_REPEATS * period
+            long_enough = end - begin >= self.least * period
             if long_enough and score > best[0] and not self._is_made_of_shorter(period, begin, end):
                 best = (score, period, begin, end)
         score, longest, begin, end = best
@@ -336,7 +371,7 @@ class _Period:
 
     def _candidates(self) -> np.ndarray:
         """Return periods worth trying, ascending: all of them, or the peaks of the autocorrelation."""
-        lags = np.arange(1, self.length // MIN_REPEATS + 1)
+        lags = np.arange(1, self.length // self.least + 1)
         if self.length <= SHORT:
             return lags
         # Bits of the hashes as signs turn "equal" into a product, so that one transform finds the equal

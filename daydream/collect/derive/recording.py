@@ -24,6 +24,7 @@ from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 
 SAID = "diagnostics"  # metadata of a recording: what the profiler itself says went wrong
+ROUNDING_NS = 1000  # some profilers write whole microseconds
 PORTION = 1 << 16
 FEW = 8
 WIDTHS = tuple((np.dtype(width), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32))

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_work import is_device_alone, linked_calls
+from daydream.collect.derive.device_work import is_device_alone, read_launches
 from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.derive.recording import PORTION, SAID, Recording
 from daydream.errors import TraceError
@@ -89,19 +89,15 @@ def find_numbered_ranges(recording: Recording) -> np.ndarray:
     They lie on one thread, one after another, and most of the device's work is launched in
     them. Where such ranges lie in others, the outer ones are the steps if there are several.
     """
-    moments, work_ns = _work(recording)
-    total = work_ns[-1]
-    if not total:
-        return np.empty(0, np.int64)
+    launches = read_launches(recording)
+    work_ns = np.append(0, np.cumsum(launches.work_ns))
     found = []
     for (_, text), rows in _families(recording).items():
         start = recording["start_ns"][rows]
         end = start + recording["duration_ns"][rows]
-        if not _one_after_another(start, end):
-            continue
-        first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
-        share = float((work_ns[last] - work_ns[first]).sum() / total)
-        if share >= _least_share(recording, text, rows):
+        first, last = (np.searchsorted(launches.start_ns, each) for each in (start, end))
+        share = float((work_ns[last] - work_ns[first]).sum() / max(work_ns[-1], 1))
+        if (start[1:] >= end[:-1]).all() and share >= _least_share(recording, text, rows):
             found.append((share, rows))
     if not found:
         return np.empty(0, np.int64)
@@ -119,13 +115,8 @@ def _families(recording: Recording) -> dict[tuple[int, str], np.ndarray]:
     chosen = np.flatnonzero(recording.is_kind("annotation") & np.append(useful, False)[recording["name"]])
     chosen = chosen[np.argsort(recording["start_ns"][chosen], kind="stable")]
     families: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for row, code, thread in zip(
-        chosen.tolist(),
-        recording["name"][chosen].tolist(),
-        recording.threads[chosen].tolist(),
-        strict=True,
-    ):
-        families[thread, texts[code]].append(row)
+    for row in chosen.tolist():
+        families[int(recording.threads[row]), texts[recording["name"][row]]].append(row)
     return {family: np.array(rows) for family, rows in families.items()}
 
 
@@ -152,30 +143,6 @@ def _counts_up(names: list[str | None]) -> bool:
     steps = np.diff(np.array(numbers, np.float64), axis=0)
     grows = (steps == steps[0]).all(axis=0) & (steps[0] > 0)
     return bool(grows.sum() == 1 and (steps[:, ~grows] == 0).all())
-
-
-def _one_after_another(start: np.ndarray, end: np.ndarray) -> bool:
-    return bool((start[1:] >= end[:-1]).all())
-
-
-def _work(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    """Return when device work was launched, and the kernels' time launched before each moment and after all.
-
-    Copies do not count where there are kernels: the upload of a model's weights can take
-    longer than the steps. Without any launches each operator of the CPU counts alike.
-    """
-    for kinds in (("kernel", "collective"), DEVICE_KINDS):
-        device, calls = linked_calls(recording, *kinds)
-        if len(calls):
-            moments = recording["start_ns"][calls].astype(np.int64)
-            return _summed(moments, recording["duration_ns"][device].astype(np.int64))
-    operators = np.flatnonzero(recording.is_kind("operator"))
-    return _summed(recording["start_ns"][operators].astype(np.int64), np.ones(len(operators), np.int64))
-
-
-def _summed(moments: np.ndarray, amounts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(moments, kind="stable")
-    return moments[order], np.concatenate(([0], np.cumsum(amounts[order])))
 
 
 EXECUTE = regex(r"^Method::execute$")  # ExecuTorch: a run of the program
@@ -231,8 +198,8 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
             return _between_optimizers(recording, markers)
         markers = _markers(recording, EXECUTE)
         if len(markers):
-            runs = [(start, end) for _, start, end in _marked(recording, markers)]
-            return [(f"run {number}", *run) for number, run in enumerate(runs)], "runs of Method::execute"
+            runs = enumerate(_marked(recording, markers))
+            return [(f"run {number}", *run[1:]) for number, run in runs], "runs of Method::execute"
         markers = find_numbered_ranges(recording)
         if len(markers):
             return _marked(recording, markers), f"ranges such as {_first_name(recording, markers)!r}"
@@ -240,15 +207,16 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
 
 
 def _by_period(recording: Recording) -> tuple[Ranges, str]:
-    from daydream.collect.derive.periods import find_steps_by_period
+    from daydream.collect.derive.periods import TWO_KINDS, find_steps_by_period
 
     ranges = find_steps_by_period(recording)
     if not ranges:
         return [("whole recording", *_window(recording))], "the whole recording: no markers, no period"
     if len(ranges) == 1:
         return [("pass", *ranges[0])], "one pass, whose layers repeat (auto)"
-    named = [(f"period {index}", start, end) for index, (start, end) in enumerate(ranges)]
-    return named, "period of the launch sequence (auto)"
+    named = [(f"period {index}", *each) for index, each in enumerate(ranges)]
+    kinds = ", after a step of another kind" if recording.metadata.pop(TWO_KINDS, False) else ""
+    return named, f"period of the launch sequence (auto){kinds}"
 
 
 def finish_ranges(recording: Recording) -> None:
@@ -277,10 +245,9 @@ def _markers(recording: Recording, pattern: re.Pattern[str]) -> np.ndarray:
     rows = rows[threads == busiest]
     rows = rows[np.argsort(recording["start_ns"][rows], kind="stable")]
     end = recording["start_ns"][rows] + recording["duration_ns"][rows]
-    inside = np.zeros(len(rows), bool)  # a marker inside another one begins no step of its own
-    inside[1:] = end[1:] <= np.maximum.accumulate(end)[:-1]
-    inside[1:] &= recording["start_ns"][rows[1:]] < np.maximum.accumulate(end)[:-1]
-    return np.asarray(rows[~inside])
+    reached = np.maximum.accumulate(end)[:-1]
+    inside = (end[1:] <= reached) & (recording["start_ns"][rows[1:]] < reached)
+    return rows[np.append(True, ~inside)]  # a marker inside another one begins no step of its own
 
 
 def _marked(recording: Recording, markers: np.ndarray) -> Ranges:
@@ -298,41 +265,30 @@ def _first_name(recording: Recording, markers: np.ndarray) -> str:
 def _between_optimizers(recording: Recording, markers: np.ndarray) -> tuple[Ranges, str]:
     """Steps that end with an optimizer.
 
-    Of several optimizers the one that runs least often counts, of equals the last; calls
-    without a backward pass between them belong to one step.
+    Calls without a backward pass between them are of one iteration. Of several optimizers the one with
+    fewest iterations counts, of equals the last; one that only ever joins another (every second time, say)
+    makes no steps of its own.
     """
-    codes = recording["name"][markers]
-    counts = Counter(codes.tolist())  # in order of first appearance
-    last = {code: index for index, code in enumerate(codes.tolist())}
-    code = min(counts, key=lambda code: (counts[code], -last[code]))
-    markers = markers[codes == code]
-    start = recording["start_ns"][markers]
+    codes, start = recording["name"][markers], recording["start_ns"][markers]
     end = start + recording["duration_ns"][markers]
     nodes = np.sort(recording["start_ns"][recording.named(BACKWARD_NODE, "operator")])
-    if len(nodes):
-        seen = np.searchsorted(nodes, start)
-        alone = np.append(seen[1:] > seen[:-1], True)
-        end = end[alone]
+    turn = np.searchsorted(nodes, start) if len(nodes) else np.arange(len(start))
+    turns = {code: set(turn[codes == code].tolist()) for code in codes[::-1].tolist()}  # the last one first
+    own = [code for code in turns if not any(turns[code] < other for other in turns.values())]
+    code = min(own, key=lambda code: len(turns[code]))
+    end = end[np.append(turn[1:] > turn[:-1], True) & np.isin(turn, list(turns[code]))]
     first, _ = _window(recording)
     begins = [first, *(end[:-1] + 1).tolist()]
-    ranges = [
-        (f"iteration {index}", begin, stop)
-        for index, (begin, stop) in enumerate(zip(begins, end.tolist(), strict=True))
-    ]
-    return ranges, f"ends of {recording.text('name')[code]}"
+    ranges = zip(begins, end.tolist(), strict=True)
+    named = [(f"iteration {index}", *each) for index, each in enumerate(ranges)]
+    return named, f"ends of {recording.text('name')[code]}"
 
 
 def _window(recording: Recording) -> tuple[int, int]:
     host = recording.is_kind("operator", "annotation", "runtime")
-    rows = host if host.any() else np.ones(len(recording), bool)
-    start, duration = recording["start_ns"], recording["duration_ns"]
-    first, last = [], []
-    for begin in range(0, len(rows), PORTION):  # in portions: times are wide
-        part = begin + np.flatnonzero(rows[begin : begin + PORTION])
-        if len(part):
-            first.append(int(start[part].min()))
-            last.append(int((start[part] + duration[part]).max()))
-    return min(first), max(last)
+    rows = host if host.any() else slice(None)
+    start = recording["start_ns"][rows]
+    return int(start.min()), int((start + recording["duration_ns"][rows]).max())
 
 
 def _annotations(recording: Recording) -> str:
@@ -418,12 +374,8 @@ def _unlaunched(
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
     """Return the rows of threads that hold operators or launch device work (not watchdogs and monitors)."""
     threads = recording.threads
-    working = np.zeros(int(threads.max(initial=0)) + 1, bool)
-    working[threads[recording.is_kind("operator")]] = True
-    working[threads[launch[launch >= 0]]] = True
-    if not working.any():
-        return np.ones(len(recording), bool)
-    return np.asarray(working[threads])
+    working = np.union1d(threads[recording.is_kind("operator")], threads[launch[launch >= 0]])
+    return np.isin(threads, working) if len(working) else np.ones(len(recording), bool)
 
 
 def measure_steps(

@@ -10,19 +10,17 @@ profiler recorded the device's own rows. So the source is found, in this order:
    the current stream is for collectives not waited for yet, oldest first; a wait
    between launches on two streams orders the second behind the first, one between
    launches on one stream joins the other stream whose work it has not waited for;
-4. *coincidence*: work that starts late, again and again, just as work of the same
-   name on another stream ends, waited for it.
+4. *forks*: it holds the one other stream that gets work later.
 
 A wait right behind a collective's launch, where nearly every collective has one, is
-the communication library's own and orders nothing in the trace. An edge that the
-recorded times contradict is not drawn.
+the communication library's own. An edge that the recorded times contradict is not drawn.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from itertools import takewhile
 from math import comb
 from typing import NamedTuple
@@ -38,11 +36,8 @@ from daydream.graph.rules.thresholds import (
     EVENT_NS,
     HELD_AFTER_NS,
     HELD_BEFORE_NS,
-    HELD_BY_NS,
     HELD_CHANCE,
     HELD_LATE_NS,
-    HELD_SHARE,
-    LATE_NS,
     LEAST_EVENTS,
     STREAM_CLOCK_NS,
     WAITS_SHARE,
@@ -68,36 +63,29 @@ class Wait(NamedTuple):
     after: int  # device task launched next
     source: int  # the streams of these tasks
     target: int
+    waiting: int  # as the device recorded it: the streams, and the call that recorded the event
+    waited_for: int
+    record: int
 
 
-def wait_for_events(draft: Draft) -> None:
-    """Add the event waits of every thread, and count how each was found."""
-    calls = draft.calls_named(STREAM_WAIT.search)
+def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
+    """Add the event waits that a way to search finds for the calls that have none yet, and count them."""
+    every = draft.calls_named(STREAM_WAIT.search)
+    calls = every[~np.isin(every, draft.waits["wait"])]
     if not len(calls) or not (draft.kind != CPU).any():
         return
     search = _Search(draft, calls)
-    around_calls = draft.launched_around(calls)
-    lane = np.append(draft.lane, -1)
-    columns = (np.arange(len(calls)), calls, *around_calls, *(lane[tasks] for tasks in around_calls))
-    left = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
     counts = draft.facts.event_waits
-    for find in (
-        search.recorded,
-        search.on_known_streams,
-        search.by_program_order,
-        search.by_forks,
-        search.by_coincidence,
-    ):
-        rows = list(find(left))
-        if rows:
-            record, source, call, target = np.array(rows, np.int64).T
-            draft.waits.add(record=record, source=source, wait=call, target=target, latency_ns=0)
-        found = search.library | {call for _, _, call, _ in rows}
-        left = [wait for wait in left if wait.call not in found]
-        if find == search.recorded:
-            counts["recorded"] = len(rows)
-    counts["inferred"] = len(calls) - counts["recorded"] - len(left)
-    counts["unresolved"] = len(left)
+    if way != _Search.by_records:
+        library = search.of_library()
+        search.waits = [wait for wait in search.waits if wait.call not in library]
+    rows = np.array(list(way(search)), np.int64).reshape(-1, 4)
+    record, source, call, target = rows.T
+    draft.waits.add(record=record, source=source, wait=call, target=target, latency_ns=0)
+    if way == _Search.by_records:
+        counts["recorded"] = len(rows)
+    counts["unresolved"] = len(search.waits) - len(rows)
+    counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
 
 
 class _Search:
@@ -105,15 +93,19 @@ class _Search:
 
     def __init__(self, draft: Draft, calls: np.ndarray) -> None:
         self.draft = draft
-        self.library: set[int] = set()  # calls that are the communication library's own
-        self.targets: dict[int, int] = {}  # the stream that waits, where the device recorded it
-        self.launched_by = cache(draft.launched_by)
         self.start = draft.start_ns
         self.end = draft.end_ns
         self.kind = draft.kind
         self.lane = draft.lane
         self.order = draft.order
         self.ranks = draft.ranks.tolist()
+        self.launched_by = cache(draft.launched_by)
+        around_calls = draft.launched_around(calls)
+        lane = np.append(draft.lane, -1)
+        lanes = (lane[tasks] for tasks in around_calls)
+        recorded = device_records(draft, "Stream Wait Event", calls)
+        columns = (np.arange(len(calls)), calls, *around_calls, *lanes, *recorded)
+        self.waits = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
         work = draft.in_order(draft.launched())
         self.collectives: dict[int, np.ndarray] = {}
         # The last task launched on each stream without collectives before each wait, and the next.
@@ -141,16 +133,13 @@ class _Search:
         """Return those of some streams that are others of the rank of a lane."""
         return [other for other in streams if other != lane and self.ranks[other] == self.ranks[lane]]
 
-    def recorded(self, waits: list[Wait]) -> Iterator[Row]:
+    def by_records(self) -> Iterator[Row]:
         """Find the waits that the device recorded."""
-        calls = np.array([wait.call for wait in waits], np.int64)
-        columns = (calls, *device_records(self.draft, "Stream Wait Event", calls))
-        for call, target, source, record in zip(*(each.tolist() for each in columns), strict=True):
-            self.targets[call] = target
-            if min(target, source, record) >= 0:
-                yield record, source, call, target
+        for wait in self.waits:
+            if min(wait.waiting, wait.waited_for, wait.record) >= 0:
+                yield wait.record, wait.waited_for, wait.call, wait.waiting
 
-    def on_known_streams(self, waits: list[Wait]) -> Iterator[Row]:
+    def on_known_streams(self) -> Iterator[Row]:
         """Find the waits of streams that the device's own rows name, but without the event.
 
         The record of an event from before the window, or of a library's own event, is not named
@@ -161,8 +150,8 @@ class _Search:
         one of them, and program order decides.
         """
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
-        for wait in waits:
-            target = self.targets[wait.call]
+        for wait in self.waits:
+            target = wait.waiting
             if self.collectives or target not in self.side_work:
                 continue
             held = self.side_work[target][1][wait.number]
@@ -182,14 +171,13 @@ class _Search:
                 found.append(task)
         return found
 
-    def by_program_order(self, waits: list[Wait]) -> Iterator[Row]:
+    def by_program_order(self) -> Iterator[Row]:
         """Find the waits whose source follows from what was launched before and after them."""
-        self.library = self.library_waits(waits)
         consumed: dict[int, int] = defaultdict(lambda: BEFORE_ALL)  # communication lane -> order waited up to
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
         patterns: Patterns = defaultdict(list)
-        for wait in waits:
-            if wait.call in self.library or wait.after < 0:
+        for wait in self.waits:
+            if wait.after < 0:
                 continue
             if self.kind[wait.after] == COLLECTIVE:
                 ahead = self.launched_by(int(self.lane[wait.call]))
@@ -222,15 +210,15 @@ class _Search:
             if len(seen) >= least and len(calls) >= WAITS_SHARE * len(seen):
                 yield from ((call, source, call, target) for call in calls)
 
-    def library_waits(self, waits: list[Wait]) -> set[int]:
+    def of_library(self) -> set[int]:
         """Return the waits right behind a collective's launch, if nearly every collective has one.
 
-        Not if the next work, on another stream, mostly started just as the collective ended:
-        then the program itself waits for it at once.
+        They are the communication library's own. Not if the next work, on another stream, mostly
+        started just as the collective ended: then the program itself waits for it at once.
         """
         behind = {  # the first behind each
             wait.before: wait
-            for wait in reversed(waits)
+            for wait in reversed(self.waits)
             if wait.before >= 0 and self.kind[wait.before] == COLLECTIVE
         }
         held = sum(
@@ -238,9 +226,8 @@ class _Search:
             for before, wait in behind.items()
         )
         launched = sum(map(len, self.collectives.values()))
-        if not launched or len(behind) < WAITS_SHARE * launched or 2 * held > len(behind):
-            return set()
-        return {wait.call for wait in behind.values()}
+        own = len(behind) >= WAITS_SHARE * launched and 2 * held <= len(behind)
+        return {wait.call for wait in behind.values()} if own else set()
 
     def open_collective(self, wait: Wait, consumed: Mapping[int, int]) -> int:
         """Return the collective that a compute stream's wait is for, or -1.
@@ -259,10 +246,10 @@ class _Search:
             return max(near, key=self.end.__getitem__)
         return min(found, key=self.order.__getitem__, default=-1)
 
-    def by_forks(self, waits: list[Wait]) -> Iterator[Row]:
+    def by_forks(self) -> Iterator[Row]:
         """Find the waits of a stream that gets its next work later: the one other with more to come."""
         patterns: Patterns = defaultdict(list)
-        for wait in waits:
+        for wait in self.waits:
             if wait.before < 0 or wait.source != wait.target:
                 continue
             others = self.beside(wait.source, self.side_work)
@@ -273,44 +260,17 @@ class _Search:
                 patterns[False, wait.source, self.lane[following[0]]].append((wait.call, allowed))
         yield from self.often(patterns, LEAST_EVENTS)
 
-    def by_coincidence(self, waits: list[Wait]) -> Iterator[Row]:
-        """Find the waits whose work started late, each time as work of one name ended on another stream."""
-        draft = self.draft
-        late = _late_starts(draft)
-        streams = {lane: (tasks, self.end[tasks]) for lane, tasks in draft.streams()}
-        seen: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
-        tried: Counter[tuple[int, int]] = Counter()
-        for wait in waits:
-            if wait.after < 0 or late[wait.after] < LATE_NS:
-                continue
-            start = self.start[wait.after]
-            what = int(draft.name[wait.after]), wait.target
-            tried[what] += 1
-            for other in self.beside(wait.target, streams):
-                tasks, ends = streams[other]
-                at = np.searchsorted(ends, start + STREAM_CLOCK_NS, side="right") - 1
-                source = int(tasks[at])
-                near = at >= 0 and start - ends[at] <= EVENT_NS
-                if near and self.order[source] < self.order[wait.call]:
-                    place = (*what, other, int(draft.name[source]))
-                    seen[place].append((wait.call, source))
-        found: set[int] = set()
-        for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
-            if len(pairs) >= LEAST_EVENTS and 2 * len(pairs) > tried[name, lane]:
-                yield from ((task, other, call, lane) for call, task in pairs if call not in found)
-                found |= {call for call, _ in pairs}
 
-
-def _late_starts(draft: Draft) -> np.ndarray:
-    """Return how much later each device task started than its known causes allow, by task."""
-    tasks = draft.on_streams()
-    late = np.zeros(draft.size, np.int64)
-    late[tasks] = draft.start_ns[tasks] - ready(draft, tasks)
-    return late
+WAYS = {  # how the sources of event waits are found, in this order
+    "events.recorded": partial(find_waits, way=_Search.by_records),
+    "events.known_streams": partial(find_waits, way=_Search.on_known_streams),
+    "events.program_order": partial(find_waits, way=_Search.by_program_order),
+    "events.forks": partial(find_waits, way=_Search.by_forks),
+}
 
 
 def follow_what_held(draft: Draft) -> None:
-    """Let late device work follow the long work of another stream that ended as it began.
+    """Let late device work follow the work of another stream that ended as it began.
 
     Blocks of kernels are placed in the order of launches, as processors come free: a kernel
     that finds the device full begins when the one before it has no more blocks to place, some
@@ -320,13 +280,12 @@ def follow_what_held(draft: Draft) -> None:
         stream 7   |matrix product, fills the device        |
         stream 23       launched, held by nothing       |begins
 
-    Kept as launch latency, the delay would stay when the device gets faster. Close by chance is
-    likely where kernels are short, so only ends of long ones count, and on a stream nearly all
-    late starts must be so.
+    Kept as launch latency, the delay would stay when the device gets faster. Most late starts of a
+    stream must be so, and more than can be by chance, which is likely where kernels are short.
     """
-    late = np.flatnonzero((_late_starts(draft) >= HELD_LATE_NS) & (draft.launch >= 0))
-    long = (draft.kind != CPU) & (draft.end_ns - draft.start_ns >= HELD_BY_NS) & (draft.row >= 0)
-    others = np.flatnonzero(long)
+    late = draft.on_streams()
+    late = late[(draft.start_ns[late] - ready(draft, late) >= HELD_LATE_NS) & (draft.launch[late] >= 0)]
+    others = np.flatnonzero((draft.kind != CPU) & (draft.row >= 0))
     others = others[np.argsort(draft.end_ns[others], kind="stable")]
     device = [(lane.rank, lane.device) for lane in draft.lanes]
     for lane in unique(draft.lane[late]).tolist():
@@ -342,10 +301,10 @@ def follow_what_held(draft: Draft) -> None:
             near = near[(draft.order[near] < draft.order[task]) & (draft.start_ns[near] < start)]
             if len(near):
                 pairs.append((near[np.argmin(np.abs(draft.end_ns[near] - start))], task))
-        if len(pairs) < max(1, HELD_SHARE * len(tasks)):
+        if 2 * len(pairs) <= len(tasks):
             continue
         held_by, held = np.array(pairs, np.int64).T
-        # How likely it is that as many of some moments lie so close to the end of a long task.
+        # How likely it is that as many of some moments lie so close to the end of a task.
         span = max(int(draft.end_ns[work].max() - draft.start_ns[work].min()), 1)
         each_near = min(len(work) * (HELD_BEFORE_NS + HELD_AFTER_NS) / span, 1.0)
         if comb(len(tasks), len(held)) * each_near ** len(held) <= HELD_CHANCE:

@@ -3,7 +3,7 @@
 When it is full, the launching call is blocked until the launch `depth` places
 before it has ended; its recorded duration is its own cost plus that wait. Keeping
 the wait as work replays perfectly and then answers "a faster GPU gains nothing".
-The depth is learned from the trace: the smallest number of launches that no call
+The depth is learned from the trace: the smallest number of launches that hardly a call
 ever ran ahead of. About 1,022 on NVIDIA (measured on V100, A100, RTX 3070 Ti);
 AMD queues are deeper than any seen filled. Event records and waits take places too, so
 a call may find the queue full a few launches below the depth (1,015 to 1,020 seen on an H200).
@@ -18,6 +18,7 @@ from daydream.graph.draft import Draft
 from daydream.graph.rules.thresholds import (
     LEAST_BLOCKED,
     NVIDIA_QUEUE_DEPTH,
+    QUEUE_AHEAD_SHARE,
     QUEUE_BLOCKED_SHARE,
     QUEUE_CHANCE,
     QUEUE_FULL_SHARE,
@@ -59,9 +60,14 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     own_end = ends[place]
     started = draft.start_ns[calls]
     returned = draft.end_ns[calls]
-    depth = int((place + 1 - np.searchsorted(ends, returned, side="right")).max())
+    in_flight = place + 1 - np.searchsorted(ends, returned, side="right")
+    depth = int(in_flight.max())
     if depth < 1:
         return 0, False
+    counts = np.bincount(np.maximum(in_flight, 0))
+    ahead = counts[::-1].cumsum()[::-1] - counts  # of each number in flight
+    few = (ahead <= QUEUE_AHEAD_SHARE * counts) & (np.arange(len(counts)) >= QUEUE_FULL_SHARE * depth)
+    depth = int(few.argmax())
     # A call that found no place left must have waited for one, and most of its time until then;
     # one that returned after its own work had ended waited for that.
     free = np.where(place >= depth, ends[place - depth], 0)

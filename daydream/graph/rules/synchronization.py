@@ -21,7 +21,6 @@ from daydream.graph.rules.thresholds import (
     NEAREST_RECORDS,
     RETURN_CLOCK_NS,
     SYNC_ENTRY_NS,
-    SYNC_RETURN_NS,
 )
 from daydream.graph.tables import ALL_LANES, CPU, MEMCPY
 from daydream.lazy import regex
@@ -151,11 +150,7 @@ def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
 
 
 def _event_syncs(draft: Draft) -> Waits:
-    """An event ends with the work before its record call; sync rows or times say which record.
-
-    An event of the time before the window has no record in it, but the work it stands for ends in it: it
-    ended just before a long call returned.
-    """
+    """An event ends with the work before its record call; sync rows or times say which record."""
     calls = draft.calls_named(EVENT_SYNC.search)
     records = draft.calls_named(EVENT_RECORD.search)
     order = draft.order
@@ -169,7 +164,6 @@ def _event_syncs(draft: Draft) -> Waits:
         if min(lane, record) >= 0 and order[record] < order[call]:
             waits.append((call, lane, until, record))
             continue
-        start = int(draft.start_ns[call])
         end = int(draft.end_ns[call])
         same_rank = ranks[records] == ranks[call]
         near = np.flatnonzero(same_rank & (order[records] < order[call]))[-NEAREST_RECORDS:]
@@ -177,14 +171,6 @@ def _event_syncs(draft: Draft) -> Waits:
         if len(near):
             last = near[np.argmax(ended[near])]
             waits.append((call, lanes[last], ended[last], records[last]))
-            continue
-        work = _work_before(draft, call)
-        done = draft.end_ns[work]
-        since = max(start + 1, end - min(SYNC_RETURN_NS, (end - start) // 4))
-        work = work[(done >= since) & (done <= end + RETURN_CLOCK_NS)]
-        if len(work):
-            task = work[np.argmax(draft.end_ns[work])]
-            waits.append((call, draft.lane[task], draft.end_ns[task], task))
     draft.facts.unresolved_syncs += len(calls) - len(waits)
     return np.array(waits, np.int64).reshape(-1, 4).T
 

@@ -23,14 +23,11 @@ STAGED_LATENCY_NS = 20_000  # from submission to the start of a small pageable c
 
 # Graphs of device work, in ns.
 GRAPH_HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
-GRAPH_NODE_NS = 20_000  # from the end of a node until one of another stream that waited for it starts
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
-HEAD_OF_PARTLY_TRACED_NS = (
-    100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
-)
 
 # The launch queue.
 NVIDIA_QUEUE_DEPTH = 1022  # launches; assumed where the trace never fills a queue
+QUEUE_AHEAD_SHARE = 0.02  # of the calls that return at the depth; as many seem to be ahead if times are off
 QUEUE_FULL_SHARE = 1 - 0.01  # of the depth: other commands than launches hold places, too
 LEAST_BLOCKED = 2  # calls that must have been blocked to believe that the queue was full
 QUEUE_BLOCKED_SHARE = 0.5  # of the calls that met a full queue
@@ -46,20 +43,16 @@ MOST_DOUBTFUL = 100  # matches between ranks that are left out, one after the ot
 # Where no synchronize of the trace found the device done. Those that do take 2 to 5 us in all (V100), of
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
-SYNC_RETURN_NS = 30_000  # after the work they waited for: 2 to 25 us (A100, RTX 3070 Ti)
 NEAREST_RECORDS = 64  # before a call, that it may wait for
 
 # Event waits between streams.
 EVENT_NS = 20_000  # work that an event held back starts this soon after it
-LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
 WAITS_SHARE = 0.9  # of the waits of a pattern, that the recorded times must allow
 LEAST_EVENTS = 2  # waits of a pattern
 HELD_LATE_NS = 50_000  # beyond all known causes
-HELD_BY_NS = 100_000  # length of what held it: a short kernel leaves room at once
 HELD_BEFORE_NS = 30_000  # the last blocks of a kernel take so long; 3 to 25 us (H800)
 HELD_AFTER_NS = 10_000
-HELD_SHARE = 0.8  # of the late starts of a stream
-HELD_CHANCE = 0.01  # that as many are so close
+HELD_CHANCE = 0.01  # that as many late starts of a stream are so close
 
 # Threads that wait for each other.
 PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
