@@ -7,7 +7,8 @@ its absence would save is never derived from that: `daydream.predict.suggest` si
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -19,15 +20,15 @@ from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows, device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
+from daydream.graph.select import coded
 from daydream.graph.selection import Selection
-from daydream.graph.tables import MEMCPY
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import TO_DEVICE, untraced_waits
-from daydream.predict.breakdown import Chain, labels, waits
-from daydream.results import Live, Record
+from daydream.predict.breakdown import Chain, OfTasks, labels, waits
+from daydream.results import Live
 from daydream.simulate.critical_path import PathCause
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import UNKNOWN
 from daydream.transforms.real_change import why_not_offered
 from daydream.transforms.registry import find
 
@@ -40,6 +41,7 @@ LONG_GAP_NS = 500_000  # more than Python takes between two operators
 MOST_WAITS = 4  # groups of waiting calls
 MOSTLY = 0.5  # of a cost: what holds more of it names its place
 FROM_DEVICE = r"DtoH|DeviceToHost"
+TO = "to the device"
 BREAKS = "graph breaks"
 ALLOCATION = regex(r"(?i)malloc|free")
 MODEL = ("forward", "loss", "backward")
@@ -57,7 +59,7 @@ class Place(NamedTuple):
     source: str | None = None
 
 
-class Avoidable(Record, eq=False):
+class Avoidable(OfTasks, eq=False):
     """One avoidable cost: what it is, where, what it costs a step, and the what-ifs that remove it.
 
     Attributes:
@@ -69,8 +71,6 @@ class Avoidable(Record, eq=False):
         source: its line of the program.
         count_per_step: tasks.
         cost_ns: what it takes a step: time on the critical path, or time that CPU calls are blocked.
-        selection: its tasks in words.
-        tasks: how many they are.
         saving_ns: what the best what-if would save, without one what the cost's absence would.
         code: the line of a training script that makes the best change, None if none does.
         whatifs: the changes that may remove it, the one that saves most first.
@@ -85,105 +85,85 @@ class Avoidable(Record, eq=False):
     source: str | None
     count_per_step: float
     cost_ns: int
-    selection: str
-    tasks: int
     saving_ns: int | None = None
     code: str | None = None
     whatifs: Sequence[WhatIfResult] = ()
     without_ns: int | None = None
 
-    selected = Live[Selection]()
     asked = Live[Sequence[WhatIf]]()  # the what-ifs that may remove it, before any was simulated
     made_of = Live["Mapping[str, Any] | None"]()  # what it is made of, as options of `scale`
     best = Live["WhatIfResult | None"]()  # the what-if that saves most, None if none gives an answer
     limit = Live["WhatIfResult | None"]()  # what the cost's absence gives
 
 
-def _cost(
-    chain: Chain,
-    sort: str,
-    tasks: Selection,
-    place: Place,
-    count: int,
-    cost_ns: int,
-    asked: Sequence[WhatIf],
-    made_of: Mapping[str, Any] | None = None,
-) -> Avoidable:
-    found = Avoidable(sort, *place, count / len(chain.steps), cost_ns, tasks.words, len(tasks))
-    return found.having(selected=tasks, asked=asked, made_of=made_of)
-
-
-def _calls_that_block(chain: Chain) -> Iterator[Avoidable]:
-    """Yield calls that wait for the device: each holds up its thread, and the device runs dry behind it.
-
-    Calls are told apart by their operator and by what they copy. A copy that blocks shows its
-    wait in the copy itself or in the synchronization of the same operator call.
-    """
-    graph = chain.graph
-    task, ns = waits(chain, Cause.SYNC)
-    tasks = Selection(graph, task)
-    groups: dict[str, list[int]] = {}
-    calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
-    for place, (copied, op, name) in enumerate(calls):
-        called = name if op is None or ALLOCATION.search(name) else op
-        groups.setdefault(f"{copied}|{called}", []).append(place)
-    for key in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
-        mine = groups[key]
-        cost_ns = chain.per_step(ns[mine])
-        if cost_ns < max(LEAST * chain.step_ns, 1):
-            continue
-        copied, _, called = key.partition("|")
-        asked: list[WhatIf] = [("remove-sync", {"which": _exactly(called)})]
-        if copied == "to the device":
-            asked = [("pinned-memory", {}), ("prefetch", {}), *asked]
-        sort = f"blocking copies {copied}" if copied else "synchronization"
-        where = place_of(graph, task[mine], ns[mine])._replace(label=called)
-        blocked = chain.tasks(task[mine], f"{sort}: waits of {called}")
-        yield _cost(chain, sort, blocked, where, len(mine), cost_ns, asked)
-
-
 def _add(
     chain: Chain,
     found: list[Avoidable],
+    times: Sequence[np.ndarray],
     sort: str,
     words: str,
-    mask: np.ndarray,
+    chosen: np.ndarray | list[int],
     *whatifs: str | WhatIf,
     made_of: Mapping[str, Any] | None = None,
     place: Place | None = None,
     with_source: bool = False,
 ) -> None:
-    """Add stretches of the path, if they take long enough, and if a line of the program is known.
+    """Add a cost to those found, if it takes long enough, and if a line of the program is known.
 
     Args:
         chain: the path.
-        found: what they are added to.
+        found: what it is added to.
+        times: where each time is, the task it belongs to, and its ns; a task counts once for each place.
         sort: the sort of cost.
-        words: what the stretches hold.
-        mask: of the stretches of the path.
-        whatifs: what may remove them, with options if any.
+        words: its tasks in words.
+        chosen: which of the times it is.
+        whatifs: what may remove it, with options if any.
         made_of: see `Avoidable`.
-        place: where the cost lies; by default where most of it does.
+        place: where it lies; by default where most of it does.
         with_source: whether a line has to be known.
     """
-    window, task, ns = chain.window[mask], chain.task[mask], chain.ns[mask]
+    where, task, ns = (each[chosen] for each in times)
     cost_ns = chain.per_step(ns)
     if cost_ns < max(LEAST * chain.step_ns, 1):
         return
     place = place or place_of(chain.graph, task, ns)
     if with_source and place.source is None:
         return
-    count = len(distinct_rows([window, task])[0])
-    tasks = chain.tasks(task, f"{words} on the critical path")
+    count = len(distinct_rows([where, task])[0])
+    cost = Avoidable(sort, *place, count / chain.number, cost_ns).of(chain.tasks(task, words))
     asked = [(each, {}) if isinstance(each, str) else each for each in whatifs]
-    found.append(_cost(chain, sort, tasks, place, count, cost_ns, asked, made_of))
+    found.append(cost.having(asked=asked, made_of=made_of))
+
+
+def _calls_that_block(chain: Chain) -> list[Avoidable]:
+    """Return calls that wait for the device: each holds up its thread, and the device runs dry behind it.
+
+    Calls are told apart by their operator and by what they copy. A copy that blocks shows its
+    wait in the copy itself or in the synchronization of the same operator call.
+    """
+    graph, found = chain.graph, list[Avoidable]()
+    task, ns = waits(chain, Cause.SYNC)
+    tasks = Selection(graph, task)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
+    for number, (copied, op, name) in enumerate(calls):
+        groups[copied, name if op is None or ALLOCATION.search(name) else op].append(number)
+    for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
+        mine = groups[copied, called]
+        whatifs: list[str | WhatIf] = [("remove-sync", {"which": _exactly(called)})]
+        if copied == TO:
+            whatifs = ["pinned-memory", "prefetch", *whatifs]
+        sort = f"blocking copies {copied}" if copied else "synchronization"
+        place = place_of(graph, task[mine], ns[mine])._replace(label=called)
+        times = np.arange(len(task)), task, ns
+        _add(chain, found, times, sort, f"{sort}: waits of {called}", mine, *whatifs, place=place)
+    return found
 
 
 def _stretches(chain: Chain) -> list[Avoidable]:
     """Return stretches of the path that have a cause in common, with the what-ifs that may remove it."""
     graph, of, found = chain.graph, chain.of, list[Avoidable]()
-    add = partial(_add, chain, found)
-    code, texts = graph.columns["name"][chain.task], graph.texts["name"]
+    add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
     # Stretches in which a thread records nothing for long.
     idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
     # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
@@ -195,7 +175,7 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     suggests = find("dataloader").suggested_options
     workers = {} if suggests is None else suggests(graph)
     add(
-        "data loading", "data loading", of(PathCause.LOADING) | batches,
+        "data loading", "data loading on the critical path", of(PathCause.LOADING) | batches,
         *([] if workers is None else [("dataloader", workers)]),
         made_of=None if workers == {} else {"on": "cpu", "phase": "data"},
     )  # fmt: skip
@@ -203,77 +183,85 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     ranks = graph.column("rank", chain.task)
     elsewhere = ranks != chain.windows[chain.window, 2]
     if elsewhere.any():
-        total = np.bincount(ranks[elsewhere], weights=chain.ns[elsewhere])
-        slowest = int(np.argmax(total))
-        place = Place(f"rank {slowest}", float(total[slowest] / total.sum()))
-        add("stragglers", "work of other ranks", elsewhere, "no-stragglers", place=place)
+        total = np.bincount(ranks[elsewhere], chain.ns[elsewhere])
+        place = Place(f"rank {total.argmax()}", float(total.max() / total.sum()))
+        add(
+            "stragglers", "work of other ranks on the critical path", elsewhere, "no-stragglers",
+            place=place,
+        )  # fmt: skip
     # Between two graphs of one compiled call the program is in Python, and guards come before the next.
     if breaks := breaks_of(graph):
         first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
         mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))
         place = Place(first.reason, first.ns / whole, None, "forward", first.source)
-        add(BREAKS, "work between compiled graphs", mask, "compile", place=place)
+        add(BREAKS, "work between compiled graphs on the critical path", mask, "compile", place=place)
     # Time in one piece in which a thread records nothing while the step waits for it.
-    for number in np.unique(code[idle & ~batches]).tolist():
-        gap = {"on": "cpu", "name": _exactly(texts[number]), "only_gaps": True}
-        mask = idle & ~batches & (code == number)
-        add("idle gap", f"untraced time after {texts[number]}", mask, made_of=gap)
+    name = graph.column("name", chain.task)
+    alone = idle & ~batches
+    for text in sorted({*filter(None, name[alone])}):
+        add(
+            "idle gap", f"untraced time after {text} on the critical path", alone & (name == text),
+            made_of={"on": "cpu", "name": _exactly(text), "only_gaps": True},
+        )  # fmt: skip
     # A collective costs what nothing else hides; a network without limits shows how much that is.
     add(
-        "exposed communication", "collectives", of(PathCause.COMMUNICATION), "overlap", "compression",
-        made_of={"kind": "collective"},
+        "exposed communication", "collectives on the critical path", of(PathCause.COMMUNICATION),
+        "overlap", "compression", made_of={"kind": "collective"},
     )  # fmt: skip
     # A copy on the stream of the kernels holds them up for as long as it takes.
-    copies, to_device = of(PathCause.COPIES), _named(graph, TO_DEVICE)[code]
-    add("copies to the device", "copies to the device", copies & to_device, "prefetch", "pinned-memory")
+    copies = of(PathCause.COPIES)
+    to_device = np.isin(chain.task, graph.select(kind="memcpy", name=TO_DEVICE).ids)
     add(
-        "other copies", "copies", copies & ~to_device,
+        "copies to the device", "copies to the device on the critical path", copies & to_device,
+        "prefetch", "pinned-memory",
+    )  # fmt: skip
+    add(
+        "other copies", "copies on the critical path", copies & ~to_device,
         made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE}))"},
     )  # fmt: skip
-    phase = graph.columns["phase"][chain.task]
-    model = np.isin(phase, [PHASES.index(name) for name in MODEL])
-    optimizer, other = (phase == PHASES.index(name) for name in ("optimizer", "other"))
+    phase = graph.column("phase", chain.task)
+    model, optimizer, other = np.isin(phase, MODEL), phase == "optimizer", phase == "other"
     if device_work(graph)[graph.alive].any():
         # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
         launches = of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
         add(
-            "launch-bound CPU", "CPU work of forward, backward and optimizer", launches,
+            "launch-bound CPU", "CPU work of forward, backward and optimizer on the critical path", launches,
             "cuda-graphs", "compile",
         )  # fmt: skip
     else:
         # Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls.
         operators = of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle
         fused = ("compile", "flash-attention", "fused-cross-entropy")
-        add("CPU operators", "operators of forward and backward", operators, *fused)
+        add("CPU operators", "operators of forward and backward on the critical path", operators, *fused)
     # Each small kernel costs its fixed part and the pause behind it: fused, they cost that once.
     small = of(PathCause.SMALL, PathCause.BETWEEN) & model
-    add("small-kernel chains", "small kernels", small, "compile")
+    add("small-kernel chains", "small kernels on the critical path", small, "compile")
     # Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts.
     add(
-        "memory-bound kernels", "memory-bound kernels", of(PathCause.MEMORY) & model,
+        "memory-bound kernels", "memory-bound kernels on the critical path", of(PathCause.MEMORY) & model,
         "compile", "flash-attention", "fused-cross-entropy", "fused-norm", "channels-last",
     )  # fmt: skip
     # Kernels that compute, or whose bound is unknown: attention and convolutions have others to choose.
     add(
-        "other kernels", "kernels not known to be bound by memory",
+        "other kernels", "kernels not known to be bound by memory on the critical path",
         of(PathCause.COMPUTE, PathCause.KERNELS) & model, "flash-attention", "channels-last", "compile",
     )  # fmt: skip
     # Work of the program itself that the step waits for: preparing a batch needs no place in the step. Told
     # where lines of the program are recorded: without them nobody knows what it is.
     add(
-        "work between batches", "CPU work",
+        "work between batches", "CPU work on the critical path",
         of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED) & other & ~idle,
         made_of={"on": "cpu", "phase": "other"}, with_source=True,
     )  # fmt: skip
     # An update that goes parameter by parameter launches a kernel or more for each of them.
     add(
-        "optimizer", "the optimizer's work", optimizer,
+        "optimizer", "the optimizer's work on the critical path", optimizer,
         "fused-adam", "fused-optimizer", "foreach-optimizer",
     )  # fmt: skip
     # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
     kernels = of(PathCause.COMPUTE, PathCause.MEMORY, PathCause.SMALL, PathCause.KERNELS) & model
     in_32_bits = graph.column("dtype", chain.task) == "float32"
-    add("32-bit kernels", "32-bit kernels", kernels & in_32_bits, "amp", "tf32")
+    add("32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32")
     return found
 
 
@@ -297,31 +285,24 @@ def avoidable_costs(chain: Chain) -> list[Avoidable]:
     return [cost for cost in costs if cost.asked or cost.made_of is not None]
 
 
-def place_of(graph: Graph, tasks: np.ndarray, weights: np.ndarray) -> Place:
-    """Return where the largest part of a cost lies; `weights` is each task's part of it."""
-    if not len(tasks) or weights.sum() <= 0:
+def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
+    """Return where the largest part of a cost lies; `ns` is each task's part of it."""
+    if ns.sum() <= 0:
         return Place()
-    code, names = labels(graph, tasks)
-    total = np.bincount(code, weights=weights)
-    largest = int(np.argmax(total))
-    share = float(total[largest] / weights.sum())
-    tasks, weights = tasks[code == largest], weights[code == largest]
-    columns, trace = graph.columns, graph.trace
-    layer = _most(columns["layer"][tasks], graph.texts["layer"], weights)
-    phase = _most(columns["phase"][tasks], PHASES, weights)
+    code, names, total = labels(graph, tasks, ns)
+    mine, own_ns, recorded = tasks[code == 0], ns[code == 0], graph.recorded
     source = None
-    if trace is not None and trace.text("stack"):  # of the operator call that holds most of the cost
-        rows = call_rows(graph, tasks, inner=True)
-        codes = np.where(rows >= 0, trace["stack"][rows], UNKNOWN)
-        source = _most(codes, trace.text("stack"), weights)
-    return Place(names[largest], share, layer, phase, source)
+    if recorded.text("stack"):  # of the operator call that holds most of the cost
+        stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
+        source = _most(stacks, recorded.text("stack"), own_ns)
+    layer, phase = (_most(*coded(graph, column, mine), own_ns) for column in ("layer", "phase"))
+    return Place(names[0], float(total[0] / ns.sum()), layer, phase, source)
 
 
-def _most(codes: np.ndarray, texts: Sequence[str], weights: np.ndarray) -> str | None:
-    """Return the text that holds more than half of the weight, None if there is none or it is unknown."""
-    total = np.bincount(codes + 1, weights)
-    most = int(np.argmax(total))
-    return ["", *texts][most] or None if total[most] > MOSTLY * weights.sum() else None
+def _most(codes: np.ndarray, texts: Sequence[str], ns: np.ndarray) -> str | None:
+    """Return the text that holds more than half of the time, None if there is none or it is unknown."""
+    total = np.bincount(codes + 1, ns)
+    return ["", *texts][total.argmax()] or None if total.max() > MOSTLY * ns.sum() else None
 
 
 def _exactly(name: str) -> str:
@@ -329,24 +310,13 @@ def _exactly(name: str) -> str:
     return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
 
 
-def _named(graph: Graph, words: str) -> np.ndarray:
-    """Return a mask of the names of a graph by their codes: those with these words; at its end for none."""
-    return np.array([*(bool(re.search(words, text)) for text in graph.texts["name"]), False])
-
-
 def _copied(graph: Graph, tasks: Selection) -> list[str]:
     """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
-    columns, found = graph.columns, [""] * len(tasks)
-    moved = np.flatnonzero(graph.alive & (columns["kind"] == MEMCPY) & (columns["launch"] >= 0))[::-1]
-    if not len(moved) or not len(tasks):
-        return found
-    code = columns["name"][moved]
-    words = np.where(_named(graph, FROM_DEVICE)[code], "from the device", "")
-    words = np.where(_named(graph, TO_DEVICE)[code], "to the device", words)
-    calls = Selection(graph, columns["launch"][moved].astype(np.int64))
+    found = [""] * len(tasks)
     for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
-        known = dict(zip(getattr(calls, column).tolist(), words.tolist(), strict=True))
-        known.pop(-1, None)
-        waiting = zip(getattr(tasks, column).tolist(), found, strict=True)
-        found = [known.get(call, before) for call, before in waiting]
+        waiting = getattr(tasks, column).tolist()
+        for words, pattern in (("from the device", FROM_DEVICE), (TO, TO_DEVICE)):
+            calls = graph.select(kind="memcpy", name=pattern).launches()
+            known = {*getattr(calls, column).tolist()} - {-1}
+            found = [words if call in known else said for call, said in zip(waiting, found, strict=True)]
     return found

@@ -34,7 +34,7 @@ from daydream.predict.breakdown import (
     launching,
     shares,
     trace_back,
-    waits,
+    waits_ns,
 )
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
@@ -217,7 +217,7 @@ def explain(
         device_busy_share=None if busy is None else busy / max(chain.step_ns, 1),
         launch_calls=launching(chain),
         communication=communication(chain),
-        synchronization_wait_ns=chain.per_step(waits(chain, Cause.SYNC)[1]),
+        synchronization_wait_ns=waits_ns(chain, Cause.SYNC),
         avoidable=tuple(asker.avoidable(chain)),
         kernels=reached(kernels, steps),
         general_convolutions_ns=round(general_ns / steps),
@@ -341,16 +341,14 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
     took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
-    family, names = labels(graph, kernels.ids)
-    ns, flop_ns, byte_ns = (
-        np.bincount(family, values * known, len(names)) for values in (took, arithmetic, memory)
-    )
+    family, names, ns = labels(graph, kernels.ids, took * known)
+    flop_ns, byte_ns = (np.bincount(family, times * known) for times in (arithmetic, memory))
     found = []
-    for each in np.argsort(-ns, kind="stable")[:MOST_FAMILIES].tolist():
+    for each, name in enumerate(names[:MOST_FAMILIES]):
         bound_ns = max(flop_ns[each], byte_ns[each])
         if LEAST_OF_KERNELS * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
             of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
-            found.append(PeakShare(names[each], round(ns[each] / steps), float(bound_ns / ns[each]), of))
+            found.append(PeakShare(name, round(ns[each] / steps), float(bound_ns / ns[each]), of))
     return tuple(found)
 
 
