@@ -42,6 +42,7 @@ from daydream.predict.replay import Replay, as_replay
 from daydream.predict.suggest import WhatIfResult, WhatIfs
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound, PathCause, has_cpu
+from daydream.transforms.compose import parse
 
 if TYPE_CHECKING:
     import os
@@ -185,7 +186,7 @@ def explain(
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
     now = Prediction.unchanged(before) if whatif is None else ask(before, whatif, **options)
-    asker = WhatIfs(now, options)
+    asker = WhatIfs(now, [] if whatif is None else parse(whatif), options)
     say("following the critical path", -1.0)
     chain = trace_back(now.after)
     if not chain.steps:

@@ -17,7 +17,7 @@ from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.results import Predicted
 from daydream.transforms import stages
-from daydream.transforms.compose import edit_of, parse
+from daydream.transforms.compose import edit_of, parse, spelled
 from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import Optimization, find
 
@@ -70,34 +70,45 @@ def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
 class WhatIfs:
     """Asks what-ifs of a step, on top of the change that was made already, if any.
 
-    `given` are the options of that change. `bare` answers have neither notes nor an interval, which take
-    longer.
+    `made` are the optimizations of that change, `given` its options. `bare` answers have neither notes nor an
+    interval, which take longer.
     """
 
     def __init__(
-        self, now: Prediction, given: Mapping[str, Any] | None = None, *, bare: bool = False
+        self,
+        now: Prediction,
+        made: Sequence[Optimization] = (),
+        given: Mapping[str, Any] | None = None,
+        *,
+        bare: bool = False,
     ) -> None:
-        self.now, self.given, self.bare = now, given or {}, bare
+        self.now, self.made, self.given, self.bare = now, made, given or {}, bare
         self.replay, self.step_ns = now.replay, now.simulated_ns
+        self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
     def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         """Return the answer to one what-if on top of the change."""
         return self.tried(name, options)[0]
 
-    def tried(self, name: str, options: Mapping[str, Any]) -> tuple[WhatIfResult, Prediction | None]:
-        """Return the answer to a what-if on top of the change, and its prediction; None if it is refused."""
-        code = None
+    def tried(
+        self, name: str, options: Mapping[str, Any], *, alone: bool = False
+    ) -> tuple[WhatIfResult, Prediction | None]:
+        """Return the answer to a what-if on top of the change, and its prediction; None if it is refused.
+
+        `alone` it is made in the changed graph, and named, as if there had been no change before.
+        """
+        made, given, start = ((), {}, self.now.graph) if alone else (self.made, self.given, None)
+        changes, options, interval = [*made, find(name)], {**given, **options}, not (self.bare or alone)
         # Of calls that wait the line of code is known for those alone that read a value.
-        if re.search(READS, str(options.get("which", READS))):
-            code = code_of(name, self.replay.graph)
-        if self.now.optimization:
-            name, options = f"{self.now.optimization}+{name}", {**self.given, **options}
-        found = WhatIfResult(name, options, self.step_ns, code=code)
+        reads = re.search(READS, str(options.get("which", READS)))
+        code = code_of(name, self.replay.graph) if reads else None
+        found = WhatIfResult(spelled(changes), options, self.step_ns, code=code)
         try:
-            prediction = predict(self.replay, edit_of(parse(name), options), interval=not self.bare)
+            edit = edit_of(changes, options, after=self.before)
+            prediction = predict(self.replay, edit, start=start, interval=interval)
         except DaydreamError as error:
             return found.but(reason=" ".join(str(error).split())), None
-        if not self.bare:
+        if interval:
             found.notes = tuple(note for note in prediction.notes if note not in self.replay.notes)
             found.predicted_low_ns = prediction.predicted_low_ns
             found.predicted_high_ns = prediction.predicted_high_ns
@@ -108,33 +119,23 @@ class WhatIfs:
 
         It comes behind the change that was made already, which may be a `scale` itself.
         """
-        options = {**where, "factor": 0.0}
-        if not self.now.optimization:
-            return self.ask("scale", options)
-        found = WhatIfResult("scale", options, self.step_ns)
-        try:
-            edit = edit_of(parse("scale"), options)
-            prediction = predict(self.replay, edit, start=self.now.graph, interval=False)
-        except DaydreamError as error:
-            return found.but(reason=" ".join(str(error).split()))
-        return found.but(predicted_ns=prediction.simulated_ns)
+        found, prediction = self.tried("scale", {**where, "factor": 0.0}, alone=bool(self.made))
+        if self.made and prediction is not None:
+            return found.but(predicted_ns=prediction.simulated_ns, reason=None)
+        return found
 
     def best(self, asked: Sequence[WhatIf]) -> list[WhatIfResult]:
         """Return the answers, the one that saves most first; of equal ones the first asked.
 
-        Of two that are the same change (they exclude each other and give the same step) there is one, as
+        Of those that are the same change (they exclude each other and give the same step) there is one, as
         `rank` chooses it.
         """
         answers = [self.ask(*each) for each in asked]
-        kept: list[WhatIfResult] = []
+        kept = []
         for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
-            twin = next((place for place, other in enumerate(kept) if _same_change(answer, other)), None)
-            if twin is None:
+            same = [other for other in answers if other is answer or _same_change(answer, other)]
+            if answer is min(same, key=lambda each: preference(each.notes, each.optimization)):
                 kept.append(answer)
-            else:
-                kept[twin] = min(
-                    kept[twin], answer, key=lambda each: preference(each.notes, each.optimization)
-                )
         return kept
 
     def avoidable(self, chain: Chain) -> list[Avoidable]:
@@ -168,29 +169,26 @@ def suggestion(
     returned. `optimizations` and `options` are what was asked for, as it was typed; they are simulated with
     each candidate. Of a very long recording none is asked: the answer is not to wait for it.
     """
-    after, graph = prediction.after, prediction.replay.graph
+    after = prediction.after
     if prediction.reason is not None or not prediction.simulated_ns or not after.step_times():
         return None
-    if int(graph.alive.sum()) > MOST_TASKS:
+    if int(prediction.replay.graph.alive.sum()) > MOST_TASKS:
         return None
-    made = parse(prediction.optimization) if optimizations is None else list(optimizations)
+    made = parse(prediction.optimization) if optimizations is None else optimizations
+    asker = WhatIfs(prediction, made, options, bare=True)
     costs = sorted(avoidable_costs(trace_back(after)), key=lambda each: -each.cost_ns)
     candidates = [(place, *each) for place, cost in enumerate(costs) for each in cost.asked]
     simulated: list[int] = []  # for each candidate that was, the cost that it may remove
     found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
-    made_before = replace(edit_of(made), copies={graph.version: prediction.graph})
     for place, name, own in candidates:
         if len(simulated) == MOST_ASKED or len({*simulated, place}) > MOST_COSTS:
             break
-        try:
-            edit = edit_of([*made, find(name)], {**(options or {}), **own}, after=made_before)
-            both = predict(prediction.replay, edit, interval=False)
-        except DaydreamError:  # it does not apply to this trace, or not together with the others
+        answer, both = asker.tried(name, own)
+        if both is None:  # it does not apply to this trace, or not together with the others
             continue
         simulated.append(place)
-        code = code_of(name, graph)
-        tried = WhatIfResult(name, own, prediction.simulated_ns, both.predicted_ns, code=code)
-        saving_ns = tried.saving_ns or 0
-        if saving_ns >= LEAST * tried.replayed_ns:
-            found.append((-saving_ns, preference(both.notes, name), tried))
+        saving_ns = answer.saving_ns or 0
+        if saving_ns >= LEAST * answer.replayed_ns:
+            answer = answer.but(optimization=name, options=own)
+            found.append((-saving_ns, preference(both.notes, name), answer))
     return min(found, key=itemgetter(0, 1))[2] if found else None
