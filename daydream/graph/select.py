@@ -324,10 +324,11 @@ def of_tasks(
     Each text that is used is looked at once.
     """
     codes, texts = coded(tasks.graph, column, tasks.ids)
-    told, place = np.zeros(len(texts) + 1, dtype), codes + 1
-    for each in np.flatnonzero(np.bincount(place, minlength=len(told))).tolist():
-        told[each] = tell(texts[each - 1] if each else None)
-    found: np.ndarray = told[place]
+    told, used = np.zeros(len(texts) + 1, dtype), np.zeros(len(texts) + 1, bool)
+    used[codes] = True  # the last: of no text, -1
+    for each in np.flatnonzero(used).tolist():
+        told[each] = tell(texts[each] if each < len(texts) else None)
+    found: np.ndarray = told[codes]
     return found
 
 
@@ -342,7 +343,8 @@ def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
         int64, shape (n,).
 
     """
-    return ids[np.lexsort((ids, graph.order[ids]))]
+    order = graph.order[ids]
+    return ids if (order[1:] > order[:-1]).all() else ids[np.lexsort((ids, order))]
 
 
 def among(graph: Graph, ids: np.ndarray) -> np.ndarray:

@@ -169,9 +169,15 @@ def _reached(
 
 def _lane_ends(timeline: Timeline) -> np.ndarray:
     """Return when each lane ends with each pass, in ns: a row a pass."""
-    lanes = len(timeline.graph.lanes)
-    ends = np.zeros((int(timeline.copy.max(initial=0)) + 1) * lanes, np.int64)
-    np.maximum.at(ends, timeline.copy * lanes + timeline.plan.lane, timeline.end_ns)
+    plan, lanes = timeline.plan, len(timeline.graph.lanes)
+    if "last on lane" not in plan.cache:
+        last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
+        last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(len(plan))  # the last is written last
+        plan.cache["last on lane"] = last
+    last = plan.cache["last on lane"]
+    ends = np.where(last >= 0, timeline.end_ns[last], 0)
+    if plan.scheduled:
+        np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
     return ends.reshape(-1, lanes)
 
 
