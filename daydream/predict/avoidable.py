@@ -25,7 +25,7 @@ from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import TO_DEVICE, untraced_waits
-from daydream.predict.breakdown import Chain, OfTasks, labels, waits
+from daydream.predict.breakdown import Chain, OfTasks, labels
 from daydream.results import Live
 from daydream.simulate.critical_path import PathCause
 from daydream.trace.schema import UNKNOWN
@@ -142,7 +142,7 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     wait in the copy itself or in the synchronization of the same operator call.
     """
     graph, found = chain.graph, list[Avoidable]()
-    task, ns = waits(chain, Cause.SYNC)
+    task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)

@@ -97,6 +97,43 @@ class Share(OfTasks):
     largest: tuple[Part, ...] = ()
 
 
+class Launching(OfTasks):
+    """Launch calls of a step.
+
+    Attributes:
+        calls_per_step: how many.
+        total_ns: time in them per step.
+        queue_wait_ns: how much of it is waiting for room in the launch queue.
+    """
+
+    calls_per_step: float
+    total_ns: int
+    queue_wait_ns: int
+
+
+class Behind(Record):
+    """What the critical path does while collectives run, and for how long per step."""
+
+    cause: PathCause
+    ns: int
+
+
+class Communication(OfTasks):
+    """Collectives of a step: those of its own rank, and those of others that the step waits for.
+
+    Attributes:
+        total_ns: how long at least one runs, per step.
+        exposed_ns: how much of that is on the critical path.
+        hidden_ns: what runs beside the critical path.
+        behind: what the critical path does meanwhile, longest first: why the rest is hidden.
+    """
+
+    total_ns: int
+    exposed_ns: int
+    hidden_ns: int
+    behind: tuple[Behind, ...]
+
+
 class Chain(Path, frozen=True, eq=False):
     """The critical path of some steps: pieces of time, each with its cause."""
 
@@ -155,6 +192,84 @@ class Chain(Path, frozen=True, eq=False):
             found.append(inside[:, (inside[1] < inside[2]) & (rank == own)])
         return np.concatenate(found, axis=1)
 
+    def shares(self) -> list[Share]:
+        """Return the causes of the path, those first that take longest; together they are the step."""
+        found = []
+        for code in unique(self.cause).tolist():
+            cause, mask = CAUSES[code], self.cause == code
+            task, ns = self.task[mask], self.per_step(self.ns[mask])
+            _, names, total = labels(self.graph, task, self.ns[mask])
+            parts = zip(names, total.tolist(), strict=True)
+            largest = tuple(Part(name, round(each / self.number)) for name, each in parts)[:MOST_PARTS]
+            share = Share(cause, cause.bound, ns, ns / max(self.step_ns, 1), largest)
+            found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
+        return sorted(found, key=lambda share: (-share.ns, share.cause))
+
+    def waits(self, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
+        """Return the CPU calls that stand blocked for a cause within the steps: task, and ns, of each call.
+
+        The profiler's own wait, behind all launches of the window and like no wait before, is left out.
+        """
+        timeline, graph = self.timeline, self.graph
+        plan, start = timeline.plan, timeline.start_ns
+        edges = np.flatnonzero(plan.edge_cause == cause)
+        src, dst = plan.edge_src[edges], plan.edge_dst[edges]
+        begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
+        held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
+        held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
+        order, name = graph.order[timeline.task[held]], graph.name[timeline.task[held]]
+        at_end = order > graph.order[graph.alive & device_work(graph)].max(initial=0)
+        held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
+        entry, begin, end = self.within(held, waiting=True)
+        return timeline.task[entry], end - begin
+
+    def waits_ns(self, cause: Cause) -> int:
+        """Return how long CPU calls stand blocked for a cause, per step."""
+        return self.per_step(self.waits(cause)[1])
+
+    def launching(self) -> Launching | None:
+        """Return what launch calls take within the steps; None if nothing is launched."""
+        graph, task = self.graph, self.timeline.task
+        calls = graph.launch[graph.alive & device_work(graph)]
+        entry, begin, end = self.within(np.flatnonzero(np.isin(task, calls, kind="table")))
+        if not len(entry):
+            return None
+        waited_ns = self.waits_ns(Cause.QUEUE)
+        found = Launching(len(entry) / self.number, self.per_step(end - begin) + waited_ns, waited_ns)
+        return found.of(self.tasks(task[entry], "launch calls of the steps"))
+
+    def busy_ns(self) -> float | None:
+        """Return how long the device runs recorded work, per step; None without a device."""
+        graph, task = self.graph, self.timeline.task
+        on_device = np.flatnonzero(device_work(graph)[task])
+        on_device = on_device[~untraced_device_work(graph, task[on_device])]
+        if not len(on_device):
+            return None
+        _, begin, end = self.within(on_device)
+        return float(Coverage(begin, end).before_ns[-1]) / self.number
+
+    def communication(self) -> Communication | None:
+        """Return what collectives take and what hides them; None if the steps have none."""
+        task, exposed = self.timeline.task, self.of(PathCause.COMMUNICATION)
+        entry, start, stop = self.within(np.flatnonzero(self.graph.kind[task] == COLLECTIVE))
+        # The critical path may go through a collective of another rank.
+        found = self.tasks(np.append(task[entry], self.task[exposed]), "collectives of the steps")
+        if not len(found):
+            return None
+        begins = self.begin_ns + self.shift_ns[self.window]
+        ends = begins + self.ns
+        running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
+        covered = Coverage(start, stop).within(begins, ends)
+        behind = np.bincount(self.cause, covered, len(CAUSES))
+        behind[PathCause.COMMUNICATION.code] = 0
+        total_ns, exposed_ns = self.per_step(running.before_ns[-1]), self.per_step(self.ns[exposed])
+        meanwhile = tuple(
+            Behind(CAUSES[code], self.per_step(behind[code]))
+            for code in np.argsort(-behind, kind="stable")
+            if behind[code] > 0
+        )
+        return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(found)
+
 
 def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     """Return the critical path of the steps of a steady state, or of some steps of the same pass."""
@@ -173,20 +288,6 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
             kind = np.where(small, "latency", "unknown")
         cause[chosen] = np.array([OF_KERNELS[each].code for each in kind.tolist()])[place]
     return Chain(**asdict(path), timeline=state.timeline, steps=steps, cause=cause)
-
-
-def shares(chain: Chain) -> list[Share]:
-    """Return the causes of the critical path, those first that take longest; together they are the step."""
-    found = []
-    for code in unique(chain.cause).tolist():
-        cause, mask = CAUSES[code], chain.cause == code
-        task, ns = chain.task[mask], chain.per_step(chain.ns[mask])
-        _, names, total = labels(chain.graph, task, chain.ns[mask])
-        parts = zip(names, total.tolist(), strict=True)
-        largest = tuple(Part(name, round(each / chain.number)) for name, each in parts)[:MOST_PARTS]
-        share = Share(cause, cause.bound, ns, ns / max(chain.step_ns, 1), largest)
-        found.append(share.of(chain.tasks(task, f"{cause.label} on the critical path")))
-    return sorted(found, key=lambda share: (-share.ns, share.cause))
 
 
 def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray, list[str], np.ndarray]:
@@ -213,113 +314,6 @@ def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray,
     return np.argsort(order)[code], [texts[each] for each in order], total[order]
 
 
-class Launching(OfTasks):
-    """Launch calls of a step.
-
-    Attributes:
-        calls_per_step: how many.
-        total_ns: time in them per step.
-        queue_wait_ns: how much of it is waiting for room in the launch queue.
-    """
-
-    calls_per_step: float
-    total_ns: int
-    queue_wait_ns: int
-
-
-class Behind(Record):
-    """What the critical path does while collectives run, and for how long per step."""
-
-    cause: PathCause
-    ns: int
-
-
-class Communication(OfTasks):
-    """Collectives of a step: those of its own rank, and those of others that the step waits for.
-
-    Attributes:
-        total_ns: how long at least one runs, per step.
-        exposed_ns: how much of that is on the critical path.
-        hidden_ns: what runs beside the critical path.
-        behind: what the critical path does meanwhile, longest first: why the rest is hidden.
-    """
-
-    total_ns: int
-    exposed_ns: int
-    hidden_ns: int
-    behind: tuple[Behind, ...]
-
-
-def waits(chain: Chain, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
-    """Return the CPU calls that stand blocked for a cause within the steps, and how long: task and ns a call.
-
-    The profiler's own wait, behind all launches of the window and like no wait before, is left out.
-    """
-    timeline, graph = chain.timeline, chain.graph
-    plan, start = timeline.plan, timeline.start_ns
-    edges = np.flatnonzero(plan.edge_cause == cause)
-    src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-    begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
-    held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
-    held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
-    order, name = graph.order[timeline.task[held]], graph.name[timeline.task[held]]
-    at_end = order > graph.order[graph.alive & device_work(graph)].max(initial=0)
-    held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
-    entry, begin, end = chain.within(held, waiting=True)
-    return timeline.task[entry], end - begin
-
-
-def waits_ns(chain: Chain, cause: Cause) -> int:
-    """Return how long CPU calls stand blocked for a cause, per step."""
-    return chain.per_step(waits(chain, cause)[1])
-
-
-def launching(chain: Chain) -> Launching | None:
-    """Return what launch calls take within the steps; None if nothing is launched."""
-    graph, task = chain.graph, chain.timeline.task
-    calls = graph.launch[graph.alive & device_work(graph)]
-    entry, begin, end = chain.within(np.flatnonzero(np.isin(task, calls, kind="table")))
-    if not len(entry):
-        return None
-    waited_ns = waits_ns(chain, Cause.QUEUE)
-    found = Launching(len(entry) / chain.number, chain.per_step(end - begin) + waited_ns, waited_ns)
-    return found.of(chain.tasks(task[entry], "launch calls of the steps"))
-
-
-def busy_ns(chain: Chain) -> float | None:
-    """Return how long the device runs recorded work, per step; None without a device."""
-    graph, task = chain.graph, chain.timeline.task
-    on_device = np.flatnonzero(device_work(graph)[task])
-    on_device = on_device[~untraced_device_work(graph, task[on_device])]
-    if not len(on_device):
-        return None
-    _, begin, end = chain.within(on_device)
-    return float(Coverage(begin, end).before_ns[-1]) / chain.number
-
-
-def communication(chain: Chain) -> Communication | None:
-    """Return what collectives take and what hides them; None if the steps have none."""
-    task, exposed = chain.timeline.task, chain.of(PathCause.COMMUNICATION)
-    entry, start, stop = chain.within(np.flatnonzero(chain.graph.kind[task] == COLLECTIVE))
-    # The critical path may go through a collective of another rank.
-    found = chain.tasks(np.append(task[entry], chain.task[exposed]), "collectives of the steps")
-    if not len(found):
-        return None
-    begins = chain.begin_ns + chain.shift_ns[chain.window]
-    ends = begins + chain.ns
-    running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
-    covered = Coverage(start, stop).within(begins, ends)
-    behind = np.bincount(chain.cause, covered, len(CAUSES))
-    behind[PathCause.COMMUNICATION.code] = 0
-    total_ns, exposed_ns = chain.per_step(running.before_ns[-1]), chain.per_step(chain.ns[exposed])
-    meanwhile = tuple(
-        Behind(CAUSES[code], chain.per_step(behind[code]))
-        for code in np.argsort(-behind, kind="stable")
-        if behind[code] > 0
-    )
-    return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(found)
-
-
 def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, dict[str, int]]:
     """Return where the time of its steps goes, or of some: ns a step, by cause, bound, phase and layer.
 
@@ -333,11 +327,11 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     steps, timeline = chain.steps, chain.timeline
     total = sums(CAUSES, chain.cause, chain.ns)
     by_cause = per_step(dict(sorted(total.items(), key=lambda item: -item[1])), len(steps))
-    busy, transfers = busy_ns(chain), communication(chain)
+    busy, transfers = chain.busy_ns(), chain.communication()
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),
-        SYNC_WAIT: waits_ns(chain, Cause.SYNC),
-        QUEUE_WAIT: waits_ns(chain, Cause.QUEUE),
+        SYNC_WAIT: chain.waits_ns(Cause.SYNC),
+        QUEUE_WAIT: chain.waits_ns(Cause.QUEUE),
         HIDDEN: 0 if transfers is None else transfers.hidden_ns,
     }
     return {
@@ -353,18 +347,15 @@ def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
     """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
     if replay.parts is None:
         replay.parts = parts_of(replay.settled)
-    return {key: dict(parts) for key, parts in replay.parts.items()}
+    return replay.parts
 
 
-def parts_of_change(comparison: Prediction) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+def parts_of_change(comparison: Prediction) -> tuple[Parts, Parts]:
     """Return the parts of a step before and after a change, the mean over the steps."""
     return parts_of_replay(comparison.replay), parts_of(comparison.after)
 
 
 def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:
     """Return the parts of a step as `--json` prints them."""
-    return {
-        "ns_by_cause": parts["by_cause"],
-        "ns_by_bound": parts["by_bound"],
-        **{key: parts[key] for key in ("by_phase", "by_layer")},
-    }
+    found = {"ns_by_cause": parts["by_cause"], "ns_by_bound": parts["by_bound"]}
+    return {**found, "by_phase": parts["by_phase"], "by_layer": parts["by_layer"]}

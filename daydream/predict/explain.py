@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -28,13 +28,8 @@ from daydream.predict.breakdown import (
     Communication,
     Launching,
     Share,
-    busy_ns,
-    communication,
     labels,
-    launching,
-    shares,
     trace_back,
-    waits_ns,
 )
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
@@ -193,8 +188,8 @@ def explain(
         raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
-    causes = tuple(shares(chain))
-    busy = busy_ns(chain)
+    causes = tuple(chain.shares())
+    busy = chain.busy_ns()
     memory, unsaid = peak_memory(asker, capacity)
     graph, steps = chain.graph, len(chain.steps)
     chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered_steps(graph)[graph.columns["step"]]
@@ -211,14 +206,12 @@ def explain(
         step_ns=round(chain.step_ns),
         replayed_ns=asker.step_ns,
         causes=causes,
-        bound=bound(causes, without),
-        without_cpu=without.cpu,
-        without_device=without.device,
-        without_communication=without.communication,
+        bound=bound(causes, **without, with_cpu=has_cpu(graph)),
+        **without,
         device_busy_share=None if busy is None else busy / max(chain.step_ns, 1),
-        launch_calls=launching(chain),
-        communication=communication(chain),
-        synchronization_wait_ns=waits_ns(chain, Cause.SYNC),
+        launch_calls=chain.launching(),
+        communication=chain.communication(),
+        synchronization_wait_ns=chain.waits_ns(Cause.SYNC),
         avoidable=tuple(asker.avoidable(chain)),
         kernels=reached(kernels, steps),
         general_convolutions_ns=round(general_ns / steps),
@@ -239,24 +232,14 @@ def explain(
     return found.having(replay=before, after=None if whatif is None else now)
 
 
-class Without(NamedTuple):
-    """What a step would take if one side of it took no time; None where the step has no such side."""
-
-    cpu: WhatIfResult
-    device: WhatIfResult | None
-    communication: WhatIfResult | None
-    has_cpu: bool = True  # whether any CPU work was recorded
-
-
-def ask_without(asker: WhatIfs, chain: Chain) -> Without:
-    """Ask what the step would take without each side."""
+def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
+    """Return what the step would take without each side, None if it has none: fields of `Explanation`."""
     on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
-    return Without(
-        asker.without(on="cpu"),
-        asker.without(on="gpu") if on_device else None,
-        asker.without(kind="collective") if communication(chain) else None,
-        has_cpu(chain.graph),
-    )
+    return {
+        "without_cpu": asker.without(on="cpu"),
+        "without_device": asker.without(on="gpu") if on_device else None,
+        "without_communication": asker.without(kind="collective") if chain.communication() else None,
+    }
 
 
 def bound_now(replay: Replay) -> tuple[Bound, float]:
@@ -265,8 +248,9 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
     """
     chain = trace_back(replay.settled)
-    causes = shares(chain)
-    found = bound(causes, ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain))
+    causes = chain.shares()
+    without = ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain)
+    found = bound(causes, **without, with_cpu=has_cpu(chain.graph))
     share = shares_of(causes)[found]
     return found, share if share >= MOST else 0.0
 
@@ -281,26 +265,32 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     return found
 
 
-def bound(causes: Sequence[Share], without: Without) -> Bound:
+def bound(
+    causes: Sequence[Share],
+    without_cpu: WhatIfResult,
+    without_device: WhatIfResult | None,
+    without_communication: WhatIfResult | None = None,
+    *,
+    with_cpu: bool = True,
+) -> Bound:
     """Return what bounds the step: the side that alone takes nearly as long, and what most of it is.
 
     Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
     is a little shorter, both bound the step: neither gains anything alone.
     """
-    step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
-    transfers = without.communication
+    step_ns, waits = max(without_cpu.replayed_ns, 1), shares_of(causes)
     on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
-    if transfers is not None and (transfers.saving_ns or 0) >= MOST * step_ns:
+    if without_communication is not None and (without_communication.saving_ns or 0) >= MOST * step_ns:
         on_device = Bound.COMMUNICATION
-    if without.device is None:
+    if without_device is None:
         return Bound.COMMUNICATION if on_device is Bound.COMMUNICATION else Bound.CPU
     missing = sum(each.share for each in causes if each.cause in NOT_RECORDED)
-    if missing >= (MOST if without.has_cpu else 1 - NEARLY):  # without a CPU the device alone remains
+    if missing >= (MOST if with_cpu else 1 - NEARLY):  # without a CPU the device alone remains
         return Bound.UNRECORDED
-    if not without.has_cpu:
+    if not with_cpu:
         return on_device
     # What each side would take alone, as a part of the step.
-    device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without.cpu, without.device))
+    device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without_cpu, without_device))
     found = Bound.CPU if cpu > device else on_device
     if waits[Bound.LOADING] >= MOST and 1 - device >= MOST:
         found = Bound.LOADING

@@ -32,89 +32,74 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
 
 def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
-    facts, trace = graph.facts, graph.trace
-    said = whole_recording(trace)
-    if trace:
-        said += trace.metadata.get("notes", [])
-    said += facts.notes
-    if trace:
-        time = recorded_time(trace)
-        said += filter(None, [None if time is None else time.note()])
-        first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
-        if not (first % 1000).any():
-            said.append(
-                "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off."
-            )
-    if unresolved := facts.event_waits["unresolved"]:
-        waits = counted(sum(facts.event_waits.values()), "stream wait")
-        said.append(f"{unresolved:,} of {waits} could not be resolved; their order is not kept.")
-    if facts.unresolved_syncs:
-        calls = counted(facts.unresolved_syncs, "synchronizing call")
-        said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
-    if facts.unexplained:
-        tasks = counted(facts.unexplained, "device task")
-        said.append(
-            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in "
-            "total; the delay is kept as it was."
-        )
+    facts, trace = graph.facts, graph.recorded
+    time = recorded_time(trace)
+    first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
+    unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
     measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
-    if facts.doubtful_ns > DOUBTFUL * measured:
-        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
-        said.append(
-            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
-            "the recording does not show which. They are kept as they are, and intervals cover both cases."
-        )
+    pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
     ranks = {step.get("rank", 0) for step in graph.steps}
-    if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
-        said.append(
-            "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
-            "of them belong together is not known, or not all ranks have a step that can be judged."
-        )
-    if not settled.settled:
-        said.append(
-            "Step times had not reached a steady state after repeating the window; the last pass is shown."
-        )
-    return said
+    said: list[Any] = [
+        *whole_recording(trace),
+        *trace.metadata.get("notes", []),
+        *facts.notes,
+        time and time.note(),
+        len(first)
+        and not (first % 1000).any()
+        and "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.",
+        unresolved
+        and f"{unresolved:,} of {counted(waits, 'stream wait')} could not be resolved; their order is not "
+        "kept.",
+        facts.unresolved_syncs
+        and f"What {counted(facts.unresolved_syncs, 'synchronizing call')} waited for could not be found; "
+        "they are kept as plain calls.",
+        facts.unexplained
+        and f"{counted(facts.unexplained, 'device task')} started later than known causes allow, by "
+        f"{facts.unexplained_ns / 1e6:,.1f} ms in total; the delay is kept as it was.",
+        facts.doubtful_ns > DOUBTFUL * measured
+        and f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
+        "the recording does not show which. They are kept as they are, and intervals cover both cases.",
+        settled.passes == 1
+        and 1 < len(ranks) < len(graph.steps)
+        and "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
+        "of them belong together is not known, or not all ranks have a step that can be judged.",
+        not settled.settled
+        and "Step times had not reached a steady state after repeating the window; the last pass is shown.",
+    ]
+    return [*filter(None, said)]
 
 
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return the replay's notes and those about this prediction."""
-    replay, after = prediction.replay, prediction.after
-    said = list(replay.notes)
-    said += [note for note in prediction.graph.facts.notes if note not in said]
-    if prediction.left_out is not None:
-        said.append(str(prediction.left_out))
-    if prediction.contention is not None:
-        said.append(prediction.contention.note())
-    if not after.timeline.overlaps_settled:
-        said.append(
-            "Which kernels run during transfers changed with every simulation; "
-            "the last of these simulations is shown."
-        )
-    if not after.settled:
-        said.append(
-            "The predicted step had not reached a steady state after repeating the window; its last "
-            "pass is shown."
-        )
+    replay, after, answer = prediction.replay, prediction.after, prediction.memory_answer
     mean_ns, steady_ns = replay.replayed_ns, prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
     apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
-    if apart and prediction.recorded is None:
-        said.append(
-            f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
-        )
-    if prediction.changed or prediction.inserted or prediction.removed:
-        said += filter(None, [why_unmoved(prediction)])
-    answer = prediction.memory_answer
-    if answer.memory is not None:
-        said += [*answer.memory.recording_notes, *answer.memory.notes]
-    elif answer.unsaid is not None:
-        said.append(f"{answer.unsaid}.")
-    if whole_recording(replay.graph.trace):
-        said.append("How steps vary is not known: the interval reaches to the step as it is.")
-    elif len(replay.steps) == 1:
-        said.append("Only one step is covered: the interval leaves out how steps vary.")
-    return said
+    whole = whole_recording(replay.graph.trace)
+    of_memory = () if answer.memory is None else (*answer.memory.recording_notes, *answer.memory.notes)
+    said: list[Any] = [
+        *replay.notes,
+        *(note for note in prediction.graph.facts.notes if note not in replay.notes),
+        prediction.left_out and str(prediction.left_out),
+        prediction.contention and prediction.contention.note(),
+        not after.timeline.overlaps_settled
+        and "Which kernels run during transfers changed with every simulation; "
+        "the last of these simulations is shown.",
+        not after.settled
+        and "The predicted step had not reached a steady state after repeating the window; its last "
+        "pass is shown.",
+        apart
+        and prediction.recorded is None
+        and f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}.",
+        (prediction.changed or prediction.inserted or prediction.removed) and why_unmoved(prediction),
+        *of_memory,
+        answer.unsaid and f"{answer.unsaid}.",
+        whole and "How steps vary is not known: the interval reaches to the step as it is.",
+        not whole
+        and len(replay.steps) == 1
+        and "Only one step is covered: the interval leaves out how steps vary.",
+    ]
+    return [*filter(None, said)]
 
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:
