@@ -187,20 +187,7 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         old, new = one.simulated_ns, two.simulated_ns
         self.change_ns, self.speedup = new - old, old / new if new else float("inf")
         self.error = self.speedup - 1 if one.prediction and not one.reason else None
-        self.notes = [*one.own_notes, *other_differences(one, two)]
-        if one.reason:
-            self.notes.insert(0, f"The step cannot be predicted from the trace before, because {one.reason}.")
-        if not self.clear and not one.prediction:  # a prediction that holds overlaps what came
-            self.notes.append("The step times of the two overlap: the change may be noise.")
-        self.notes += [
-            f"A step of {it.name} replays {it.max_replay_error:.1%} off: where its time goes is uncertain."
-            for it in (one, two)
-            if it.max_replay_error > DOUBTFUL
-        ]
-        alone = [side.name for side in (one, two) if side.steps == 1]
-        if alone:
-            verb = "cover" if len(alone) > 1 else "covers"
-            self.notes.append(f"{' and '.join(alone)} {verb} a single step: how steps vary is not known.")
+        self.notes = _notes(self)
 
     def __repr__(self) -> str:
         steps = f"{self.before.simulated_ns / 1e6:,.3f} ms, {self.after.simulated_ns / 1e6:,.3f} ms"
@@ -209,10 +196,9 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
     @property
     def overlap(self) -> bool:
         """Whether the ranges of both steps have something in common."""
-        one, two = self.before, self.after
-        if one.low_ns is None or one.high_ns is None or two.low_ns is None or two.high_ns is None:
-            return False
-        return one.low_ns <= two.high_ns and two.low_ns <= one.high_ns
+        sides = self.before, self.after  # a step that cannot be predicted has no range
+        low, high = max(side.low_ns or 0 for side in sides), min(side.high_ns or -1 for side in sides)
+        return low <= high
 
     @property
     def clear(self) -> bool:
@@ -357,39 +343,60 @@ def _covered_ranks(graph: Graph) -> set[int]:
     return {step.get("rank", 0) for step in graph.steps if step.get("covered")}
 
 
-def other_differences(one: Side, two: Side) -> list[str]:
-    """Return what is different about the recordings themselves, in sentences."""
-    sides = (one, two)
-    runs = ((side.name, side.metadata.get("typical_run")) for side in sides)
-    found = [f"{name}: {run}" for name, run in runs if run]
-    metadata = one.metadata, two.metadata
+def _notes(found: Difference) -> list[str]:
+    """Return what is different about the recordings themselves, and whether the figures are uncertain."""
+    sides = one, two = found.before, found.after
+    metadata, same = [side.metadata for side in sides], one.on_device == two.on_device
+    gpu, cpu = sides if one.on_device else (two, one)
     facts: dict[str, Sequence[Any]] = {
+        "devices differ:": [same and (", ".join(side.devices) or "an unnamed one") for side in sides],
         "step is": (one.basis, two.basis),
         "number of ranks is": (one.ranks, two.ranks),
         "size of the job is": [each.get("world_size") for each in metadata],
         "steps are told by": [each.get("step_source") for each in metadata],
     }
-    if one.on_device == two.on_device:
-        devices = [", ".join(side.devices) or "an unnamed one" for side in sides]
-        facts = {"devices differ:": devices, **facts}
-    else:
-        gpu, cpu = sides if one.on_device else (two, one)
-        found.append(
-            f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other."
-        )
-    for what, (old, new) in facts.items():
-        if None not in (old, new) and old != new:
-            found.append(f"The {what} {old} and {new}.")
     before, after = (each.get("versions") or {} for each in metadata)
-    other = [name for name in before if name in after and before[name] != after[name]]
-    if other:
-        pairs = (f"{name.replace('_', ' ')} {before[name]} and {after[name]}" for name in other)
-        found.append(f"Versions differ: {', '.join(pairs)}.")
-    for column, what in (("layer", "layers"), ("op", "operators")):
-        without = [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
-        if len(without) == 1:
-            found.append(f"Only one of the two knows {what}; {without[0]} was recorded without them.")
-    return found
+    versions = [
+        f"{name.replace('_', ' ')} {version} and {after[name]}"
+        for name, version in before.items()
+        if name in after and version != after[name]
+    ]
+    unknown = {
+        what: [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
+        for column, what in (("layer", "layers"), ("op", "operators"))
+    }
+    alone = [side.name for side in sides if side.steps == 1]
+    said: list[Any] = [
+        one.reason and f"The step cannot be predicted from the trace before, because {one.reason}.",
+        *one.own_notes,
+        *(f"{side.name}: {run}" for side in sides if (run := side.metadata.get("typical_run"))),
+        not same
+        and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
+        *(
+            f"The {what} {old} and {new}."
+            for what, (old, new) in facts.items()
+            if None not in (old, new) and old != new
+        ),
+        versions and f"Versions differ: {', '.join(versions)}.",
+        *(
+            f"Only one of the two knows {what}; {names[0]} was recorded without them."
+            for what, names in unknown.items()
+            if len(names) == 1
+        ),
+        found.overlap  # a prediction that holds overlaps what came
+        and not one.prediction
+        and "The step times of the two overlap: the change may be noise.",
+        *(
+            f"A step of {side.name} replays {side.max_replay_error:.1%} off: where its time goes is "
+            "uncertain."
+            for side in sides
+            if side.max_replay_error > DOUBTFUL
+        ),
+        alone
+        and f"{' and '.join(alone)} {'cover' if len(alone) > 1 else 'covers'} a single step: how steps vary "
+        "is not known.",
+    ]
+    return [*filter(None, said)]
 
 
 def work_of(graph: Graph, *, cpu: bool) -> list[Work]:

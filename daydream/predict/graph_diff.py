@@ -114,8 +114,9 @@ class GraphDiff:
         covered: whether a task belongs to a covered step.
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
         longer_ns: how much longer each of them takes with the gap behind it.
-        affected_ns, sort: how much time of each of them is affected, and of which sort of `MODEL_ERROR`.
-        doubt_ns, waiting_ns: by how much each may be off (see `Affected`).
+        affected_ns: by sort of `MODEL_ERROR`, how much time of each of them is affected.
+        doubt_ns: by how much each may be off beyond that.
+        waiting_ns: by how much each is longer if it waited for peers (see `Affected`).
     """
 
     def __init__(self, before: Graph, after: Graph) -> None:
@@ -137,20 +138,21 @@ class GraphDiff:
         given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
         modelled = (is_new & ~copied) | (given & alive & (self.longer_ns != 0))
         cpu, transfer = kind == CPU, np.isin(kind, [MEMCPY, COLLECTIVE])
-        self.affected_ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        moved, done_again, computed, kernels, transfers = range(len(MODEL_ERROR))
-        self.sort = np.select(
-            [~alive, copied & ~modelled, cpu & modelled, cpu, transfer],
-            [moved, done_again, computed, moved, transfers],
-            kernels,
-        )
+        told = alive & (modelled | ~copied)
+        ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
+        self.affected_ns = {
+            "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
+            "copied": ns * (copied & ~modelled),
+            "computed": ns * (cpu & modelled),
+            "kernels": ns * (told & ~cpu & ~transfer),
+            "transfers": ns * (told & transfer),
+        }
         doubted = np.zeros(after.size)
         for each, error in after.doubted:
             doubted[each] = error
         off = np.where(alive, doubted[ids], 0)
-        self.waiting_ns = np.where(transfer, off * np.maximum(after.duration_ns[ids], 1), 0)
-        beyond = np.maximum(off - MODEL_ERROR["kernels"], 0)
-        self.doubt_ns = np.where(modelled & ~cpu & ~transfer, beyond * now, 0)
+        self.waiting_ns = off * transfer * np.maximum(after.duration_ns[ids], 1)
+        self.doubt_ns = np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
@@ -179,11 +181,8 @@ class GraphDiff:
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
-        counts = self.covered[self.ids]
-        sorts = [self.affected_ns * (self.sort == sort) for sort in range(len(MODEL_ERROR))]
-        *found, doubt, waiting = (
-            self._busiest_ns(counts * ns) for ns in (*sorts, self.doubt_ns, np.abs(self.waiting_ns))
-        )
+        times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
+        *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
         return Affected(*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting)
 
     def longer(self, affected: Affected) -> Graph:
@@ -194,14 +193,11 @@ class GraphDiff:
         """
         parts = affected.errors_ns
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        errors = np.array([*MODEL_ERROR.values()])[self.sort]
-        return self._longer_by(scale * (errors * self.affected_ns + self.doubt_ns))
+        errors_ns = sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items())
+        return self.longer_by(scale * (errors_ns + self.doubt_ns))
 
-    def waiting_for_peers(self) -> Graph:
-        """Return the changed graph with transfers that take as long as they waited for peers, if all did."""
-        return self._longer_by(self.waiting_ns)
-
-    def _longer_by(self, more: np.ndarray) -> Graph:
+    def longer_by(self, more: np.ndarray) -> Graph:
+        """Return the changed graph with these tasks so much longer, in ns."""
         graph, ids = self.after, self.ids
         lane, gap, alive = graph.lane, graph.gap_ns, graph.alive[ids]
         duration = graph.duration_ns.copy()

@@ -176,7 +176,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
             model=model,
             rerun=_another_run_ns(comparison),
             recording=_recording_ns(comparison),
-            waiting=_longer_ns(comparison, diff.waiting_for_peers()) if affected.waiting else 0.0,
+            waiting=_longer_ns(comparison, diff.longer_by(diff.waiting_ns)) if affected.waiting else 0.0,
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
@@ -232,7 +232,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     shown, trace = 0.0, comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
     if trace is not None and cost_of_recording(trace) is not None:
-        shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
+        shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
     on_cpu, on_device = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * other
     return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
 

@@ -21,7 +21,7 @@ from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.graph_diff import Affected, GraphDiff, OutOfReach, left_in_replays, unplaced_work
 from daydream.predict.interval import Uncertainty, judge
 from daydream.predict.memory import MemoryAnswer, answer_of
-from daydream.predict.notes import cpu_share, most_of, prediction_notes, waited_for_ns
+from daydream.predict.notes import most_of, prediction_notes, waited_for_ns
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Predicted, Record
 from daydream.simulate.critical_path import Bound
@@ -149,7 +149,6 @@ class Prediction(Changed, NotebookFigure, eq=False):
     uncertainty = Live(Uncertainty())
     affected = Live(Affected())  # what the change affects of a step
     waited_for_ns = Live[Mapping[Bound, int]]({})  # what the step waits for then, in ns
-    cpu_share = Live((0.0, 0.0))  # of the step that waits for the CPU, before and after
     left_out = Live[OutOfReach | None](None)  # what the change leaves as it is inside replays of CUDA graphs
     unplaced = Live[OutOfReach | None](None)  # what may be of the layers that were chosen, or of others
     memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
@@ -355,7 +354,6 @@ def predict(
     found.code = lines_of(edit.optimizations, replay.graph)
     found.affected = diff.affected(found.simulated_ns - found.replayed_ns)
     found.waited_for_ns = waited_for_ns(found.after)
-    found.cpu_share = replay.cpu_share, cpu_share(found.waited_for_ns)
     found.left_out, found.unplaced = left_in_replays(diff), unplaced_work(diff)
     judge(found, diff, interval=interval)
     if interval and edit.memory is not None:
