@@ -224,6 +224,11 @@ def device_work(graph: Graph) -> np.ndarray:
     return mask
 
 
+def has_device_work(graph: Graph) -> bool:
+    """Tell whether a device runs anything."""
+    return bool(device_work(graph)[graph.alive].any())
+
+
 def fused_parts(graph: Graph) -> np.ndarray:
     """Return a mask of the parts of fused work: what a map of debug handles gives several owners.
 
@@ -275,7 +280,7 @@ def mostly_replayed(tasks: Selection) -> bool:
 
 def unrecorded_launches(graph: Graph) -> bool:
     """Tell whether calls of the trace launched kernels, of which it has none."""
-    if device_work(graph)[graph.alive].any():
+    if has_device_work(graph):
         return False
     names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
     return bool(names[graph.name[graph.alive]].any())

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from daydream import lazy
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.calls import call_rows, device_work, instances, shape_rows, shapes_in
+from daydream.graph.calls import call_rows, device_work, has_device_work, instances, shape_rows, shapes_in
 from daydream.graph.tables import CODED, KINDS, UNSET
 from daydream.lazy import regex
 from daydream.text import closest
@@ -126,7 +126,7 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
     elif wanted:
         lines += _layers_meant(wanted, layers)
-    if devices and not device_work(graph)[graph.alive].any():
+    if devices and not has_device_work(graph):
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.errors import NotApplicableError
-from daydream.graph.calls import call_rows, device_work
+from daydream.graph.calls import call_rows, has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.select import coded
@@ -25,7 +25,7 @@ from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import TO_DEVICE, untraced_waits
-from daydream.predict.breakdown import Chain, OfTasks, labels
+from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels
 from daydream.results import Live
 from daydream.simulate.critical_path import PathCause
 from daydream.trace.schema import UNKNOWN
@@ -221,7 +221,7 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     )  # fmt: skip
     phase = graph.column("phase", chain.task)
     model, optimizer, other = np.isin(phase, MODEL), phase == "optimizer", phase == "other"
-    if device_work(graph)[graph.alive].any():
+    if has_device_work(graph):
         # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
         launches = of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
         add(
@@ -259,7 +259,7 @@ def _stretches(chain: Chain) -> list[Avoidable]:
         "fused-adam", "fused-optimizer", "foreach-optimizer",
     )  # fmt: skip
     # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
-    kernels = of(PathCause.COMPUTE, PathCause.MEMORY, PathCause.SMALL, PathCause.KERNELS) & model
+    kernels = of(*OF_KERNELS.values()) & model
     in_32_bits = graph.column("dtype", chain.task) == "float32"
     add("32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32")
     return found
@@ -276,11 +276,13 @@ def avoidable_costs(chain: Chain) -> list[Avoidable]:
         [*_calls_that_block(chain), *_stretches(chain)],
         key=lambda each: (each.sort != BREAKS, -each.cost_ns),
     )
-    names = {name for cost in costs for name, _ in cost.asked}
-    offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
     named: list[WhatIf] = []
     for cost in costs:
-        cost.asked = [each for each in cost.asked if each not in named and each[0] in offered]
+        cost.asked = [
+            each
+            for each in cost.asked
+            if each not in named and why_not_offered(find(each[0]), chain.graph) is None
+        ]
         named += cost.asked
     return [cost for cost in costs if cost.asked or cost.made_of is not None]
 
@@ -289,14 +291,14 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
     """Return where the largest part of a cost lies; `ns` is each task's part of it."""
     if ns.sum() <= 0:
         return Place()
-    code, names, total = labels(graph, tasks, ns)
+    code, ((label, label_ns), *_) = labels(graph, tasks, ns)
     mine, own_ns, recorded = tasks[code == 0], ns[code == 0], graph.recorded
     source = None
     if recorded.text("stack"):  # of the operator call that holds most of the cost
         stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
         source = _most(stacks, recorded.text("stack"), own_ns)
     layer, phase = (_most(*coded(graph, column, mine), own_ns) for column in ("layer", "phase"))
-    return Place(names[0], float(total[0] / ns.sum()), layer, phase, source)
+    return Place(label, float(label_ns / ns.sum()), layer, phase, source)
 
 
 def _most(codes: np.ndarray, texts: Sequence[str], ns: np.ndarray) -> str | None:

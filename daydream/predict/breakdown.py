@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -198,9 +199,8 @@ class Chain(Path, frozen=True, eq=False):
         for code in unique(self.cause).tolist():
             cause, mask = CAUSES[code], self.cause == code
             task, ns = self.task[mask], self.per_step(self.ns[mask])
-            _, names, total = labels(self.graph, task, self.ns[mask])
-            parts = zip(names, total.tolist(), strict=True)
-            largest = tuple(Part(name, round(each / self.number)) for name, each in parts)[:MOST_PARTS]
+            _, parts = labels(self.graph, task, self.ns[mask])
+            largest = tuple(Part(name, round(each / self.number)) for name, each in parts[:MOST_PARTS])
             share = Share(cause, cause.bound, ns, ns / max(self.step_ns, 1), largest)
             found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
         return sorted(found, key=lambda share: (-share.ns, share.cause))
@@ -290,28 +290,27 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     return Chain(**asdict(path), timeline=state.timeline, steps=steps, cause=cause)
 
 
-def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Return what each task is called in a sentence, as codes and the texts they point into.
+def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray, Sequence[tuple[str, float]]]:
+    """Return what each task is called in a sentence: its place among the names, and the names.
 
-    That is its operator on the CPU, the family of a kernel, the name of all else. The texts come with the
+    That is its operator on the CPU, the family of a kernel, the name of all else. The names come with the
     sum of their tasks' times, the largest first.
     """
     recorded = graph.row[tasks] >= 0
     first, place = distinct_rows([*(graph.columns[name][tasks] for name in NAMED_BY), recorded])
-    codes: dict[str, int] = {}
-    found = []
-    names = (graph.column(name, tasks[first]) for name in NAMED_BY)
-    for name, op, kind, known in zip(*names, recorded[first], strict=True):
+    columns = (graph.column(name, tasks[first]) for name in NAMED_BY)
+    names: list[str] = []
+    total: Counter[str] = Counter()
+    for name, op, kind, known, time in zip(*columns, recorded[first], np.bincount(place, ns), strict=True):
         text = name or kind
         if kind == "cpu":
             text = op or name or "CPU work"
         elif known and kind in {"kernel", "collective"}:
             text = family(text)
-        found.append(codes.setdefault(text, len(codes)))
-    code, texts = np.array(found, np.int64)[place], [*codes]
-    total = np.bincount(code, ns, len(texts))
-    order = np.argsort(-total, kind="stable")
-    return np.argsort(order)[code], [texts[each] for each in order], total[order]
+        names.append(text)
+        total[text] += time
+    order = {name: number for number, (name, _) in enumerate(total.most_common())}
+    return np.array([order[name] for name in names])[place], total.most_common()
 
 
 def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, dict[str, int]]:

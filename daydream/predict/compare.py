@@ -13,7 +13,7 @@ from msgspec import field
 
 from daydream.arrays import distinct_rows, percentile
 from daydream.display import NotebookFigure
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import UNPROFILED, Basis, timed_steps
@@ -136,7 +136,7 @@ class Side(Record, kw_only=True):
     @property
     def on_device(self) -> bool:
         """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
-        return bool(device_work(self.graph)[self.graph.alive].any())
+        return has_device_work(self.graph)
 
 
 class Difference(Record, NotebookFigure, eq=False, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
@@ -141,9 +141,9 @@ class Explanation(Record, eq=False):
         """Return a cause's share of the step."""
         return sum(each.share for each in self.causes if each.cause == cause)
 
-    def bound_share(self, bound: str) -> float:
+    def bound_share(self, bound: Bound) -> float:
         """Return the share of the step that waits for GPU, CPU, copies or communication."""
-        return sum(each.share for each in self.causes if each.bound == bound)
+        return shares_of(self.causes)[bound]
 
     @property
     def worth_it(self) -> tuple[Avoidable, ...]:
@@ -234,10 +234,9 @@ def explain(
 
 def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
     """Return what the step would take without each side, None if it has none: fields of `Explanation`."""
-    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
     return {
         "without_cpu": asker.without(on="cpu"),
-        "without_device": asker.without(on="gpu") if on_device else None,
+        "without_device": asker.without(on="gpu") if has_device_work(chain.graph) else None,
         "without_communication": asker.without(kind="collective") if chain.communication() else None,
     }
 
@@ -332,14 +331,14 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
     took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
-    family, names, ns = labels(graph, kernels.ids, took * known)
-    flop_ns, byte_ns = (np.bincount(family, times * known) for times in (arithmetic, memory))
+    family, largest = labels(graph, kernels.ids, took * known)
+    bounds = (np.bincount(family, times * known).tolist() for times in (arithmetic, memory))
     found = []
-    for each, name in enumerate(names[:MOST_FAMILIES]):
-        bound_ns = max(flop_ns[each], byte_ns[each])
-        if LEAST_OF_KERNELS * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
-            of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
-            found.append(PeakShare(name, round(ns[each] / steps), float(bound_ns / ns[each]), of))
+    for (name, ns), flop_ns, byte_ns in [*zip(largest, *bounds, strict=True)][:MOST_FAMILIES]:
+        bound_ns = max(flop_ns, byte_ns)
+        if LEAST_OF_KERNELS * took.sum() <= ns and 0 < bound_ns <= ns:
+            of = "arithmetic" if flop_ns >= byte_ns else "memory"
+            found.append(PeakShare(name, round(ns / steps), float(bound_ns / ns), of))
     return tuple(found)
 
 

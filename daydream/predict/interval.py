@@ -41,7 +41,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
@@ -224,7 +224,7 @@ def _recording_ns(comparison: Prediction) -> float:
 
 def _another_run_ns(comparison: Prediction) -> float:
     """Return how far another run of the changed program may be from this one, by what its step waits for."""
-    if not device_work(comparison.graph)[comparison.graph.alive].any():
+    if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
     cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())

@@ -104,8 +104,7 @@ def prediction_notes(prediction: Prediction) -> list[str]:
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:
     """Return the part of a step's waits that is for the CPU, 0 to 1."""
-    whole = sum(waits.values())
-    return waits.get(Bound.CPU, 0) / whole if whole > 0 else 0.0
+    return waits.get(Bound.CPU, 0) / max(sum(waits.values()), 1)
 
 
 def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:
@@ -118,7 +117,7 @@ def most_of(shares: Mapping[Bound, float]) -> tuple[Bound, float]:
     total = sum(shares.values())
     if total <= 0:
         return Bound.NOTHING, 0.0
-    most = max(shares, key=lambda what: shares[what])
+    most = max(shares, key=shares.__getitem__)
     return most, shares[most] / total
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
@@ -287,7 +287,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     kind = graph.kind[task]
     on_cpu, work, lane = kind == CPU, edge < 0, edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
-    if not (device_work(graph) & graph.alive).any():
+    if not has_device_work(graph):
         by_kind[CPU] = PathCause.OPERATORS.code
     by_edge = np.array([OF_EDGE.get(each, PathCause.UNTRACED).code for each in Cause])
     found = np.where(work, by_kind[kind], by_edge[edge])

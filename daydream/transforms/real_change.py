@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.model.optimizers import torch_optimizers
 from daydream.transforms.compose import arguments, parse
@@ -90,7 +90,7 @@ def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
     """
     if optimization.paper_only:
         return "no framework makes this change: it is a paper's; `whatif` and `rank --all` predict it"
-    if optimization.needs_gpu and not device_work(graph)[graph.alive].any():
+    if optimization.needs_gpu and not has_device_work(graph):
         return f"`{optimization.code}` is for a GPU, and this trace has no GPU work"
     optimizers = torch_optimizers(graph) if optimization.optimizers else set()
     if optimizers and not optimizers & optimization.optimizers:
