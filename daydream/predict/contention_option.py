@@ -56,7 +56,7 @@ class Choice(Record):
         factor: np.ndarray | float = self.matrix_factor
         if self.matrix_factor != self.other_factor:
             names = np.array([*graph.texts["name"], ""], dtype=object)
-            matrix = is_matrix_kernel(names)[graph.columns["name"]]
+            matrix = is_matrix_kernel(names)[graph.name]
             factor = np.where(matrix, self.matrix_factor, self.other_factor)
         return Contention(untouched, factor, self.transfer_factor)
 
@@ -103,7 +103,7 @@ def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | 
     Raises `GraphError` for another, or a factor below 1.
     """
     chosen = option if isinstance(option, Choice) else parsed(option)
-    kinds = np.concatenate([side.columns["kind"][side.alive] for side in (untouched, graph)])
+    kinds = np.concatenate([side.kind[side.alive] for side in (untouched, graph)])
     if not (kinds == COLLECTIVE).any():
         return None
     kernels = bool((kinds == KERNEL).any())
@@ -113,7 +113,7 @@ def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | 
         chosen = Choice(OFF, kernels=kernels)
     if isinstance(chosen, Choice):
         return chosen
-    if not (untouched.columns["kind"][untouched.alive] == COLLECTIVE).any():
+    if not (untouched.kind[untouched.alive] == COLLECTIVE).any():
         return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
     found = measured_contention(untouched)
     if found.kernel is None and found.transfer is None:

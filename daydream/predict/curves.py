@@ -17,7 +17,7 @@ from daydream.arrays import distinct
 from daydream.costs.kernel_names import family
 from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
-from daydream.graph.tables import COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
+from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
 from daydream.predict.replay import Replay, as_replay
 from daydream.results import Record
 from daydream.simulate.steady_state import settle
@@ -111,30 +111,31 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
 
     Sort, name, own time in ns, tasks, and which of their times are the part.
     """
-    columns, texts = graph.columns, graph.texts
-    kind, covered = columns["kind"], covered_steps(graph)
+    kind, covered = graph.kind, covered_steps(graph)
     cpu, calls = kind == CPU, np.zeros(graph.size, bool)
     if graph.trace is not None and len(graph.trace):
-        calls = graph.trace.is_kind("runtime")[np.maximum(columns["row"], 0)] & (columns["row"] >= 0)
-    threads = [f"all of {lane.name}" for lane in graph.lanes]
-    work, gap = ["duration_ns"], ["gap_ns"]
-    pauses = columns["gap_ns"] > 0
-    for sort, mask, code, names, label, of in (
-        ("layer", True, columns["layer"], texts["layer"], str, work),
-        ("operator", True, columns["op"], texts["op"], str, work),
-        ("kernel", kind == KERNEL, columns["name"], texts["name"], family, work),
-        ("link", kind == MEMCPY, columns["name"], texts["name"], str, work),
-        ("link", kind == COLLECTIVE, columns["name"], texts["name"], family, work),
-        ("cpu", cpu & calls, columns["name"], texts["name"], str, work),
-        ("cpu", cpu & pauses, np.zeros(graph.size, int), ["untraced CPU time"], str, gap),
-        ("cpu", cpu, columns["lane"], threads, str, COSTS),
+        calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
+    work, gap = COSTS[:1], COSTS[1:]
+    coded = {name: (graph.columns[name], graph.texts[name]) for name in CODED}
+    coded["all"] = np.zeros(graph.size, int), ["untraced CPU time"]
+    coded["lane"] = graph.lane, [f"all of {lane.name}" for lane in graph.lanes]
+    for sort, mask, by, label, of in (
+        ("layer", True, "layer", str, work),
+        ("operator", True, "op", str, work),
+        ("kernel", kind == KERNEL, "name", family, work),
+        ("link", kind == MEMCPY, "name", str, work),
+        ("link", kind == COLLECTIVE, "name", family, work),
+        ("cpu", cpu & calls, "name", str, work),
+        ("cpu", cpu & (graph.gap_ns > 0), "all", str, gap),
+        ("cpu", cpu, "lane", str, COSTS),
     ):
+        code, names = coded[by]
         ids = np.flatnonzero(graph.alive & mask & (code >= 0))
         used, place = distinct(code[ids])
         labels: dict[str, int] = {}  # with their numbers: several names may have one
         numbers = [labels.setdefault(label(names[each]), len(labels)) for each in used.tolist()]
-        part, counts = np.array(numbers, np.int64)[place], covered[columns["step"][ids]]
-        cost = sum(columns[name][ids[counts]] for name in of)
+        part, counts = np.array(numbers, np.int64)[place], covered[graph.step[ids]]
+        cost = sum(graph.columns[name][ids[counts]] for name in of)
         total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():
             if total[each] >= LEAST_SHARE * step_ns:

@@ -73,6 +73,15 @@ RECORDING_ERROR = 0.5
 LEAST_SAID = 0.0005  # of a step
 NOTHING_LEFT = 0.001  # of a step of which a change takes work away: no step is that short
 NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
+WORDS = {  # of the causes
+    "variation": "step-to-step variation",
+    "replay": "replay error",
+    "model": "cost models",
+    "unknown": "unknown causes",
+    "rerun": "another run",
+    "recording": "cost of recording",
+    "waiting": "waiting for peers",
+}
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -110,16 +119,7 @@ class Uncertainty(Struct, frozen=True):
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, in their order; empty if none matters."""
-        causes = {
-            "cost models": self.model,
-            "step-to-step variation": self.variation,
-            "replay error": self.replay,
-            "unknown causes": self.unknown,
-            "another run": self.rerun,
-            "cost of recording": self.recording,
-            "waiting for peers": abs(self.waiting),
-        }
-        shares = {words: ns / step_ns for words, ns in causes.items()} if step_ns else {}
+        shares = {WORDS[name]: abs(ns) / step_ns for name, ns in asdict(self).items() if step_ns}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
         return ", ".join(f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID)
 
@@ -280,9 +280,9 @@ def unknown_ns(
 
 def _side_by_side_ns(graph: Graph) -> float:
     """Return how long streams work that are not the busiest one of their rank, per step."""
-    columns, covered = graph.columns, covered_steps(graph)
-    chosen = graph.alive & (columns["kind"] != CPU) & covered[columns["step"]]
-    busy = np.bincount(columns["lane"][chosen], columns["duration_ns"][chosen], len(graph.lanes))
+    covered = covered_steps(graph)
+    chosen = graph.alive & (graph.kind != CPU) & covered[graph.step]
+    busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
     ranks = np.array([lane.rank for lane in graph.lanes])
     busiest = sum(busy[ranks == rank].max() for rank in {*ranks.tolist()})
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)

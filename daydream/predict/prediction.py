@@ -60,11 +60,6 @@ class Changed(Predicted):
     memory: MemoryPrediction | None = None
     notes: Sequence[str] = ()
 
-    def shared(self, kind: type[Row], **more: Any) -> Row:
-        """Return a row of another kind with what it shares with this one, and `more` of its own."""
-        fields = {name: getattr(self, name) for name in Changed.__struct_fields__}
-        return kind(**{**fields, **more})
-
 
 class RecordedStep(Record):
     """The step as it was recorded, with the profiler, where the answer is about another one; ns.
@@ -75,11 +70,6 @@ class RecordedStep(Record):
     measured_ns: int
     replayed_ns: int
     predicted_ns: int | None
-
-    @property
-    def ratio(self) -> float:
-        """Predicted / replayed; 0.0 where there is neither."""
-        return (self.predicted_ns or 0) / self.replayed_ns if self.replayed_ns else 0.0
 
 
 class PredictedStep(Record):
@@ -203,6 +193,12 @@ class Prediction(Changed, NotebookFigure, eq=False):
             for step, ns in replay.settled.step_times().items()
         ]
         self.notes = prediction_notes(self)
+
+    def shared(self, kind: type[Row], **more: Any) -> Row:
+        """Return a row of another kind with `more` of its own; of the notes those that the replay lacks."""
+        fields = {name: getattr(self, name) for name in Changed.__struct_fields__}
+        fields["notes"] = [note for note in self.notes if note not in self.replay.notes]
+        return kind(**{**fields, **more})
 
     def __repr__(self) -> str:
         if self.predicted_ns is None:
@@ -332,13 +328,12 @@ def predict(
     if wrong:
         raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
     diff = GraphDiff(old, graph)
-    changed, inserted, removed = diff.counts
-    if not (changed or inserted or removed or graph.version != old.version):
+    if graph.version == old.version:
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
     chosen, after = _simulated(edit.name, old, graph, contention)
     found = Prediction.of(replay, edit.name, options, graph, after)
-    found.changed, found.inserted, found.removed = changed, inserted, removed
+    found.changed, found.inserted, found.removed = diff.counts
     found.contention, found.memory_changes, found.capacity_bytes = chosen, edit.memory, capacity_bytes
     if (
         interval
@@ -348,7 +343,7 @@ def predict(
         recording = replay.recording
         graph_too, _ = edit.in_copy(recording.graph)
         if graph_too.differs_in_times_only(graph):  # then it has the same plan
-            graph_too = graph.retimed(graph_too.columns["duration_ns"], graph_too.columns["gap_ns"])
+            graph_too = graph.retimed(graph_too.duration_ns, graph_too.gap_ns)
         _, after = _simulated(edit.name, recording.graph, graph_too, contention, after.passes)
         found.recorded_after_ns = recording.settled.mean_after(after)
     found.code = lines_of(edit.optimizations, replay.graph)

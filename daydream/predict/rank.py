@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import field
 
 from daydream.display import NotebookFigure
-from daydream.errors import DaydreamError, NotApplicableError
+from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.predict.basis import Basis
 from daydream.predict.curves import Curve, curves
@@ -23,6 +23,7 @@ from daydream.transforms import stages
 from daydream.transforms.compose import Edit, edit_of, in_order, option_names, parse, spelled
 from daydream.transforms.real_change import why_not_offered
 from daydream.transforms.registry import Optimization, find, names
+from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -286,11 +287,9 @@ class _Trial:
         try:
             parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
             return self._predicted(parsed)
-        except DaydreamError as error:
-            self.left_out[name] = " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
-            self.left_out[name] = f"it failed: {type(error).__name__}: {error}"
-        return None
+            self.left_out[name] = reason_of(error)
+            return None
 
     def _predicted(self, parsed: Sequence[Optimization]) -> Ranked:
         """Return what optimizations would give. Raises `DaydreamError` if that is nothing."""
@@ -317,7 +316,6 @@ class _Trial:
         row = found.shared(
             Ranked,
             options=options,
-            notes=[note for note in found.notes if note not in self.before.notes],
             summary=first.summary if alone else "",
             needs=next((stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS), None),
             code=found.code,

@@ -33,10 +33,8 @@ from daydream.predict.basis import (
     UNPROFILED,
     Basis,
     TimedSteps,
-    faster_note,
     recording_share,
     timed_steps,
-    typical_note,
     without_start_up,
 )
 from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
@@ -206,9 +204,9 @@ class Replay(NotebookFigure):
     def start_error_ns(self) -> dict[str, int]:
         """How far kernels start from where they were recorded: `p50` and `p95`, in ns."""
         graph, timeline = self.recording.graph, self.recording.settled.timeline
-        measured = graph.columns["measured_start_ns"][timeline.task]
+        measured = graph.measured_start_ns[timeline.task]
         chosen = (timeline.copy == 0) & (measured >= 0)
-        kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
+        kernels = chosen & (graph.kind[timeline.task] == KERNEL)
         off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
         p50, p95 = percentile(off, [50, 95]).tolist() if len(off) else (0, 0)
         return {"p50": round(p50), "p95": round(p95)}
@@ -267,7 +265,7 @@ class Replay(NotebookFigure):
     @cached_property
     def tasks_of_steps(self) -> np.ndarray:
         """How many tasks each step has: int64, shape (steps,)."""
-        steps = self.graph.columns["step"][self.graph.alive]
+        steps = self.graph.step[self.graph.alive]
         return np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
 
     @cached_property
@@ -289,12 +287,10 @@ class Replay(NotebookFigure):
     @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace, timed_ns, error = self.graph.trace, self.basis_measured_ns, self.basis_error
-        if trace is None:
-            return None
-        if self.basis != UNPROFILED or timed_ns is None or error is None:
-            return unrest(trace, None)
-        return unrest(trace, round(timed_ns * (1 + error)))
+        trace, simulated_ns = self.graph.trace, None
+        if self.basis == UNPROFILED and self.basis_measured_ns is not None:
+            simulated_ns = round(self.basis_measured_ns * (1 + (self.basis_error or 0.0)))
+        return None if trace is None else unrest(trace, simulated_ns)
 
     @cached_property
     def notes(self) -> list[str]:
@@ -304,9 +300,9 @@ class Replay(NotebookFigure):
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
         graph, facts = self.recording.graph, self.recording.graph.facts
-        kernel = graph.alive & (graph.columns["kind"] == KERNEL)
+        kernel = graph.alive & (graph.kind == KERNEL)
         parts = kernel & fused_parts(graph)
-        kernels = int((kernel & ~parts).sum()) + len(unique(graph.columns["row"][parts]))
+        kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
         graph_figures: dict[str, Any] = {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
             "tasks": len(graph),
@@ -330,9 +326,8 @@ class Replay(NotebookFigure):
 def _collectives(result: Recording) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
     graph, timeline = result.graph, result.settled.timeline
-    columns = graph.columns
-    recorded = (timeline.copy == 0) & (columns["row"][timeline.task] >= 0)
-    chosen = np.flatnonzero(recorded & (columns["kind"][timeline.task] == COLLECTIVE))
+    recorded = (timeline.copy == 0) & (graph.row[timeline.task] >= 0)
+    chosen = np.flatnonzero(recorded & (graph.kind[timeline.task] == COLLECTIVE))
     if not len(chosen):
         return []
     from daydream.collect.derive.collectives import match_collectives
@@ -340,7 +335,7 @@ def _collectives(result: Recording) -> list[dict[str, Any]]:
     tasks = timeline.task[chosen]
     ends = graph.column("start_ns", tasks) + graph.column("measured_duration_ns", tasks)
     names, ranks, sizes = (graph.column(name, tasks) for name in ("name", "rank", "bytes"))
-    place = {row: number for number, row in enumerate(columns["row"][tasks].tolist())}
+    place = {row: number for number, row in enumerate(graph.row[tasks].tolist())}
     met = match_collectives(graph.recorded).rows
     groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]
@@ -490,7 +485,11 @@ def baseline_of(recording: Recording) -> Replay:
     if timed is not None:
         notes += timed.notes()
         if timed.slower_than(found.measured_ns):
-            notes.append(faster_note(timed, found.measured_ns))
+            notes.append(
+                f"Steps took {found.measured_ns / 1e6:,.3f} ms with the profiler, "
+                f"{timed.mean_ns / 1e6:,.3f} ms without: a profiler only makes steps longer. "
+                "Answers are about the recorded step; the interval spans both."
+            )
             cost = timed.mean_ns / found.measured_ns - 1 if found.measured_ns else 0.0
             return replace(found, recording_cost=cost)
     if len(graph.steps) == 1:
@@ -500,7 +499,10 @@ def baseline_of(recording: Recording) -> Replay:
         return _calibrated(found, corrected, timed)
     share = recording_share(graph, corrected)
     if LEAST_SHARE <= share <= LARGEST_SHARE:
-        notes.append(typical_note(share))
+        notes.append(
+            f"This trace does not say what recording cost: the typical {share:.0%} of the busiest thread's "
+            "time is taken out. `daydream collect` times steps without the profiler."
+        )
     elif found.start_up_ns:
         corrected, share = graph, 0.0
     else:
@@ -536,7 +538,7 @@ def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
     if settled.step_ns and timed.mean_ns and len(graph.select(kind="cpu")):
         copy = graph.copy()
         copy.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
-        graph = found.recording.graph.retimed(copy.columns["duration_ns"], copy.columns["gap_ns"])
+        graph = found.recording.graph.retimed(copy.duration_ns, copy.gap_ns)
         settled = settle(graph)
     return replace(
         found,

@@ -174,7 +174,7 @@ def scaling(
         )
     chosen = sorted({int(number) for number in workers})
     before = as_replay(source)
-    recorded = (before.graph.columns["kind"][before.graph.alive] == COLLECTIVE).any()
+    recorded = (before.graph.kind[before.graph.alive] == COLLECTIVE).any()
     model = _RecordedJob(before.graph, options) if recorded else _Ddp(options)
     waits = bool(jitter) or straggler > 1
     if waits and len({lane.rank for lane in before.graph.lanes}) > 1:
@@ -229,7 +229,7 @@ def scaling(
         }
         bound, share = most_of({**own, **lost})
         covered = covered_steps(graph)
-        inside = transfers[covered[graph.columns["step"][transfers]]]
+        inside = transfers[covered[graph.step[transfers]]]
         found.rows.append(
             Scaled(
                 workers=count,
@@ -237,7 +237,7 @@ def scaling(
                 step_ns=whole,
                 throughput=count * alone_ns / whole if whole else float("inf"),
                 efficiency=alone_ns / whole if whole else 1.0,
-                communication_ns=round(graph.columns["duration_ns"][inside].sum() / covered.sum()),
+                communication_ns=round(graph.duration_ns[inside].sum() / covered.sum()),
                 overhead_ns=silent_ns - alone_ns,
                 exposed_ns=exposed_ns,
                 waiting_ns=waiting_ns,
