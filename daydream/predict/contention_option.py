@@ -95,25 +95,24 @@ class Choice(Record):
         return " ".join(parts)
 
 
-def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | None:
+def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
     """Return the contention of a prediction; None if neither side of it has a transfer.
 
     `option` is `"measured"`, `"off"`, a factor for kernels, or two: for kernels and for transfers.
 
     Raises `GraphError` for another, or a factor below 1.
     """
-    chosen = option if isinstance(option, Choice) else parsed(option)
-    kinds = np.concatenate([side.kind[side.alive] for side in (untouched, graph)])
+    chosen, recorded = parsed(option), untouched.kind[untouched.alive]
+    kinds = np.append(recorded, graph.kind[graph.alive])
     if not (kinds == COLLECTIVE).any():
         return None
     kernels = bool((kinds == KERNEL).any())
+    if chosen == OFF:
+        return Choice(OFF, kernels=kernels)
     if isinstance(chosen, tuple):
-        chosen = Choice(GIVEN, chosen[0], chosen[0], chosen[1], kernels=kernels)
-    elif chosen == OFF:
-        chosen = Choice(OFF, kernels=kernels)
-    if isinstance(chosen, Choice):
-        return chosen
-    if not (untouched.kind[untouched.alive] == COLLECTIVE).any():
+        kernel, transfer = chosen
+        return Choice(GIVEN, kernel, kernel, transfer, kernels=kernels)
+    if not (recorded == COLLECTIVE).any():
         return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
     found = measured_contention(untouched)
     if found.kernel is None and found.transfer is None:

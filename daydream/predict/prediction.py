@@ -153,10 +153,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
         found = cls(
             edit,
             options,
-            replay.basis_ns,
-            basis=replay.basis,
-            measured_ns=replay.basis_measured_ns,
-            replay_error=replay.basis_error,
+            **replay.basis_figures,
             typical_measured_ns=replay.basis_typical_measured_ns,
             typical_replayed_ns=replay.settled.typical_ns,
             held_ns=replay.held_ns,
@@ -306,7 +303,7 @@ def predict(
     edit: Edit,
     *,
     start: Graph | None = None,
-    contention: ContentionOption | Choice = MEASURED,
+    contention: ContentionOption = MEASURED,
     capacity_bytes: int | None = None,
     interval: bool = True,
     recorded: bool = True,
@@ -360,7 +357,7 @@ def predict(
 
 
 def _simulated(
-    name: str, old: Graph, graph: Graph, contention: ContentionOption | Choice, copies: int = 2
+    name: str, old: Graph, graph: Graph, contention: ContentionOption, copies: int = 2
 ) -> tuple[Choice | None, SteadyState]:
     """Return the contention that was chosen, and the steady state of a changed graph, of so many `copies`."""
     if graph.size <= FEW_TASKS and graph.structure != old.structure:

@@ -240,10 +240,7 @@ def rank(
     say("drawing curves", -1.0)
     bound, share = bound_now(before)
     return Ranking(
-        basis=before.basis,
-        measured_ns=before.basis_measured_ns,
-        replayed_ns=before.basis_ns,
-        replay_error=before.basis_error,
+        **before.basis_figures,
         bound=bound,
         bound_share=share,
         optimizations=found,

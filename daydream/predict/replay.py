@@ -217,6 +217,16 @@ class Replay(NotebookFigure):
         return self.settled.step_ns
 
     @property
+    def basis_figures(self) -> dict[str, Any]:
+        """What every answer says of the step that it is about: the basis, measured and replayed, in ns."""
+        return {
+            "basis": self.basis,
+            "measured_ns": self.basis_measured_ns,
+            "replayed_ns": self.basis_ns,
+            "replay_error": self.basis_error,
+        }
+
+    @property
     def measured_ns(self) -> int:
         """Mean measured time of the covered steps, as recorded."""
         return round(fmean(step.measured_ns for step in self.steps))

@@ -190,9 +190,7 @@ def scaling(
 
     alone = predicted(1)
     alone_ns = alone.simulated_ns
-    found = Scaling(
-        before.basis, before.basis_measured_ns, before.basis_ns, before.basis_error, model.recorded, alone_ns
-    )
+    found = Scaling(**before.basis_figures, recorded_workers=model.recorded, alone_ns=alone_ns)
     found.having(replay=before).notes = list(before.notes)
     waited_for = waited_for_ns(alone.after)  # in a step of one worker
     scale = alone_ns / max(sum(waited_for.values()), 1)

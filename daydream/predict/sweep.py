@@ -362,8 +362,7 @@ def _answers_on(question: Sequence[Any]) -> Callable[[Item], SweepTrace | Answer
         if isinstance(before, str):
             return SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
         if varied is None:
-            times = before.basis_measured_ns, before.basis_ns, before.basis_error
-            return SweepTrace(name, before.basis, *times, tuple(before.notes))
+            return SweepTrace(name, **before.basis_figures, notes=tuple(before.notes))
         try:
             edit = edit_of(optimizations, {**options, **varied}, table)
             found = predict(before, edit, contention=contention, capacity_bytes=capacity)

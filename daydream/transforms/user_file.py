@@ -69,7 +69,7 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
 def reason_of(error: Exception) -> str:
     """Return in a line why a change that raised an error has no answer."""
     said = str(error) if isinstance(error, DaydreamError) else f"it failed: {type(error).__name__}: {error}"
-    return " ".join(str(mistake_in_own_file(error) or said).split())
+    return " ".join(map(str.strip, str(mistake_in_own_file(error) or said).splitlines()))
 
 
 @contextlib.contextmanager
