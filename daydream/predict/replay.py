@@ -42,7 +42,7 @@ from daydream.results import Record
 from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
-from daydream.trace.cached_trace import CacheEntry, trace_contents
+from daydream.trace.cached_trace import trace_contents
 from daydream.trace.step_range import TYPICAL
 from daydream.trace.trace import Trace
 
@@ -384,42 +384,39 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
 
     """
     if isinstance(source, Graph):
-        graph = source if table is None else source.copy()
+        found = baseline_of(recorded_steps(source if table is None else source.copy()))
     else:
         trace = source
         if not isinstance(trace, Trace):
             from daydream.collect.load import load  # no importer is needed for a trace in memory
 
             trace = load(trace, steps=TYPICAL)  # of a long recording its typical steps
-        if trace.cache is not None:
-            found = _from_cache(trace, trace.cache)
-            for graph in (found.graph, found.recording.graph):
-                give_table(graph, table)
-            return found
-        from daydream.graph.build import build  # a kept graph needs no rule
-
-        graph = build(trace)
-    give_table(graph, table)
-    return baseline_of(recorded_steps(graph))
+        found = _of_trace(trace)
+    for graph in (found.graph, found.recording.graph):
+        give_table(graph, table)
+    return found
 
 
-def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
+def _of_trace(trace: Trace) -> Replay:
     """Return the replay that is kept of a trace, or the one made of it, which is kept from then on.
 
     An entry is taken as it was written where its digest fits; it is worked out again where a part is missing.
     """
-    found = entry.read()
+    entry = trace.cache
+    found = None if entry is None else entry.read()
     if found is not None:
         with suppress(*MISTAKES):
             return _kept(trace, found)
-    from daydream.graph.build import build
-    from daydream.predict.breakdown import parts_of_replay
+    from daydream.graph.build import build  # a kept graph needs no rule
 
     made = baseline_of(recorded_steps(build(trace)))
-    parts_of_replay(made)
-    if is_plain(made.recording.graph):
-        with suppress(*MISTAKES):
-            entry.write(_contents(made, trace))
+    if entry is not None:
+        from daydream.predict.breakdown import parts_of_replay
+
+        parts_of_replay(made)
+        if is_plain(made.recording.graph):
+            with suppress(*MISTAKES):
+                entry.write(_contents(made, trace))
     return made
 
 
