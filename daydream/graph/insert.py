@@ -191,27 +191,15 @@ def ids_of(graph: Graph, tasks: Any) -> list[int]:
     return ids
 
 
-def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
+def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> Any:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
-    order = graph.order
-    lanes = graph.lane
-    sequence = np.argsort(order, kind="stable")
     if causes:
         launched = np.flatnonzero(np.isin(graph.launch, causes))
-        tasks = in_program_order(graph, np.append(causes, launched))
-        later = sequence[np.flatnonzero(sequence == tasks[-1])[0] + 1 :]
-        key = int(order[tasks[-1]]) + 1
-        crowded = lane in lanes[tasks] and (order[later] <= key).any()
-    elif followers:
-        first = in_program_order(graph, np.array(followers))[0]
-        later = sequence[np.flatnonzero(sequence == first)[0] :]
-        crowded = ((lanes == lane) & (order == order[first]))[:first].any()
-        key = int(order[first]) + (1 if crowded else -1)
-    else:
-        return int(order[lanes == lane].max(initial=-ORDER_STEP)) + ORDER_STEP
-    if crowded:
-        graph.write("order", later, order[later] + 2)
-    return key
+        last = in_program_order(graph, np.append(causes, launched))[-1:]
+        return place_next_to(graph, last, behind=True)
+    if followers:
+        return place_next_to(graph, in_program_order(graph, np.array(followers))[:1], behind=False)
+    return graph.order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
 
 
 def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:

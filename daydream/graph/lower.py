@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from daydream.errors import GraphError
+from daydream.graph.edits import around_points
 from daydream.graph.plan import Cause, Plan, around, stable_order
 from daydream.graph.select import priorities
 from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP
@@ -266,16 +267,9 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
     lane = graph.lane
     src = table["src"].copy()
     dst = table["dst"].copy()
-    for ends, ahead in ((src, False), (dst, True)):
+    for side, ends in enumerate((src, dst)):
         gone = np.flatnonzero((table["cause"] == Cause.HANDOFF) & ~graph.alive[ends])
-        tasks = ends[gone]
-        before, behind = around(
-            lambda number: graph.ids[lane[graph.ids] == number],
-            graph.order,
-            lane[tasks],
-            graph.order[tasks] - (not ahead),
-        )
-        ends[gone] = behind if ahead else before
+        ends[gone] = around_points(graph, lane[ends[gone]], ends[gone])[side]
     before = tiles.at[:, src]
     after = tiles.at[:, dst]
     leading = (before[0] >= 0) & (before[0] < tiles.ahead) & (after[0] >= tiles.ahead)

@@ -156,7 +156,7 @@ class CriticalPath(NamedTuple):
     `delay_ns[k]` is what passed before task `k` started, counted from the end (or the
     start) of task `k - 1`: a gap, an edge's latency, or, for the first task, its start.
     `task_ns[k]` is the task's duration, or 0 if the next one counts from its start. All
-    of both add up to the sink's end exactly.
+    of both add up to the sink's end exactly, or to what of it lies behind the time that the chain goes back to.
     """
 
     task: np.ndarray  #: int64, task ids
@@ -171,13 +171,13 @@ def critical_path(
     end: np.ndarray,
     sink: int | None = None,
     *,
-    since: int = -1,
+    since: int = 0,
     bound: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
 
-    With `since` the chain goes back no further than to the task that runs at that time. `bound` is the
-    `binding` of these times, for who asks for several chains.
+    With `since` the chain goes back no further than to the task that runs at that time, and what lies before
+    it does not count. `bound` is the `binding` of these times, for who asks for several chains.
 
     Where several causes bind equally, an edge goes before the order on the lane, and that
     before the release; among edges the least cause, then the one whose source ran first.
@@ -186,7 +186,7 @@ def critical_path(
         empty = np.empty(0, np.int64)
         return CriticalPath(empty, empty.astype(np.int8), empty, empty)
     before, by = binding(plan, start, end) if bound is None else bound
-    ahead = np.where(start[: len(before)] > since, before, -1).data
+    ahead = (np.where(start[: len(before)] > since, before, -1) if since else before).data
     chain, each = [], int(np.argmax(end)) if sink is None else sink
     while each >= 0:
         chain.append(each)
@@ -198,11 +198,11 @@ def critical_path(
     cause = np.full(len(task), Cause.LANE, np.int8)
     cause[0] = Cause.RELEASE
     cause[by_edge] = plan.edge_cause[edge[by_edge]]
-    task_ns = plan.duration_ns[task]
-    task_ns[by_edge[plan.edge_from_start[edge[by_edge]]] - 1] = 0
-    delay = start[task]
-    delay[1:] -= start[task[:-1]] + task_ns[:-1]
-    return CriticalPath(task, cause, delay, task_ns)
+    begin, stop = start[task], end[task]
+    counts_from_start = by_edge[plan.edge_from_start[edge[by_edge]]] - 1
+    stop[counts_from_start] = begin[counts_from_start]
+    begin, stop = np.maximum([begin, stop], since)
+    return CriticalPath(task, cause, begin - np.append(since, stop[:-1]), stop - begin)
 
 
 def binding(
@@ -265,9 +265,12 @@ def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
     windows: list[tuple[int, int, int]] = []
     pieces = [np.empty((6, 0), np.int64)]
     for run in runs:
-        path, begin, work, delay = timeline.path_to(copy, *run)
+        path = timeline.path_to(copy, *run)
+        work, delay = path.task_ns, path.delay_ns
         rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
-        start, place = np.maximum(timeline.start_ns[path.task], begin), np.arange(len(path.task))
+        end, place = int(timeline.end_ns[path.task[-1]]), np.arange(len(path.task))
+        begin = end - int(work.sum() + delay.sum())
+        start = np.maximum(timeline.start_ns[path.task], begin)
         late = np.where(path.cause == Cause.LANE, np.maximum(place - 1, 0), place)
         columns = np.stack([
             np.full(2 * len(place), len(windows)),
@@ -278,7 +281,7 @@ def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
             np.append(np.full(len(place), -1), path.cause),
         ])  # fmt: skip
         pieces.append(columns[:, np.flatnonzero(columns[4])])
-        windows.append((begin, begin + int(columns[4].sum()), rank))
+        windows.append((begin, end, rank))
     return Path(np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1))
 
 

@@ -206,11 +206,10 @@ class Timeline(NotebookFigure):
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
         return critical_path(self.plan, self.start_ns, self.end_ns, task)
 
-    def path_to(self, copy: int, *steps: int) -> tuple[CriticalPath, int, np.ndarray, np.ndarray]:
-        """Return the chain of causes behind steps that follow each other, and when they begin, in ns.
+    def path_to(self, copy: int, *steps: int) -> CriticalPath:
+        """Return the chain of causes behind steps that follow each other.
 
-        Also the work of each task on it and the delay before it. Only what lies within the steps counts: all
-        work and delays add up to them. Both arrays are in ns, int64, shape (tasks on the path,).
+        Only what lies within the steps counts: all work and delays add up to them.
         """
         last, before = self.last_of_steps, self.spans[copy, steps[0]]
         begin = self._begin_ns(copy, steps[0]) if before is None else int(self.end_ns[last[before]])
@@ -218,11 +217,7 @@ class Timeline(NotebookFigure):
         if copy not in self._bound:
             stop = 1 + max(entry for (of, _), entry in last.items() if of == copy)
             self._bound[copy] = binding(*times, None if self.plan.scheduled else stop)
-        path = critical_path(*times, last[copy, steps[-1]], since=begin, bound=self._bound[copy])
-        start = self.start_ns[path.task]
-        borders = np.maximum([start - path.delay_ns, start, start + path.task_ns], begin)
-        delay, work = np.diff(borders, axis=0)
-        return path, begin, work, delay
+        return critical_path(*times, last[copy, steps[-1]], since=begin, bound=self._bound[copy])
 
     def path(self, copy: int, steps: Sequence[int]) -> Path:
         """Return the critical path of some covered steps, as pieces of time; arrays are to be read only."""
