@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from msgspec import Struct
@@ -72,25 +72,7 @@ OWN = (  # what each copy has of its own
     "doubted",
     "edited_by",
     "resized",
-    "_lane_ids",
 )
-
-
-class MeasuredTimes(Protocol):
-    """Times that the user measured, ns: `costs.KernelTable` is one."""
-
-    device: str | None
-    answers: int  # times that were found
-    in_place: dict[Any, list[tuple[float, float]]]  # a call: forward, backward, each (before, after)
-
-    def kernel(self, name: str) -> float | None:
-        """Return the measured ns of a kernel."""
-
-    def call(self, op: str, shapes: str, dtype: str | None, hint: Any = None) -> float | None:
-        """Return the measured ns of an operator call's kernels together."""
-
-    def key_in_place(self, op: str, shapes: str, dtype: str) -> Any:
-        """Return the key of a call in `in_place`."""
 
 
 class Resizing(Struct, frozen=True):
@@ -138,7 +120,7 @@ class Graph(NotebookTables):
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
-        self.times: MeasuredTimes | None = None  # what the user measured; copies share it
+        self.times: Any = None  # what the user measured, a `costs.KernelTable`; copies share it
         self.steps: list[dict[str, Any]] = []
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
@@ -146,7 +128,6 @@ class Graph(NotebookTables):
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
-        self._lane_ids: dict[str, int] = {}
         self._version = self._structure = next_version()  # of what is in no table
         self._derived: dict[int, dict[Any, Any]] = {}  # by version or structure
         self._of_trace: dict[Any, Any] = {}  # texts and nesting of the trace; copies share it
@@ -277,13 +258,13 @@ class Graph(NotebookTables):
 
     def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:
         """Return the number of the lane with this name, made if it is new."""
-        if name not in self._lane_ids:
-            self.add_lane(Lane(name, rank, on_device, device))
-        return self._lane_ids[name]
+        for number, lane in enumerate(self.lanes):
+            if lane.name == name:
+                return number
+        return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number."""
-        self._lane_ids[lane.name] = len(self.lanes)
         self.lanes.append(lane)
         self._version = self._structure = next_version()
         return len(self.lanes) - 1
@@ -446,7 +427,8 @@ class Graph(NotebookTables):
         """
         numbers = lanes_named(self, lane)
         if not numbers:
-            raise GraphError(f"no lane {lane!r}; the lanes are {', '.join(map(repr, self._lane_ids))}")
+            known = ", ".join(repr(each.name) for each in self.lanes)
+            raise GraphError(f"no lane {lane!r}; the lanes are {known}")
         for number in numbers:
             priorities(self, number, key)  # refuses a key that cannot be read
             self.scheduled[number] = key

@@ -194,14 +194,6 @@ class Plan(Struct, frozen=True, eq=False):
 
         return self._once("before", found)
 
-    def next_on_lane(self) -> np.ndarray:
-        """Return the task after each one on its lane in id order, -1 for the last: int64."""
-        before = self.before_on_lane()
-        following = np.full(len(self), -1)
-        later = np.flatnonzero(before >= 0)
-        following[before[later]] = later
-        return following
-
     def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""
         gap_ns = self.gap_ns if gap_ns is None else gap_ns

@@ -20,7 +20,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import call_rows, device_work, has_device_work, instances, shape_rows, shapes_in
 from daydream.graph.tables import CODED, KINDS, UNSET
 from daydream.lazy import regex
-from daydream.text import closest
+from daydream.text import closest, listed, meant
 from daydream.trace.schema import FIELDS, PHASES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Where: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # words, and the tex
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
 GLOB = regex(r"[*?[]")
-MOST_LAYERS = 6  # that a message lists
+MOST_LAYERS = 8  # that a message lists
 
 
 def texts_of(where: Mapping[str, Any]) -> Where:
@@ -79,8 +79,7 @@ def _places(graph: Graph, identifiers: list[Any]) -> list[int]:
     known = list(graph.recorded.handles)
     for each in identifiers:
         if each not in known:
-            near = closest(str(each), map(str, known))
-            hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(known):,} are known."
+            hint = meant(str(each), map(str, known), f"{len(known):,} are known.")
             raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
     return [known.index(each) for each in identifiers]
 
@@ -105,9 +104,8 @@ def _known(name: str, options: Sequence[Any]) -> None:
     vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
     for option in options:
         if option not in vocabulary:
-            near = closest(option, vocabulary)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
+            choice = f"choose from {', '.join(vocabulary)}. {meant(option, vocabulary)}"
+            raise GraphError(f"unknown {name} {option!r}; {choice}".rstrip())
 
 
 def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
@@ -124,25 +122,15 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
     layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
     if wanted and not layers:
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
-    elif wanted:
-        lines += _layers_meant(wanted, layers)
+    unknown = [pattern for pattern in wanted if layers and not fnmatch.filter(layers, pattern)]
+    for pattern in unknown:
+        near = " or ".join(map(repr, nearest_layers(pattern, layers)))
+        lines.append(f"No layer matches {pattern!r}." + (near and f" Did you mean {near}?"))
+    if unknown:
+        lines.append(f"Layers are {listed(layers, MOST_LAYERS)}.")
     if devices and not has_device_work(graph):
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)
-
-
-def _layers_meant(wanted: Sequence[str], layers: Sequence[str]) -> list[str]:
-    """Return what to say of layers that were looked for, where the trace has none of them."""
-    said = []
-    for pattern in wanted:
-        if not fnmatch.filter(layers, pattern):
-            near = nearest_layers(pattern, layers)
-            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-            said.append(f"No layer matches {pattern!r}.{hint}")
-    if said:
-        more = f" and {len(layers) - MOST_LAYERS:,} more" if len(layers) > MOST_LAYERS else ""
-        said.append(f"Layers are {', '.join(layers[:MOST_LAYERS])}{more}.")
-    return said
 
 
 def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
@@ -229,8 +217,8 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
         return DERIVED[name](graph, ids)
     if name in FIELDS:
         return _of_trace(graph, name, ids)
-    near = closest(name, (*graph.columns, *DERIVED, *FIELDS))
-    raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
+    hint = meant(name, (*graph.columns, *DERIVED, *FIELDS))
+    raise GraphError(f"tasks have no column {name!r}. {hint}".rstrip())
 
 
 def _of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:

@@ -208,21 +208,22 @@ class Facts(Struct):
 
 def phase_code(phase: str | None) -> int:
     """Return the code of a phase, -1 for None."""
-    return -1 if phase is None else _code(phase, "phase", PHASES)
+    return -1 if phase is None else code_of(phase, "phase", PHASES)
 
 
 def kind_code(kind: str) -> int:
     """Return the code of a kind of task."""
-    return _code(kind, "kind", KINDS)
+    return code_of(kind, "kind", KINDS)
 
 
-def _code(text: str, what: str, known: Sequence[str]) -> int:
+def code_of(text: str, what: str, known: Sequence[str]) -> int:
+    """Return the place of a word among those known. Raises `GraphError` if it is none of them."""
     if text not in known:
         raise GraphError(f"unknown {what} {text!r}; the {what}s are {', '.join(known)}")
     return known.index(text)
 
 
-def nanoseconds(values: Any, what: str = "a duration") -> np.ndarray:
+def nanoseconds(values: Any, what: str = "a duration", *, negative: bool = False) -> np.ndarray:
     """Return times as whole nanoseconds, halves rounded up. Raises `GraphError` for what is no time."""
     try:
         given = np.asarray(values, np.float64)
@@ -230,7 +231,7 @@ def nanoseconds(values: Any, what: str = "a duration") -> np.ndarray:
         raise GraphError(f"{what} must be a number of nanoseconds, not {values!r}") from None
     if not np.isfinite(given).all():
         raise GraphError(f"{what} must be a finite number of nanoseconds")
-    if (given < 0).any():
+    if not negative and (given < 0).any():
         raise GraphError(f"{what} cannot be negative ({float(given.min()):g} ns)")
     if (given >= LONGEST_NS).any():
         raise GraphError(f"{what} is longer than can be counted in nanoseconds")

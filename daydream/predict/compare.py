@@ -298,7 +298,7 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
         timed = timed_steps(graph.recorded, times) if found.basis == UNPROFILED else None
         low, high = percentile(times if timed is None else timed.kept, [10, 90]).tolist()
     rank_of = [step.get("rank", 0) for step in graph.steps]
-    steps = [step for step in found.settled.first_pass() if not ranks or rank_of[step] in ranks]
+    steps = [step for step in found.settled.step_times(0) if not ranks or rank_of[step] in ranks]
     parts = parts_of(found.settled._replace(copy=0), steps)
     ends = {"low_ns": round(low), "high_ns": round(high)}
     return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)

@@ -471,7 +471,7 @@ def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recordin
     """
     settled = settled or settle(graph)
     steps = []
-    for number, ns in settled.first_pass().items():
+    for number, ns in settled.step_times(0).items():
         info = graph.steps[number]
         steps.append(StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), ns))
     if not any(step.replayed_ns or not step.measured_ns for step in steps):

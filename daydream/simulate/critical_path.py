@@ -156,7 +156,7 @@ class CriticalPath(NamedTuple):
     `delay_ns[k]` is what passed before task `k` started, counted from the end (or the
     start) of task `k - 1`: a gap, an edge's latency, or, for the first task, its start.
     `task_ns[k]` is the task's duration, or 0 if the next one counts from its start. All
-    of both add up to the sink's end exactly, or to what of it lies behind the time that the chain goes back to.
+    of both add up exactly to the sink's end, counted from the time that the chain goes back to.
     """
 
     task: np.ndarray  #: int64, task ids

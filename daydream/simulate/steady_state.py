@@ -75,10 +75,6 @@ class SteadyState(NamedTuple):
         """How often the window was simulated."""
         return int(self.timeline.copy.max(initial=0)) + 1
 
-    def first_pass(self) -> dict[int, int]:
-        """Return the times of the covered steps as recorded, not repeated."""
-        return self.step_times(0)
-
     def mean_after(self, after: SteadyState) -> int:
         """Return the mean step after a change, in ns, over the steps that both have."""
         now, then = self.step_times(), after.step_times()
