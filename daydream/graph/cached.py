@@ -90,8 +90,9 @@ def cached_plan(
     graph: Graph, copies: int, window: Window | None, arrays: Mapping[str, np.ndarray]
 ) -> Lowered:
     """Return a graph as it was lowered, from what is kept of it; the graph has it from then on."""
+    window = window if copies > 1 else None
     task, copy, gap_of = (arrays[f"plan.{name}"] for name in ("task", "copy", "gap_of"))
     plan = Plan.from_edges(graph.lane[task], *(arrays[f"plan.{name}"] for name in OF_PLAN))
-    lowered = Lowered(plan, task, copy, gap_of)
+    lowered = Lowered(plan, task, copy, gap_of, copies, window)
     graph.derived(plan_key(copies, window), lambda: lowered, structure=True)
     return lowered

@@ -20,7 +20,7 @@ import numpy as np
 from daydream.arrays import distinct, turns
 from daydream.errors import GraphError
 from daydream.graph.calls import row_numbers
-from daydream.graph.select import in_program_order, is_text, lanes_for, one_each, same_graph
+from daydream.graph.select import is_text, lanes_for, one_each, same_graph
 from daydream.graph.tables import COLLECTIVE, CPU, ORDER_STEP, kind_code, nanoseconds, phase_code
 from daydream.trace.schema import FIELDS
 
@@ -193,13 +193,15 @@ def ids_of(graph: Graph, tasks: Any) -> list[int]:
 
 def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> Any:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
+    order = graph.order
     if causes:
         launched = np.flatnonzero(np.isin(graph.launch, causes))
-        last = in_program_order(graph, np.append(causes, launched))[-1:]
+        last = np.flatnonzero(order == order[np.append(causes, launched)].max())[-1:]
         return place_next_to(graph, last, behind=True)
     if followers:
-        return place_next_to(graph, in_program_order(graph, np.array(followers))[:1], behind=False)
-    return graph.order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
+        first = np.flatnonzero(order == order[followers].min())[:1]
+        return place_next_to(graph, first, behind=False)
+    return order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
 
 
 def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:

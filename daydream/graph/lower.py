@@ -51,12 +51,15 @@ class Lowered(Struct):
     """A plan, and for each of its entries the graph's task and which copy of the window it is in.
 
     `gap_of` is the task whose gap an entry has: before the next copy that of the task before the window.
+    `copies` and `window` are what the plan was made with; a sole copy has no window.
     """
 
     plan: Plan
     task: np.ndarray
     copy: np.ndarray
     gap_of: np.ndarray
+    copies: int
+    window: Window | None
 
 
 def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowered:
@@ -68,6 +71,7 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
 
     Raises `GraphError` if the graph has a cycle.
     """
+    window = window if copies > 1 else None
     lowered: Lowered = graph.derived(
         plan_key(copies, window), lambda: _lower(graph, copies, window), structure=not graph.scheduled
     )
@@ -78,7 +82,7 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
 
 def plan_key(copies: int, window: Window | None) -> tuple[object, ...]:
     """Return what a graph keeps the plan of a repeated window by."""
-    return "plan", copies, repr(window) if copies > 1 else None
+    return "plan", copies, repr(window)
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
@@ -119,7 +123,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         tuple(graph.scheduled),
         priority[task] if graph.scheduled else None,
     )
-    return Lowered(plan, task, copy, gap_of)
+    return Lowered(plan, task, copy, gap_of, copies, window)
 
 
 class _Tiles:

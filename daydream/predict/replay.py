@@ -24,7 +24,7 @@ from daydream.files.cache import Contents
 from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
-from daydream.graph.lower import lower, steps_in
+from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
 from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL
 from daydream.predict.basis import (
@@ -448,10 +448,9 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
     document, arrays = found.document["replay"], found.arrays
     graph = cached_graph(trace, document["graph"], arrays)
-    window, start = repeatable(graph), arrays[START]
-    lowered = cached_plan(graph, document["passes"], window, arrays)
-    repeats = {} if window is None else steps_in(graph, window)
-    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
+    start = arrays[START]
+    lowered = cached_plan(graph, document["passes"], repeatable(graph), arrays)
+    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)
     times = {(copy, step): ns for copy, step, ns in document["times"]}
     settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
     recording = recorded_steps(graph, settled)

@@ -53,16 +53,11 @@ class Contention(Struct, frozen=True, eq=False):
     kernel: npt.ArrayLike
     transfer: float = 1.0
 
-    def slowed(
-        self, graph: Graph, lowered: Lowered, copies: int, window: Window | None
-    ) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
-        """Return the plan with durations as the overlap makes them, its starts and ends, and if they settled.
-
-        `copies` and `window` are what the graph was lowered with.
-        """
+    def slowed(self, graph: Graph, lowered: Lowered) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
+        """Return the plan with durations as the overlap makes them, starts, ends, and if they settled."""
         plan = lowered.plan
         start, end = run(plan)
-        slow = self._slow(graph, lowered, copies, window)
+        slow = self._slow(graph, lowered)
         if not slow:
             return plan, start, end, True
         slowed = np.concatenate([side.tasks for side in slow])
@@ -83,7 +78,7 @@ class Contention(Struct, frozen=True, eq=False):
             start, end = run(plan)
         return plan, start, end, False
 
-    def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
+    def _slow(self, graph: Graph, lowered: Lowered) -> list[_Slow]:
         """Return who is slowed by whom, also with nothing beside them any more."""
         factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
         found = []
@@ -91,19 +86,16 @@ class Contention(Struct, frozen=True, eq=False):
             factor = factors[lowered.task[tasks]]
             for each in unique(factor[factor > 1]).tolist():
                 mine = tasks[factor == each]
-                held = self._held(graph, lowered, mine, copies, window)
-                found.append(_Slow(mine, beside, 1 - 1 / each, held))
+                found.append(_Slow(mine, beside, 1 - 1 / each, self._held(graph, lowered, mine)))
         return found
 
-    def _held(
-        self, graph: Graph, lowered: Lowered, tasks: np.ndarray, copies: int, window: Window | None
-    ) -> np.ndarray:
+    def _held(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""
         before, duration, ids = self.baseline, lowered.plan.duration_ns[tasks], lowered.task[tasks]
         held = np.zeros(len(tasks), np.int64)
         if not (before.alive & (before.kind == COLLECTIVE)).any():
             return held
-        overlap, share = self._overlaps(copies, window)
+        overlap, share = self._overlaps(lowered.copies, lowered.window)
         # Which task of the baseline each device task is, or repeats; -1 for one that is new.
         row = graph.row
         device = np.flatnonzero((before.row >= 0) & (before.kind != CPU))

@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.arrays import run_starts
 from daydream.display import NotebookFigure
+from daydream.graph.lower import steps_in
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
 from daydream.simulate.critical_path import (
@@ -23,7 +24,7 @@ from daydream.simulate.critical_path import (
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
 
@@ -56,14 +57,13 @@ class Timeline(NotebookFigure):
         start_ns: np.ndarray,
         end_ns: np.ndarray,
         *,
-        repeats: Mapping[int, tuple[int, int]] | None = None,
         overlaps_settled: bool = True,
     ) -> None:
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
         self.start_ns, self.end_ns = start_ns, end_ns
-        self.repeats = repeats or {}
+        self.repeats = {} if lowered.window is None else steps_in(graph, lowered.window)
         self.overlaps_settled = overlaps_settled
         self._paths: dict[tuple[int, ...], Path] = {}
         self._bound: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by copy, of its steps: see `binding`
@@ -107,17 +107,13 @@ class Timeline(NotebookFigure):
         The plan keeps them for timelines whose tasks complete the same steps.
         """
         completes = _completes(self.graph)
-        kept = self.plan.cache.get("completions")
-        if kept is None or not np.array_equal(kept[0], completes):
-            kept = self.plan.cache["completions"] = completes, self._close(completes[self.task])
-        found: tuple[np.ndarray, list[Key], np.ndarray] = kept[1]
-        return found
-
-    def _close(self, completes: np.ndarray) -> tuple[np.ndarray, list[Key], np.ndarray]:
-        """Return `_completions` of entries that may complete the step given for each, -1 for none."""
+        kept, found = self.plan.cache.get("completions", (None, None))
+        if found is not None and np.array_equal(kept, completes):
+            return found
+        completed = completes[self.task]
         steps, lanes = len(self.graph.steps), len(self.graph.lanes)
-        closing = np.flatnonzero(completes >= 0)
-        place = self.copy[closing] * np.int64(steps) + completes[closing]
+        closing = np.flatnonzero(completed >= 0)
+        place = self.copy[closing] * np.int64(steps) + completed[closing]
         if self.plan.scheduled:
             order = np.argsort(place, kind="stable")
             closing, place = closing[order], place[order]
@@ -127,7 +123,9 @@ class Timeline(NotebookFigure):
             used = np.flatnonzero(last >= 0)
             closing, place = last[used], used // lanes
         first = np.flatnonzero(run_starts(place))
-        return closing, [divmod(number, steps) for number in place[first].tolist()], first
+        found = closing, [divmod(number, steps) for number in place[first].tolist()], first
+        self.plan.cache["completions"] = completes, found
+        return found
 
     @cached_property
     def last_of_steps(self) -> dict[Key, int]:
