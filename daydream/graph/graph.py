@@ -36,7 +36,7 @@ from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, pl
 from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.lint import problems
 from daydream.graph.plan import Cause
-from daydream.graph.select import in_program_order, lanes_named, priorities, read_column, same_graph
+from daydream.graph.select import in_program_order, lanes_named, priorities, read_column
 from daydream.graph.selection import Selection
 from daydream.graph.tables import (
     CODED,
@@ -344,7 +344,7 @@ class Graph(NotebookTables):
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
         launch, latency = -1, 0
         behind = causes
-        if caller:
+        if len(caller):
             call = self.insert(
                 "launch",
                 kind="cpu",
@@ -354,10 +354,10 @@ class Graph(NotebookTables):
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
             launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
-            behind = [*causes, launch]
+            behind = np.append(causes, launch)
         near = [*causes, *followers, *behind]
-        if "step" not in values and near:
-            values["step"] = int(self.step[near[0]])
+        if near:
+            values.setdefault("step", self.step[near[0]])
         task = self.add(
             1,
             name=self.code("name", name),
@@ -370,8 +370,8 @@ class Graph(NotebookTables):
             latency_ns=latency,
             **values,
         )
-        self.link(causes, np.repeat(task, len(causes)))
-        self.link(np.repeat(task, len(followers)), followers)
+        self.link(causes, task)
+        self.link(task, followers)
         return Selection(self, task, name)
 
     def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
@@ -395,9 +395,7 @@ class Graph(NotebookTables):
 
         One task on either side stands for all of them.
         """
-        sources, targets = _ends(self, src), _ends(self, dst)
-        if not len(sources) and not len(targets):
-            return
+        sources, targets = ids_of(self, src), ids_of(self, dst)
         if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
             raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
         self.links.add(
@@ -456,11 +454,3 @@ class Graph(NotebookTables):
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
         return from_networkx(cls, digraph)
-
-
-def _ends(graph: Graph, tasks: Any) -> np.ndarray:
-    """Return the ids of one side of a link."""
-    if hasattr(tasks, "ids"):  # a selection
-        same_graph(graph, tasks)
-        return tasks.need_all().ids
-    return np.asarray(tasks if isinstance(tasks, np.ndarray) else list(tasks), np.int64)
