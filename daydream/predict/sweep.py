@@ -27,7 +27,7 @@ from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import Replay, replay
 from daydream.results import Record
 from daydream.trace.trace import Trace
-from daydream.transforms.compose import arguments, edit_of, option_names, parse, qualified, spelled
+from daydream.transforms.compose import arguments, edit_of, goes_by, option_names, parse, spelled
 from daydream.transforms.registry import Optimization, find
 from daydream.transforms.user_file import reason_of
 
@@ -272,7 +272,6 @@ def checked(
     if not values:
         raise GraphError("a sweep needs an option with several values; `whatif` answers one question")
     named = option_names(optimizations)
-    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     for name, listed in values.items():
         if isinstance(listed, str) or not len(listed):
             raise GraphError(f"{name} needs a list of values, not {listed!r}")
@@ -282,7 +281,7 @@ def checked(
     used, _ = arguments(optimizations, {**options, **first})
     varied: dict[str, list[Any]] = {}
     for alias, listed in values.items():
-        name = aliases.get(alias, alias)
+        name = goes_by(named, alias)
         option = named[name][1]
         varied[name] = [option.checked(value) for value in listed]
         [(value, times)] = Counter(varied[name]).most_common(1)
