@@ -21,7 +21,7 @@ from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.cache import Contents
-from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
+from daydream.graph.cached import cached_graph, graph_contents, is_plain
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
@@ -421,14 +421,14 @@ def _of_trace(trace: Trace) -> Replay:
 
 
 def _contents(made: Replay, trace: Trace) -> Contents:
-    """Return what is kept of a replay: its graph, its plan and when each task starts."""
+    """Return what is kept of a replay: its graph and when each task starts."""
     base, settled, of_trace = made.recording.graph, made.recording.settled, trace_contents(trace)
     plan, start = settled.timeline.plan, settled.timeline.start_ns
     if (settled.timeline.end_ns != start + plan.duration_ns).any():
         raise ValueError("tasks end later than their work does")
     graph, arrays = graph_contents(base)
     families, work = work_contents(trace)
-    arrays |= of_trace.arrays | work | plan_arrays(base, settled.passes, repeatable(base)) | {START: start}
+    arrays |= of_trace.arrays | work | {START: start}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
     document = {  # of the replay's fields all but its graph, its times and its recording
@@ -449,7 +449,7 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     document, arrays = found.document["replay"], found.arrays
     graph = cached_graph(trace, document["graph"], arrays)
     start = arrays[START]
-    lowered = cached_plan(graph, document["passes"], repeatable(graph), arrays)
+    lowered = lower(graph, document["passes"], repeatable(graph))
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)
     times = {(copy, step): ns for copy, step, ns in document["times"]}
     settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
