@@ -256,9 +256,16 @@ class Groups(NotebookTables):
             raise GraphError(f"{len(self)} groups need as many ranks, each 0 or more, not {ranks}")
         if (tasks.rank != 0).any():
             raise GraphError("the tasks are of several ranks already; one rank's work is arranged")
-        step = tasks.step
-        for one in np.unique(step).tolist():
-            _place(graph, tasks.ids[step == one])
+        order = graph.order.copy()
+        steps = tasks.step
+        for step in np.unique(steps).tolist():
+            ids = tasks.ids[steps == step]
+            begin, end = int(order[ids].min()), int(order[ids].max())
+            if end - begin < len(ids):
+                order[order > end] += len(ids) - (end - begin)
+                end = begin + len(ids)
+            order[ids] = begin + np.arange(len(ids)) * ((end - begin) // len(ids))
+        graph.columns.put("order", order)
         # What the tasks wait for is on the lanes of their rank, too.
         rank_of = np.full(graph.size, -1)
         rank_of[tasks.ids] = np.repeat(rank, self.sizes)
@@ -322,18 +329,6 @@ def _copy_tables(graph: Graph, ids: np.ndarray, group: np.ndarray, copies: np.nd
         new = {name: np.tile(table[name][both], len(copies)) for name in table}
         ends = (copies[:, end[both]].reshape(-1) for end in (one, other))
         table.add(**new | dict(zip(names, ends, strict=True)))
-
-
-def _place(graph: Graph, ids: np.ndarray) -> None:
-    """Give tasks new places in this order, in the range of program order that they took."""
-    order = graph.order.copy()
-    begin = int(order[ids].min())
-    end = int(order[ids].max())
-    if end - begin < len(ids):
-        order[order > end] += len(ids) - (end - begin)
-        end = begin + len(ids)
-    order[ids] = begin + np.arange(len(ids)) * ((end - begin) // len(ids))
-    graph.columns.put("order", order)
 
 
 def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:

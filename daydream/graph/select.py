@@ -248,20 +248,21 @@ def lanes_for(
     """
     each = one_each(np.array(names, dtype=object), len(beside), "lane")
     ranks = graph.ranks
-    of, lanes = ranks[beside], np.zeros(len(beside), np.int64)
-    for name in dict.fromkeys(each.tolist()):
-        by_rank = {graph.lanes[number].rank: number for number in lanes_named(graph, name)}
-        for rank in np.unique(of[each == name]).tolist():
-            if rank not in by_rank and not new:
-                raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+    wanted = list(zip(each.tolist(), ranks[beside].tolist(), strict=True))
+    numbers = {}
+    for name, rank in dict.fromkeys(wanted):
+        number = next((one for one in lanes_named(graph, name) if graph.lanes[one].rank == rank), -1)
+        if number < 0 and not new:
+            raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+        if number < 0:
             several = (ranks != ranks[0]).any() and not name.startswith("rank ")
             full = f"rank {rank} {name}" if several else name
-            number = by_rank[rank] if rank in by_rank else graph.lane_id(full, on_device=on_device, rank=rank)
-            if graph.lanes[number].on_device != on_device:
-                kind = "a CPU thread" if on_device else "a lane of the device"
-                raise GraphError(f"{graph.lanes[number].name!r} is {kind}")
-            lanes[(each == name) & (of == rank)] = number
-    return lanes
+            number = graph.lane_id(full, on_device=on_device, rank=rank)
+        if graph.lanes[number].on_device != on_device:
+            kind = "a CPU thread" if on_device else "a lane of the device"
+            raise GraphError(f"{graph.lanes[number].name!r} is {kind}")
+        numbers[name, rank] = number
+    return np.array([numbers[each] for each in wanted], np.int64)
 
 
 def one_each(values: Any, count: int, what: str) -> np.ndarray:

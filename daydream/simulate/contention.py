@@ -57,7 +57,13 @@ class Contention(Struct, frozen=True, eq=False):
         """Return the plan with durations as the overlap makes them, starts, ends, and if they settled."""
         plan = lowered.plan
         start, end = run(plan)
-        slow = self._slow(graph, lowered)
+        factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
+        slow = []  # who is slowed by whom, also with nothing beside them any more
+        for tasks, beside in _pairs(graph, lowered):
+            factor = factors[lowered.task[tasks]]
+            for each in unique(factor[factor > 1]).tolist():
+                mine = tasks[factor == each]
+                slow.append(_Slow(mine, beside, 1 - 1 / each, self._held(graph, lowered, mine)))
         if not slow:
             return plan, start, end, True
         slowed = np.concatenate([side.tasks for side in slow])
@@ -77,17 +83,6 @@ class Contention(Struct, frozen=True, eq=False):
             plan = plan.with_costs(duration)
             start, end = run(plan)
         return plan, start, end, False
-
-    def _slow(self, graph: Graph, lowered: Lowered) -> list[_Slow]:
-        """Return who is slowed by whom, also with nothing beside them any more."""
-        factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
-        found = []
-        for tasks, beside in _pairs(graph, lowered):
-            factor = factors[lowered.task[tasks]]
-            for each in unique(factor[factor > 1]).tolist():
-                mine = tasks[factor == each]
-                found.append(_Slow(mine, beside, 1 - 1 / each, self._held(graph, lowered, mine)))
-        return found
 
     def _held(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""

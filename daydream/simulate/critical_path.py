@@ -250,21 +250,16 @@ class Path(Struct, frozen=True, eq=False):
 
 def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
     """Return the critical path of some covered steps of one copy of a timeline's window."""
-    runs: list[list[int]] = []  # of which each step counts from the end of the one before it
-    run_of: dict[tuple[int, int] | None, list[int]] = {}
+    # By its last step, those of which each counts from the end of the one before it.
+    runs: dict[tuple[int, int] | None, list[int]] = {}
     for step in steps:
-        run = run_of.get(timeline.spans[copy, step])
-        if run is None:
-            run = []
-            runs.append(run)
-        run.append(step)
-        run_of[copy, step] = run
+        runs[copy, step] = [*runs.pop(timeline.spans[copy, step], []), step]
     # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
     ranks = {lane.rank for lane in timeline.graph.lanes}
     alone = ranks.pop() if len(ranks) == 1 else None
     windows: list[tuple[int, int, int]] = []
     pieces = [np.empty((6, 0), np.int64)]
-    for run in runs:
+    for run in runs.values():
         path = timeline.path_to(copy, *run)
         work, delay = path.task_ns, path.delay_ns
         rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
