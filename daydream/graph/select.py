@@ -20,7 +20,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import call_rows, device_work, has_device_work, instances, shape_rows, shapes_in
 from daydream.graph.tables import CODED, KINDS, UNSET
 from daydream.lazy import regex
-from daydream.text import closest, listed, meant
+from daydream.text import listed, meant
 from daydream.trace.schema import FIELDS, PHASES
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
 
     The first part of the path that no layer has is spelled as the nearest one that layers have there.
     """
+    from difflib import get_close_matches  # which only who mistyped waits for
+
     parts, paths = wanted.split("."), [layer.split(".") for layer in layers]
     for place, part in enumerate(parts):
         paths = [path for path in paths if len(path) > place]
@@ -148,13 +150,13 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
             continue
         spelled = [
             ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
-            for each in closest(GLOB.sub("", part), here, 3, 0.7)
+            for each in get_close_matches(GLOB.sub("", part), here, 3, 0.7)
         ]
         matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
         if matched:
             return matched[:2]
         break
-    return closest(GLOB.sub("", wanted).strip("."), layers, 3)
+    return get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)
 
 
 def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
