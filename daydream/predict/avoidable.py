@@ -142,7 +142,7 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     wait in the copy itself or in the synchronization of the same operator call.
     """
     graph, found = chain.graph, list[Avoidable]()
-    task, ns = chain.waits(Cause.SYNC)
+    times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
@@ -155,7 +155,6 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
             whatifs = ["pinned-memory", "prefetch", *whatifs]
         sort = f"blocking copies {copied}" if copied else "synchronization"
         place = place_of(graph, task[mine], ns[mine])._replace(label=called)
-        times = np.arange(len(task)), task, ns
         _add(chain, found, times, sort, f"{sort}: waits of {called}", mine, *whatifs, place=place)
     return found
 

@@ -205,8 +205,8 @@ class Chain(Path, frozen=True, eq=False):
             found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
         return sorted(found, key=lambda share: (-share.ns, share.cause))
 
-    def waits(self, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
-        """Return the CPU calls that stand blocked for a cause within the steps: task, and ns, of each call.
+    def waits(self, cause: Cause) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the CPU calls that stand blocked for a cause within the steps: entry, task and ns of each.
 
         The profiler's own wait, behind all launches of the window and like no wait before, is left out.
         """
@@ -221,11 +221,11 @@ class Chain(Path, frozen=True, eq=False):
         at_end = order > graph.order[graph.alive & device_work(graph)].max(initial=0)
         held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
         entry, begin, end = self.within(held, waiting=True)
-        return timeline.task[entry], end - begin
+        return entry, timeline.task[entry], end - begin
 
     def waits_ns(self, cause: Cause) -> int:
         """Return how long CPU calls stand blocked for a cause, per step."""
-        return self.per_step(self.waits(cause)[1])
+        return self.per_step(self.waits(cause)[-1])
 
     def launching(self) -> Launching | None:
         """Return what launch calls take within the steps; None if nothing is launched."""
@@ -342,7 +342,7 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     }
 
 
-def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
+def parts_of_replay(replay: Replay) -> Parts:
     """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
     if replay.parts is None:
         replay.parts = parts_of(replay.settled)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import field
@@ -42,6 +42,9 @@ class Work(NamedTuple):
     name: str
     count: float
     ns: float
+
+
+Row: TypeAlias = tuple[str, Work]  # some work of the side `before`, or `after`
 
 
 class Change(Record, kw_only=True):
@@ -258,7 +261,12 @@ def compare(
     start = None
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
-    ranks = _covered_ranks(found.graph) & _covered_ranks(other.graph)
+    ranks = set.intersection(
+        *(
+            {step.get("rank", 0) for step in each.graph.steps if step.get("covered")}
+            for each in (found, other)
+        )
+    )
     if isinstance(found, Prediction):
         start = found.replayed_ns if found.measured_ns is None else found.measured_ns
         one = _predicted(found)
@@ -297,8 +305,8 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
         step_ns, times = found.basis_measured_ns, [step.measured_ns for step in found.steps]
         timed = timed_steps(graph.recorded, times) if found.basis == UNPROFILED else None
         low, high = percentile(times if timed is None else timed.kept, [10, 90]).tolist()
-    rank_of = [step.get("rank", 0) for step in graph.steps]
-    steps = [step for step in found.settled.step_times(0) if not ranks or rank_of[step] in ranks]
+    first = found.settled.step_times(0)
+    steps = [step for step in first if not ranks or graph.steps[step].get("rank", 0) in ranks]
     parts = parts_of(found.settled._replace(copy=0), steps)
     ends = {"low_ns": round(low), "high_ns": round(high)}
     return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)
@@ -339,23 +347,22 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
     return side.having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
 
 
-def _covered_ranks(graph: Graph) -> set[int]:
-    return {step.get("rank", 0) for step in graph.steps if step.get("covered")}
-
-
 def _notes(found: Difference) -> list[str]:
     """Return what is different about the recordings themselves, and whether the figures are uncertain."""
     sides = one, two = found.before, found.after
-    metadata, same = [side.metadata for side in sides], one.on_device == two.on_device
+    same = one.on_device == two.on_device
     gpu, cpu = sides if one.on_device else (two, one)
-    facts: dict[str, Sequence[Any]] = {
-        "devices differ:": [same and (", ".join(side.devices) or "an unnamed one") for side in sides],
-        "step is": (one.basis, two.basis),
-        "number of ranks is": (one.ranks, two.ranks),
-        "size of the job is": [each.get("world_size") for each in metadata],
-        "steps are told by": [each.get("step_source") for each in metadata],
-    }
-    before, after = (each.get("versions") or {} for each in metadata)
+    old, new = (
+        {
+            "devices differ:": same and (", ".join(side.devices) or "an unnamed one"),
+            "step is": side.basis,
+            "number of ranks is": side.ranks,
+            "size of the job is": side.metadata.get("world_size"),
+            "steps are told by": side.metadata.get("step_source"),
+        }
+        for side in sides
+    )
+    before, after = (side.metadata.get("versions") or {} for side in sides)
     versions = [
         f"{name.replace('_', ' ')} {version} and {after[name]}"
         for name, version in before.items()
@@ -373,9 +380,9 @@ def _notes(found: Difference) -> list[str]:
         not same
         and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
         *(
-            f"The {what} {old} and {new}."
-            for what, (old, new) in facts.items()
-            if None not in (old, new) and old != new
+            f"The {what} {fact} and {new[what]}."
+            for what, fact in old.items()
+            if None not in (fact, new[what]) and fact != new[what]
         ),
         versions and f"Versions differ: {', '.join(versions)}.",
         *(
@@ -414,9 +421,9 @@ def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
     name, op, piece = graph.name[tasks], graph.op[tasks], tasks
     if cpu:
         name = np.where(op >= 0, -1, name)
-        call, row = graph.column("call", tasks), graph.row[tasks].astype(np.int64)
-        # What an edit inserted is a piece of nothing else.
-        piece = np.where(call >= 0, call, -1 - np.where(row >= 0, row, len(graph.recorded) + tasks))
+        call = graph.column("call", tasks)
+        whole = np.where(call >= 0, call, graph.row[tasks])
+        piece = np.where(whole >= 0, whole, -1 - tasks)  # what an edit inserted is a piece of nothing else
     first, group = distinct_rows([graph.layer[tasks], op, name])
     counted, _ = distinct_rows([group, piece])
     count, ns = np.bincount(group[counted]), np.bincount(group, graph.duration_ns[tasks])
@@ -446,16 +453,16 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
     The two sides are matched as `ROWS` says; what still has no match is new or vanished. Rows with the same
     place and names on both sides are added up.
     """
-    left: list[tuple[str, Work]] = []
+    left: list[Row] = []
     for side, works in (("before", before), ("after", after)):
         for each in works:
             operator = None if what == "layer" else each.operator
             name = getattr(each, what) or f"no {what}"
             left.append((side, each._replace(operator=operator, name=name)))
-    matched: list[list[tuple[str, Work]]] = []
+    matched: list[list[Row]] = []
     for label in ROWS[what]:
         fields = label.split()
-        groups: dict[Any, list[tuple[str, Work]]] = defaultdict(list)
+        groups: dict[Any, list[Row]] = defaultdict(list)
         for side, each in left:
             if getattr(each, fields[-1]) is not None:
                 groups[attrgetter(*fields)(each)].append((side, each))
@@ -463,7 +470,7 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
         known = {each for group in matched for each in group}
         left = [each for each in left if each not in known]
 
-    rows: dict[Any, list[tuple[str, Work]]] = defaultdict(list)
+    rows: dict[Any, list[Row]] = defaultdict(list)
     for group in [*matched, *([each] for each in left)]:
         first, names = group[0][1], frozenset((side, each.name) for side, each in group)
         rows[None if what == "name" else first.layer, first.operator, names] += group

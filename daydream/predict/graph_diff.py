@@ -161,7 +161,7 @@ class GraphDiff:
     def _busiest_ns(self, ns: np.ndarray) -> float:
         """Return how long these tasks take on their busiest lane, per step."""
         ranks = [step.get("rank", 0) for step in self.after.steps if step.get("covered")]
-        steps = max(len(ranks) // max(len(set(ranks)), 1), 1)
+        steps = len(ranks) // len({*ranks}) if ranks else 1
         return float(np.bincount(self.after.lane[self.ids], ns).max(initial=0)) / steps
 
     @property
@@ -192,7 +192,7 @@ class GraphDiff:
         What was removed is missed where it was: behind the task before it on its lane.
         """
         parts = affected.errors_ns
-        scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
+        scale = hypot(*parts) / (sum(parts) or 1)
         errors_ns = sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items())
         return self.longer_by(scale * (errors_ns + self.doubt_ns))
 

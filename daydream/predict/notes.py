@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -173,22 +174,19 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
 
     None where there are no rows or no steps with times.
     """
-    by_rank: dict[int, list[dict[str, Any]]] = {}
+    by_rank: dict[int, list[Any]] = defaultdict(list)
     for step in trace.metadata.get("steps", []):
-        by_rank.setdefault(int(step.get("rank", 0)), []).append(step)
-    start = np.asarray(trace["start_ns"], np.int64)
-    end = start + np.asarray(trace["duration_ns"], np.int64)
+        by_rank[step.get("rank", 0)].append(step)
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
     host = trace.is_kind("operator", "annotation", "runtime")
     known = []
     for rank, steps in sorted(by_rank.items()):
-        mine = np.asarray(trace["rank"]) == rank if len(by_rank) > 1 else np.ones(len(trace), bool)
-        taken = [
-            (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"])))
-            for step in steps
-            if "end_ns" in step
-        ]
-        if not mine.any() or not taken:
+        mine = (trace["rank"] == rank) | (len(by_rank) == 1)
+        timed = [step for step in steps if "end_ns" in step]
+        if not mine.any() or not timed:
             continue
+        taken = [(step["start_ns"], max(step.get("completion_ns", 0), step["end_ns"])) for step in timed]
         at = first = int(start[mine].min())
         last = int(end[mine].max())
         whole = max(last - first, 1)
@@ -200,7 +198,7 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
                 longest = _longest(trace, inside, start, end, WORTH_NAMING * (begin - at))
                 stretches.append(Stretch(where, at, begin - at, longest))
             at = max(at, stop)
-        covered = sum(int(s.get("measured_ns") or 0) for s in steps if s.get("covered") and "end_ns" in s)
+        covered = sum(step.get("measured_ns") or 0 for step in timed if step.get("covered"))
         outside = sum(stretch.duration_ns for stretch in stretches)
         known.append(RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches)))
     if not known:

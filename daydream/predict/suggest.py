@@ -86,10 +86,6 @@ class WhatIfs:
         self.replay, self.step_ns = now.replay, now.simulated_ns
         self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
-    def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
-        """Return the answer to one what-if on top of the change."""
-        return self.tried(name, options)[0]
-
     def tried(
         self, name: str, options: Mapping[str, Any], *, alone: bool = False
     ) -> tuple[WhatIfResult, Prediction | None]:
@@ -130,7 +126,7 @@ class WhatIfs:
         Of those that are the same change (they exclude each other and give the same step) there is one, as
         `rank` chooses it.
         """
-        answers = [self.ask(*each) for each in asked]
+        answers = [self.tried(*each)[0] for each in asked]
         kept = []
         for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
             same = [other for other in answers if other is answer or _same_change(answer, other)]
