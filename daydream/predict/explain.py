@@ -21,7 +21,6 @@ from daydream.memory.prediction import MemoryPrediction, changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.memory.result import DeviceMemory
 from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
-from daydream.predict.avoidable import LEAST, Avoidable
 from daydream.predict.basis import Basis
 from daydream.predict.breakdown import (
     Chain,
@@ -34,7 +33,7 @@ from daydream.predict.breakdown import (
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, as_replay
-from daydream.predict.suggest import WhatIfResult, WhatIfs
+from daydream.predict.suggest import LEAST, Avoidable, WhatIfResult, WhatIfs
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound, PathCause, has_cpu
 from daydream.transforms.compose import parse
@@ -192,7 +191,7 @@ def explain(
     busy = chain.busy_ns()
     memory, unsaid = peak_memory(asker, capacity)
     graph, steps = chain.graph, len(chain.steps)
-    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered_steps(graph)[graph.columns["step"]]
+    chosen = (graph.kind == KERNEL) & graph.alive & covered_steps(graph)[graph.step]
     kernels = Selection(graph, np.flatnonzero(chosen))
     general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():

@@ -254,7 +254,7 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
 def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     """Return what a change by layer may be about, too; None for other changes, and if there is none."""
     before, after = diff.before, diff.after
-    chosen_by = [dict(where) for where in after.edited_by if {"layer", "block"} & {*dict(where)}]
+    chosen_by = [words for words in map(dict, after.edited_by) if words.keys() & {"layer", "block"}]
     calls = whole_calls(before) if chosen_by else None
     if calls is None:
         return None
@@ -318,7 +318,7 @@ def _of_layers(graph: Graph, layers: Collection[str | None]) -> np.ndarray:
 
 def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
     """Return those of some paths that are blocks, or in them."""
-    parts = {each for block in blocks for each in block.split(TOGETHER)}
+    parts = TOGETHER.join(blocks).split(TOGETHER)
     return {path for path in paths if any(within(path, part) for part in parts)}
 
 
