@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, median, pvariance, stdev
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -116,13 +117,13 @@ def _time(ns: float) -> str:
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:
     """Return the relative half-width at 90 % of the mean of steps of some kinds; 0 for single ones."""
-    times = np.concatenate([np.asarray(kind, np.float64) for kind in kinds]) if kinds else np.empty(0)
+    times = [*chain(*kinds)]
     freedom = len(times) - len(kinds)
-    if freedom < 1 or times.mean() <= 0:  # steps of a damaged recording may cancel
+    if freedom < 1 or fmean(times) <= 0:  # steps of a damaged recording may cancel
         return 0.0
     student = STUDENT_90[freedom - 1] if freedom <= len(STUDENT_90) else TWO_SIDED_90 * (1 + 1.15 / freedom)
-    within = sum(float(np.square(kind - np.mean(kind)).sum()) for kind in map(np.asarray, kinds))
-    return float(student * sqrt(within / freedom) / sqrt(len(times)) / times.mean())
+    within = sum(len(kind) * pvariance(kind) for kind in kinds)
+    return student * sqrt(within / freedom) / sqrt(len(times)) / fmean(times)
 
 
 def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:

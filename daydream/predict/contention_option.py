@@ -49,17 +49,6 @@ class Choice(Record):
         """Whether anything is slowed."""
         return self.kernels and max(self.matrix_factor, self.other_factor, self.transfer_factor) != 1
 
-    def between(self, untouched: Graph, graph: Graph) -> Contention | None:
-        """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
-        if not self.slows:
-            return None
-        factor: np.ndarray | float = self.matrix_factor
-        if self.matrix_factor != self.other_factor:
-            names = np.array([*graph.texts["name"], ""], dtype=object)
-            matrix = is_matrix_kernel(names)[graph.name]
-            factor = np.where(matrix, self.matrix_factor, self.other_factor)
-        return Contention(untouched, factor, self.transfer_factor)
-
     def note(self) -> str:
         """Return a sentence on what was done."""
         if self.mode == OFF:
@@ -93,6 +82,17 @@ class Choice(Record):
             runs = counted(transfer.beside, "run")
             parts.append(f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}.")
         return " ".join(parts)
+
+
+def between(choice: Choice | None, untouched: Graph, graph: Graph) -> Contention | None:
+    """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
+    if choice is None or not choice.slows:
+        return None
+    factor: np.ndarray | float = choice.matrix_factor
+    if choice.matrix_factor != choice.other_factor:
+        names = np.array([*graph.texts["name"], ""], dtype=object)
+        factor = np.where(is_matrix_kernel(names)[graph.name], choice.matrix_factor, choice.other_factor)
+    return Contention(untouched, factor, choice.transfer_factor)
 
 
 def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:

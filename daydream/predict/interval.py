@@ -39,12 +39,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, astuple, replace
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
+from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.steady_state import settle
@@ -110,8 +111,7 @@ class Uncertainty(Struct, frozen=True):
         return self._reach_ns(-self.waiting)
 
     def _reach_ns(self, waiting: float) -> float:
-        of_the_change = hypot(self.replay, self.model, self.unknown)
-        return hypot(of_the_change, self.variation, self.rerun, self.recording, max(waiting, 0.0))
+        return hypot(*astuple(self)[:-1], max(waiting, 0.0))
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -202,10 +202,10 @@ def _tells(comparison: Prediction, found: Uncertainty) -> bool:
 
 def _longer_ns(comparison: Prediction, graph: Graph) -> float:
     """Return how much longer the step of another changed graph is than the predicted one."""
-    choice = comparison.contention
-    slowed = None if choice is None else choice.between(comparison.replay.graph, graph)
+    replay = comparison.replay
+    slowed = between(comparison.contention, replay.graph, graph)
     longer = settle(graph, contention=slowed, copies=comparison.after.passes)
-    return float(comparison.replay.settled.mean_after(longer) - comparison.simulated_ns)
+    return float(replay.settled.mean_after(longer) - comparison.simulated_ns)
 
 
 def _recording_ns(comparison: Prediction) -> float:
@@ -283,6 +283,5 @@ def _side_by_side_ns(graph: Graph) -> float:
     covered = covered_steps(graph)
     chosen = graph.alive & (graph.kind != CPU) & covered[graph.step]
     busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
-    ranks = np.array([lane.rank for lane in graph.lanes])
-    busiest = sum(busy[ranks == rank].max() for rank in {*ranks.tolist()})
+    busiest = sum(busy[graph.ranks == rank].max() for rank in {*graph.ranks.tolist()})
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)

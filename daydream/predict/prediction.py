@@ -16,7 +16,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
-from daydream.predict.contention_option import MEASURED, Choice, choose
+from daydream.predict.contention_option import MEASURED, Choice, between, choose
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.graph_diff import Affected, GraphDiff, OutOfReach, left_in_replays, unplaced_work
 from daydream.predict.interval import Uncertainty, judge
@@ -363,8 +363,7 @@ def _simulated(
     if graph.size <= FEW_TASKS and graph.structure != old.structure:
         copies = max(copies, COPIES_OF_FEW)
     chosen = choose(contention, old, graph)
-    slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        return chosen, settle(graph, contention=slowed, copies=copies)
+        return chosen, settle(graph, contention=between(chosen, old, graph), copies=copies)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{name} left a broken graph: {error}.") from None

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
@@ -192,8 +192,7 @@ class Replay(NotebookFigure):
         """Return a row per covered step: measured and replayed, in ns, and the relative error."""
         import pandas as pd
 
-        columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
-        return pd.DataFrame([astuple(step) for step in self.steps], columns=columns)
+        return pd.DataFrame([asdict(step) for step in self.steps]).rename(columns={"name": "step"})
 
     @property
     def steps(self) -> list[StepReplay]:
@@ -342,10 +341,10 @@ def _collectives(result: Recording) -> list[dict[str, Any]]:
         return []
     from daydream.collect.derive.collectives import match_collectives
 
-    tasks = timeline.task[chosen]
-    ends = graph.column("start_ns", tasks) + graph.column("measured_duration_ns", tasks)
-    names, ranks, sizes = (graph.column(name, tasks) for name in ("name", "rank", "bytes"))
-    place = {row: number for number, row in enumerate(graph.row[tasks].tolist())}
+    tasks = graph.tasks(timeline.task[chosen])
+    ends = tasks.start_ns + tasks.measured_duration_ns
+    names, ranks, sizes = tasks.name, tasks.rank, tasks.bytes
+    place = {row: number for number, row in enumerate(tasks.row.tolist())}
     met = match_collectives(graph.recorded).rows
     groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]

@@ -21,7 +21,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
 from daydream.predict.basis import Basis
-from daydream.predict.contention_option import MEASURED, Choice, Option
+from daydream.predict.contention_option import MEASURED, Choice, Option, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
@@ -214,7 +214,7 @@ def scaling(
             slowdown = slowdown_of(
                 graph, count, jitter=jitter, stragglers={0: straggler}, seed=seed,
                 settled_copy=after.after.copy,
-                contention=after.contention.between(before.graph, graph) if after.contention else None,
+                contention=between(after.contention, before.graph, graph),
             )  # fmt: skip
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
