@@ -103,15 +103,12 @@ class Uncertainty(Struct, frozen=True):
     @property
     def total_ns(self) -> float:
         """How far the step may be above the predicted one."""
-        return self._reach_ns(self.waiting)
+        return hypot(*astuple(self)[:-1], max(self.waiting, 0.0))
 
     @property
     def shorter_ns(self) -> float:
         """How far the step may be below the predicted one."""
-        return self._reach_ns(-self.waiting)
-
-    def _reach_ns(self, waiting: float) -> float:
-        return hypot(*astuple(self)[:-1], max(waiting, 0.0))
+        return hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""

@@ -69,10 +69,8 @@ class Contention(Struct, frozen=True, eq=False):
         slowed = np.concatenate([side.tasks for side in slow])
         own = duration = plan.duration_ns
         for turn in range(MOST_TURNS):
-            new = own.copy()
-            for side in slow:
-                new[side.tasks] = side.durations(own[side.tasks], start, end)
-            change = new[slowed] - duration[slowed]
+            new = np.concatenate([side.durations(own[side.tasks], start, end) for side in slow])
+            change = new - duration[slowed]
             if turn >= EXACT_TURNS:
                 change[np.abs(change) <= 1] = 0
             # No end moves by more than all durations together.
@@ -164,10 +162,13 @@ class _Slow(NamedTuple):
 
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
-    kind, lane = graph.kind[lowered.task], lowered.plan.lane
-    pairs = []
-    for computing, transferring in sharing(graph.lanes):
-        kernels = np.flatnonzero((kind == KERNEL) & computing[lane])
-        transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
-        pairs += [(kernels, transfers), (transfers, kernels)]
-    return pairs
+    plan = lowered.plan
+    if "pairs" not in plan.cache:
+        kind = graph.kind[lowered.task]
+        pairs = plan.cache["pairs"] = []
+        for computing, transferring in sharing(graph.lanes):
+            kernels = np.flatnonzero((kind == KERNEL) & computing[plan.lane])
+            transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[plan.lane])
+            pairs += [(kernels, transfers), (transfers, kernels)]
+    found: list[tuple[np.ndarray, np.ndarray]] = plan.cache["pairs"]
+    return found
