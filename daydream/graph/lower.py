@@ -73,16 +73,13 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
     """
     window = window if copies > 1 else None
     lowered: Lowered = graph.derived(
-        plan_key(copies, window), lambda: _lower(graph, copies, window), structure=not graph.scheduled
+        ("plan", copies, repr(window)),
+        lambda: _lower(graph, copies, window),
+        structure=not graph.scheduled,
     )
     duration = graph.duration_ns[lowered.task]
     gap = graph.gap_ns[lowered.gap_of]
     return replace(lowered, plan=lowered.plan.with_costs(duration, gap))
-
-
-def plan_key(copies: int, window: Window | None) -> tuple[object, ...]:
-    """Return what a graph keeps the plan of a repeated window by."""
-    return "plan", copies, repr(window)
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:

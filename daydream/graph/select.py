@@ -65,7 +65,13 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
-    _known(name, options)
+    if not all(isinstance(option, str) for option in options):
+        raise GraphError(f"{name} is matched by text, not by {options!r}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
+    for option in options:
+        if option not in vocabulary:
+            choice = f"choose from {', '.join(vocabulary)}. {meant(option, vocabulary)}"
+            raise GraphError(f"unknown {name} {option!r}; {choice}".rstrip())
     if name == "lane":
         options = [graph.lanes[number].name for option in options for number in lanes_named(graph, option)]
     patterns = tuple(options)
@@ -96,16 +102,6 @@ def _fits(name: str, text: str | None, options: tuple[str, ...]) -> bool:
     if name in BY_GLOB:
         return any(fnmatch.fnmatchcase(text, option) for option in options)
     return text in options
-
-
-def _known(name: str, options: Sequence[Any]) -> None:
-    if not all(isinstance(option, str) for option in options):
-        raise GraphError(f"{name} is matched by text, not by {options!r}")
-    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
-    for option in options:
-        if option not in vocabulary:
-            choice = f"choose from {', '.join(vocabulary)}. {meant(option, vocabulary)}"
-            raise GraphError(f"unknown {name} {option!r}; {choice}".rstrip())
 
 
 def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:

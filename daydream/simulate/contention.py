@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from daydream.arrays import unique
 from daydream.graph.calls import Coverage, sharing
-from daydream.graph.lower import Lowered, Window, lower, plan_key
+from daydream.graph.lower import Lowered, Window, lower
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL
 from daydream.simulate.engine import run
 
@@ -124,7 +124,7 @@ class Contention(Struct, frozen=True, eq=False):
             lasting = int(before.duration_ns[transfers].sum())
             return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
 
-        found: tuple[np.ndarray, float] = before.derived(("overlaps", *plan_key(copies, window)), overlaps)
+        found: tuple[np.ndarray, float] = before.derived(("overlaps", copies, repr(window)), overlaps)
         return found
 
 

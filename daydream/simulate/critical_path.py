@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from daydream.graph.graph import Graph
     from daydream.simulate.steady_state import SteadyState
-    from daydream.simulate.timeline import Timeline
 
 DATA = PHASES.index("data")
 NOT_TRACED = (UNTRACED_NODES, UNTRACED_HEAD)
@@ -246,38 +245,6 @@ class Path(Struct, frozen=True, eq=False):
     begin_ns: np.ndarray
     ns: np.ndarray
     edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
-
-
-def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
-    """Return the critical path of some covered steps of one copy of a timeline's window."""
-    # By its last step, those of which each counts from the end of the one before it.
-    runs: dict[tuple[int, int] | None, list[int]] = {}
-    for step in steps:
-        runs[copy, step] = [*runs.pop(timeline.spans[copy, step], []), step]
-    # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
-    ranks = {lane.rank for lane in timeline.graph.lanes}
-    alone = ranks.pop() if len(ranks) == 1 else None
-    windows: list[tuple[int, int, int]] = []
-    pieces = [np.empty((6, 0), np.int64)]
-    for run in runs.values():
-        path = timeline.path_to(copy, *run)
-        work, delay = path.task_ns, path.delay_ns
-        rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
-        end, place = int(timeline.end_ns[path.task[-1]]), np.arange(len(path.task))
-        begin = end - int(work.sum() + delay.sum())
-        start = np.maximum(timeline.start_ns[path.task], begin)
-        late = np.where(path.cause == Cause.LANE, np.maximum(place - 1, 0), place)
-        columns = np.stack([
-            np.full(2 * len(place), len(windows)),
-            np.tile(path.task, 2),
-            timeline.task[path.task[np.append(place, late)]],
-            np.append(start, start - delay),
-            np.append(work, delay),
-            np.append(np.full(len(place), -1), path.cause),
-        ])  # fmt: skip
-        pieces.append(columns[:, np.flatnonzero(columns[4])])
-        windows.append((begin, end, rank))
-    return Path(np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1))
 
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:

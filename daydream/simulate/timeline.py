@@ -17,7 +17,6 @@ from daydream.simulate.critical_path import (
     Path,
     binding,
     critical_path,
-    path_of,
     per_step,
     sums,
 )
@@ -220,8 +219,38 @@ class Timeline(NotebookFigure):
     def path(self, copy: int, steps: Sequence[int]) -> Path:
         """Return the critical path of some covered steps, as pieces of time; arrays are to be read only."""
         wanted = copy, *steps
-        if wanted not in self._paths:
-            self._paths[wanted] = path_of(self, copy, steps)
+        if wanted in self._paths:
+            return self._paths[wanted]
+        # By its last step, those of which each counts from the end of the one before it.
+        runs: dict[tuple[int, int] | None, list[int]] = {}
+        for step in steps:
+            runs[copy, step] = [*runs.pop(self.spans[copy, step], []), step]
+        # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
+        ranks = {lane.rank for lane in self.graph.lanes}
+        alone = ranks.pop() if len(ranks) == 1 else None
+        windows: list[tuple[int, int, int]] = []
+        pieces = [np.empty((6, 0), np.int64)]
+        for run in runs.values():
+            chain = self.path_to(copy, *run)
+            work, delay = chain.task_ns, chain.delay_ns
+            rank = self.graph.steps[run[0]].get("rank", 0) if alone is None else alone
+            end, place = int(self.end_ns[chain.task[-1]]), np.arange(len(chain.task))
+            begin = end - int(work.sum() + delay.sum())
+            start = np.maximum(self.start_ns[chain.task], begin)
+            late = np.where(chain.cause == Cause.LANE, np.maximum(place - 1, 0), place)
+            columns = np.stack([
+                np.full(2 * len(place), len(windows)),
+                np.tile(chain.task, 2),
+                self.task[chain.task[np.append(place, late)]],
+                np.append(start, start - delay),
+                np.append(work, delay),
+                np.append(np.full(len(place), -1), chain.cause),
+            ])  # fmt: skip
+            pieces.append(columns[:, np.flatnonzero(columns[4])])
+            windows.append((begin, end, rank))
+        self._paths[wanted] = Path(
+            np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1)
+        )
         return self._paths[wanted]
 
     def breakdown(self, copy: int, *steps: int) -> dict[str, dict[str, int]]:
