@@ -213,13 +213,9 @@ def binding(
     With `stop` only the tasks with lower ids are looked at, which no later one holds up.
     """
     stop = len(plan) if stop is None else stop
-    ahead = plan.before_on_lane()
-    if plan.scheduled:  # in the order that came out
-        order = np.lexsort((end + plan.gap_ns, start, plan.lane))
-        next_one = plan.lane[order[1:]] == plan.lane[order[:-1]]
-        ahead = np.full(len(plan), -1)
-        ahead[order[1:][next_one]] = order[:-1][next_one]
-    ahead = ahead[:stop]
+    # On a scheduled lane the order is the one that came out.
+    order = np.lexsort((end + plan.gap_ns, start, plan.lane)) if plan.scheduled else None
+    ahead = plan.before_on_lane(order)[:stop]
     before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == start[:stop]), ahead, -1)
     by = np.full(stop, -1)
     edges = slice(plan.edge_ptr[stop])
