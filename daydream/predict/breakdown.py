@@ -217,8 +217,9 @@ class Chain(Path, frozen=True, eq=False):
         begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
         held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
         held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
-        order, name = graph.order[timeline.task[held]], graph.name[timeline.task[held]]
-        at_end = order > graph.order[graph.alive & device_work(graph)].max(initial=0)
+        task = timeline.task[held]
+        name = graph.name[task]
+        at_end = graph.order[task] > graph.order[graph.alive & device_work(graph)].max(initial=0)
         held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
         entry, begin, end = self.within(held, waiting=True)
         return entry, timeline.task[entry], end - begin
@@ -260,13 +261,11 @@ class Chain(Path, frozen=True, eq=False):
         ends = begins + self.ns
         running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
         covered = Coverage(start, stop).within(begins, ends)
-        behind = np.bincount(self.cause, covered, len(CAUSES))
-        behind[PathCause.COMMUNICATION.code] = 0
+        behind = Counter(sums(CAUSES, self.cause, covered))
+        del behind[PathCause.COMMUNICATION]
         total_ns, exposed_ns = self.per_step(running.before_ns[-1]), self.per_step(self.ns[exposed])
         meanwhile = tuple(
-            Behind(CAUSES[code], self.per_step(behind[code]))
-            for code in np.argsort(-behind, kind="stable")
-            if behind[code] > 0
+            Behind(cause, round(ns / self.number)) for cause, ns in behind.most_common() if ns > 0
         )
         return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(found)
 
@@ -324,8 +323,8 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     """
     chain = trace_back(state, of)
     steps, timeline = chain.steps, chain.timeline
-    total = sums(CAUSES, chain.cause, chain.ns)
-    by_cause = per_step(dict(sorted(total.items(), key=lambda item: -item[1])), len(steps))
+    total = Counter(sums(CAUSES, chain.cause, chain.ns))
+    by_cause = per_step(dict(total.most_common()), len(steps))
     busy, transfers = chain.busy_ns(), chain.communication()
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),

@@ -132,11 +132,6 @@ class Side(Record, kw_only=True):
     own_notes = Live[list[str]]([])  # the prediction's
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the trace."""
-        return self.graph.recorded.metadata
-
-    @property
     def on_device(self) -> bool:
         """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
         return has_device_work(self.graph)
@@ -357,12 +352,12 @@ def _notes(found: Difference) -> list[str]:
             "devices differ:": same and (", ".join(side.devices) or "an unnamed one"),
             "step is": side.basis,
             "number of ranks is": side.ranks,
-            "size of the job is": side.metadata.get("world_size"),
-            "steps are told by": side.metadata.get("step_source"),
+            "size of the job is": side.graph.recorded.metadata.get("world_size"),
+            "steps are told by": side.graph.recorded.metadata.get("step_source"),
         }
         for side in sides
     )
-    before, after = (side.metadata.get("versions") or {} for side in sides)
+    before, after = (side.graph.recorded.metadata.get("versions") or {} for side in sides)
     versions = [
         f"{name.replace('_', ' ')} {version} and {after[name]}"
         for name, version in before.items()
@@ -376,7 +371,11 @@ def _notes(found: Difference) -> list[str]:
     said: list[Any] = [
         one.reason and f"The step cannot be predicted from the trace before, because {one.reason}.",
         *one.own_notes,
-        *(f"{side.name}: {run}" for side in sides if (run := side.metadata.get("typical_run"))),
+        *(
+            f"{side.name}: {run}"
+            for side in sides
+            if (run := side.graph.recorded.metadata.get("typical_run"))
+        ),
         not same
         and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
         *(

@@ -32,6 +32,7 @@ from daydream.predict.breakdown import (
 )
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
+from daydream.predict.prediction import whatif as ask
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.suggest import LEAST, Avoidable, WhatIfResult, WhatIfs
 from daydream.results import Live, Record
@@ -173,8 +174,6 @@ def explain(
         UnknownOptimizationError: there is no what-if of that name.
 
     """
-    from daydream.predict.prediction import whatif as ask
-
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)
     if whatif is None and options:
@@ -380,8 +379,7 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:
         return None, answer.unsaid
-    held = held_now(graph.recorded, graph)
-    held = changed(held, changes) if changes else held
+    held = changed(held_now(graph.recorded, graph), changes)
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
     names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []

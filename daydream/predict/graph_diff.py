@@ -64,7 +64,7 @@ class Affected(NamedTuple):
     @property
     def together(self) -> float:
         """All sorts together."""
-        return sum(self.by_sort().values())
+        return sum(self[:6])
 
     def by_sort(self) -> dict[str, float]:
         """Return the ns of each sort of `MODEL_ERROR`."""
@@ -221,7 +221,7 @@ class GraphDiff:
         counts = device_work(self.after) & self.covered
         steps = max(int(covered_steps(self.after).sum()), 1)
         device_ns, left_ns, was_ns = (
-            self.was_ns[counts & mask].sum() / steps for mask in (True, left, changed)
+            self.was_ns[counts & mask].sum() / steps for mask in (counts, left, changed)
         )
         now_ns = self.now_ns[counts & changed].sum() / steps
         share = abs(now_ns - was_ns) / was_ns if was_ns else 1.0
@@ -254,7 +254,7 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
 def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     """Return what a change by layer may be about, too; None for other changes, and if there is none."""
     before, after = diff.before, diff.after
-    chosen_by = [words for words in map(dict, after.edited_by) if words.keys() & {"layer", "block"}]
+    chosen_by = [dict(where) for where in after.edited_by if {"layer", "block"} & {*dict(where)}]
     calls = whole_calls(before) if chosen_by else None
     if calls is None:
         return None
