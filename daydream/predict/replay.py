@@ -32,7 +32,6 @@ from daydream.predict.basis import (
     RECORDED,
     UNPROFILED,
     Basis,
-    TimedSteps,
     recording_share,
     timed_steps,
     without_start_up,
@@ -131,15 +130,6 @@ class ReplayFigures(Record):
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The steps as they were recorded, simulated: their graph, and each measured and replayed step."""
-
-    graph: Graph
-    settled: SteadyState
-    steps: list[StepReplay]
-
-
 @dataclass(repr=False)
 class Replay(NotebookFigure):
     """A trace simulated without a change: how well that meets the recording, and what predictions start from.
@@ -162,7 +152,8 @@ class Replay(NotebookFigure):
 
     graph: Graph
     settled: SteadyState
-    recording: Recording
+    steps: list[StepReplay]  # the covered ones, as they were recorded
+    recorded: Replay | None = None  # that of the recorded step, where answers are about another one
     basis: Basis = RECORDED
     basis_measured_ns: int | None = None
     basis_typical_measured_ns: int | None = None  # the median of the same steps
@@ -195,9 +186,9 @@ class Replay(NotebookFigure):
         return pd.DataFrame([asdict(step) for step in self.steps]).rename(columns={"name": "step"})
 
     @property
-    def steps(self) -> list[StepReplay]:
-        """The covered steps as they were recorded."""
-        return self.recording.steps
+    def recording(self) -> Replay:
+        """The replay of the recorded steps."""
+        return self.recorded or self
 
     @property
     def start_error_ns(self) -> dict[str, int]:
@@ -269,7 +260,7 @@ class Replay(NotebookFigure):
 
     def as_recorded(self) -> Replay:
         """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        return self if self.basis == RECORDED else _as_recorded(self.recording, self.said)
+        return self if self.basis == RECORDED else self.recording
 
     @cached_property
     def tasks_of_steps(self) -> np.ndarray:
@@ -332,7 +323,7 @@ class Replay(NotebookFigure):
         return self.figures().to_json()
 
 
-def _collectives(result: Recording) -> list[dict[str, Any]]:
+def _collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
     graph, timeline = result.graph, result.settled.timeline
     recorded = (timeline.copy == 0) & (graph.row[timeline.task] >= 0)
@@ -436,7 +427,7 @@ def _contents(made: Replay, trace: Trace) -> Contents:
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
-        "basis": {each.name: getattr(made, each.name) for each in fields(made)[3:]},
+        "basis": {each.name: getattr(made, each.name) for each in fields(made)[4:]},
         "families": families,
         "contention": evidence_json(measured_contention(base)),
     }
@@ -459,11 +450,12 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     if basis["basis"] != RECORDED:
         graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
         settled = settle(graph)
-    return Replay(graph, settled, recording, **basis)
+    recording.said = basis["said"]
+    return Replay(graph, settled, recording.steps, recording, **basis)
 
 
-def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recording:
-    """Return how a graph without a change, simulated (`settled` if it was), compares with the recording.
+def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:
+    """Return the replay of the recorded steps: of a graph without a change, simulated (`settled` if it was).
 
     Raises `GraphError` if the trace covers no step.
     """
@@ -476,17 +468,26 @@ def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recordin
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
-    return Recording(graph, settled, steps)
+    found = Replay(graph, settled, steps)
+    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
+    found.basis_typical_measured_ns = found.typical_measured_ns
+    return found
 
 
-def baseline_of(recording: Recording) -> Replay:
-    """Return the replay of a trace whose recorded steps were simulated: the step that answers are about."""
-    graph = recording.graph
-    trace, notes = graph.trace, replay_notes(graph, recording.settled)
-    found = _as_recorded(recording, notes)
+def baseline_of(found: Replay) -> Replay:
+    """Return the replay of a trace whose recorded steps were simulated: the step that answers are about.
+
+    What the correction misses is taken to lie in all CPU costs alike: they are scaled by the timed step / the
+    simulated one, and what a change adds in absolute terms (a transfer, a kernel) is then added to a step of
+    the right length. One scaling predicts as well as several that meet the timed step, and better than none
+    (`docs/collection.md`).
+    """
+    graph, start_up_ns = found.graph, 0
+    trace = graph.trace
+    notes = found.said = replay_notes(graph, found.settled)
     if trace is None:
         return found
-    timed = timed_steps(trace, [step.measured_ns for step in recording.steps])
+    timed = timed_steps(trace, [step.measured_ns for step in found.steps])
     if timed is not None:
         notes += timed.notes()
         if timed.slower_than(found.measured_ns):
@@ -498,60 +499,45 @@ def baseline_of(recording: Recording) -> Replay:
             cost = timed.mean_ns / found.measured_ns - 1 if found.measured_ns else 0.0
             return replace(found, recording_cost=cost)
     if len(graph.steps) == 1:
-        graph, found.start_up_ns = without_start_up(graph, notes)
+        graph, start_up_ns = without_start_up(graph, notes)
     corrected = graph if cost_of_recording(trace) is None else without_profiler(graph)
     if timed is not None:
-        return _calibrated(found, corrected, timed)
+        settled = settle(corrected)
+        error = relative(settled.step_ns, timed.mean_ns)
+        if settled.step_ns and timed.mean_ns and len(corrected.select(kind="cpu")):
+            scaled = corrected.copy()
+            scaled.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
+            corrected = found.graph.retimed(scaled.duration_ns, scaled.gap_ns)
+            settled = settle(corrected)
+        return replace(
+            found,
+            graph=corrected,
+            settled=settled,
+            recorded=found,
+            basis=UNPROFILED,
+            basis_measured_ns=timed.mean_ns,
+            basis_typical_measured_ns=round(median(timed.kept)),
+            basis_error=error,
+            spread=timed.spread,
+            start_up_ns=start_up_ns,
+        )
     share = recording_share(graph, corrected)
     if LEAST_SHARE <= share <= LARGEST_SHARE:
         notes.append(
             f"This trace does not say what recording cost: the typical {share:.0%} of the busiest thread's "
             "time is taken out. `daydream collect` times steps without the profiler."
         )
-    elif found.start_up_ns:
+    elif start_up_ns:
         corrected, share = graph, 0.0
     else:
         return found
     return Replay(
         corrected,
         settle(corrected),
-        recording,
-        ESTIMATED,
-        recording_cost=share if found.start_up_ns else 0.0,
-        start_up_ns=found.start_up_ns,
-        said=notes,
-    )
-
-
-def _as_recorded(recording: Recording, said: list[str]) -> Replay:
-    """Return the replay whose answers are about the recorded step."""
-    found = Replay(recording.graph, recording.settled, recording, said=said)
-    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
-    found.basis_typical_measured_ns = found.typical_measured_ns
-    return found
-
-
-def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
-    """Return the replay of a graph whose CPU work is scaled by the timed step / the simulated one.
-
-    What the correction misses is taken to lie in all CPU costs alike: what a change adds in absolute terms (a
-    transfer, a kernel) is then added to a step of the right length. One scaling predicts as well as several
-    that meet the timed step, and better than none (`docs/collection.md`).
-    """
-    settled = settle(graph)
-    error = relative(settled.step_ns, timed.mean_ns)
-    if settled.step_ns and timed.mean_ns and len(graph.select(kind="cpu")):
-        copy = graph.copy()
-        copy.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
-        graph = found.recording.graph.retimed(copy.duration_ns, copy.gap_ns)
-        settled = settle(graph)
-    return replace(
+        found.steps,
         found,
-        graph=graph,
-        settled=settled,
-        basis=UNPROFILED,
-        basis_measured_ns=timed.mean_ns,
-        basis_typical_measured_ns=round(median(timed.kept)),
-        basis_error=error,
-        spread=timed.spread,
+        ESTIMATED,
+        recording_cost=share if start_up_ns else 0.0,
+        start_up_ns=start_up_ns,
+        said=notes,
     )
