@@ -13,21 +13,19 @@ from synthetic import LINK, synthetic
 from timing import take_turns, times_faster
 
 from daydream.graph.plan import Plan
-from daydream.simulate.ranks import Ranks, ends
+from daydream.simulate.ranks import ALL_MEET, ends
 
 TASKS = 6_200  # of one rank and step
 JITTER, SLOWER = 0.02, 1.2
-PER_NODE = 8
+OBSERVED = 64
 MOST = 16_384
 
 METHOD = f"""\
 One step of {TASKS:,} tasks on every rank (`benchmarks/synthetic.py`), which waits for all others in each of
 its collectives. *All differ*: each rank has a factor of its own, normal with a standard deviation of
-{JITTER:.0%}. *Nodes*: the same, and every other collective is one of the {PER_NODE} ranks of a node. *One
-straggler*: ranks are equal but for one that takes {SLOWER:g} times as long. Times are those of `ranks.ends`
-for the last {PER_NODE * 8} tasks of each rank. Memory is
-the peak of what `tracemalloc` counts during one run, without the plan of one rank. A/A is
-the columns against themselves."""
+{JITTER:.0%}. *One straggler*: ranks are equal but for one that takes {SLOWER:g} times as long. Times
+are those of `ranks.ends` for the last {OBSERVED} tasks of each rank. Memory is the peak of what `tracemalloc`
+counts during one run, without the plan of one rank. A/A is the columns against themselves."""
 
 COLUMNS = {
     "case": "ranks",
@@ -49,47 +47,41 @@ def measure(settings: Settings) -> Part:
     ]
     plan = synthetic(TASKS)
     for count in (64, 256) if settings.quick else (64, 1_024, MOST):
-        for case, ranks in _cases(plan, count).items():
-            table.rows.append(_race(part, settings, plan, case, ranks))
+        for case, factors in _cases(count).items():
+            table.rows.append(_race(part, settings, plan, case, factors))
     return part
 
 
-def _cases(plan: Plan, count: int) -> dict[str, Ranks]:
-    """Return ranks that differ in ways of their own."""
-    collective = plan.lane == LINK
-    scale = np.where(collective, -1, 0)
-    meets = np.where(collective, 0, -1)
-    inside = np.where(collective, np.cumsum(collective) % 2, -1)
-    own = 1 + JITTER * np.random.default_rng(0).standard_normal(count)
-    slow = np.where(np.arange(count) == count // 2, SLOWER, 1.0)
-    groups = [np.zeros(count, int), np.arange(count) // PER_NODE]
+def _cases(count: int) -> dict[str, np.ndarray]:
+    """Return factors of ranks that differ in ways of their own."""
     return {
-        "all differ": Ranks(plan, own, scale=scale, meets=meets),
-        "nodes": Ranks(plan, own, scale=scale, meets=inside, groups=groups),
-        "one straggler": Ranks(plan, slow, scale=scale, meets=meets),
+        "all differ": 1 + JITTER * np.random.default_rng(0).standard_normal(count),
+        "one straggler": np.where(np.arange(count) == count // 2, SLOWER, 1.0),
     }
 
 
-def _race(part: Part, settings: Settings, plan: Plan, case: str, ranks: Ranks) -> dict[str, Any]:
-    name = f"{ranks.count:,} ranks, {case}"
+def _race(part: Part, settings: Settings, plan: Plan, case: str, factors: np.ndarray) -> dict[str, Any]:
+    count = len(factors)
+    name = f"{count:,} ranks, {case}"
     say(name)
-    observed = np.arange(len(plan))[-PER_NODE * 8 :]
+    observed = np.arange(len(plan))[-OBSERVED:]
+    row = np.where(plan.lane == LINK, ALL_MEET, 0)
 
     def lanes() -> np.ndarray:
-        return ends(plan, ranks, observed)
+        return ends(plan, factors, row, observed)
 
     jobs: dict[str, Callable[[], np.ndarray]] = {"lanes": lanes, "lanes again": lanes}
     seconds = take_turns({job: _once(run) for job, run in jobs.items()}, settings.rounds(5))
     row: dict[str, Any] = {
         "case": case,
-        "ranks": ranks.count,
-        "tasks": len(plan) * ranks.count / 1e6,
+        "ranks": count,
+        "tasks": len(plan) * count / 1e6,
         "lanes_ms": float(np.median(seconds["lanes"])) * 1e3,
         "lanes_mb": _peak(lanes) / 1e6,
         "control": control(times_faster(seconds, "lanes", "lanes again")),
         "seconds": seconds,
     }
-    if ranks.count == MOST:
+    if count == MOST:
         part.aims[0].cases[name] = row["lanes_ms"]
     return row
 

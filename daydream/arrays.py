@@ -75,9 +75,9 @@ def distinct_rows(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarra
 
     Rows are ordered by the first column, then by the next.
     """
-    _, number = distinct(np.asarray(columns[0], np.int64))
+    _, number = distinct(np.asarray(columns[0]))
     for column in columns[1:]:
-        values, place = distinct(np.asarray(column, np.int64))
+        values, place = distinct(np.asarray(column))
         _, number = distinct(number * len(values) + place)
     return first_of(number, int(number.max(initial=-1)) + 1), number
 

@@ -56,8 +56,9 @@ def capacity_text(nbytes: int) -> str:
     return bytes_text(nbytes)
 
 
-def closest(word: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
-    """Return the known words most like this one, from `alike` (0 to 1) on, the likest first."""
+def meant(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:
+    """Return `Did you mean 'amp'?` of the known words most like this one, `otherwise` where none is."""
     from difflib import get_close_matches  # which only who mistyped waits for
 
-    return get_close_matches(word, list(known), most, alike)
+    near = get_close_matches(word, known, most)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise

@@ -25,11 +25,11 @@ MATH = ("gemm", "conv", "scudnn", "winograd", "wgrad_alg", "dgrad_engine")  # of
 
 
 def covered_steps(replay: daydream.Replay) -> list[int]:
-    return list(replay.settled.first_pass())
+    return list(replay.settled.step_times(0))
 
 
 def steps_near_the_median(replay: daydream.Replay) -> list[int]:
-    times = replay.settled.first_pass()
+    times = replay.settled.step_times(0)
     usual = np.median(list(times.values()))
     return [number for number, ns in times.items() if abs(ns - usual) <= 0.25 * usual]
 

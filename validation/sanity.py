@@ -29,7 +29,7 @@ import daydream
 from daydream.errors import DaydreamError
 from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
-from daydream.predict.breakdown import busy_ns, trace_back
+from daydream.predict.breakdown import trace_back
 from daydream.predict.notes import waited_for_ns
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
@@ -268,7 +268,7 @@ def a_faster_device_is_never_slower(replay: Replay, _path: Path) -> Iterator[tup
 def a_busy_device_gains_from_faster_kernels(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
     """A device that is busy all the time makes the step shorter, or traced work takes over, and then that."""
     chain = trace_back(replay.settled)
-    busy = busy_ns(chain)
+    busy = chain.busy_ns()
     if busy is None or busy < BUSY * chain.step_ns:
         return
     try:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from daydream import __version__
-from daydream.text import closest
+from daydream.text import meant
 
 COMMANDS = {  # name -> the module that holds the command, a click command called `command`
     "collect": "daydream.cli.collect",
@@ -62,8 +62,7 @@ class Commands(click.Group):
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = closest(name, COMMANDS)
-            hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
+            hint = meant(name, COMMANDS, f"The commands are {', '.join(COMMANDS)}.")
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
         if name in NEED_NUMPY and not {"-h", "--help"}.intersection(args):
             load_numpy()

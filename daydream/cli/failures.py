@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
-from daydream.text import closest
+from daydream.text import meant
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -268,9 +268,8 @@ def _tell_bug(error: Exception, *, debug: bool) -> None:
 def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        text = f"no such option '{error.option_name}'."
-        nearest_first = closest(error.option_name, error.possibilities or (), 2)
-        text += f" Did you mean {' or '.join(nearest_first)}?" if nearest_first else ""
+        hint = meant(error.option_name, error.possibilities or (), most=2)
+        text = f"no such option '{error.option_name}'. {hint}".rstrip()
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None:

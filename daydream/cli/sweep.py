@@ -155,15 +155,13 @@ def _values(
     """Return the values of each option that varies. What cannot be is a usage error."""
     from daydream.errors import GraphError
     from daydream.predict.sweep import checked
-    from daydream.transforms.compose import option_names, qualified
+    from daydream.transforms.compose import goes_by, option_names
 
     named = option_names(optimizations)
-    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     values: dict[str, list[Any]] = {}
     for said in varied:
         typed, equals, listed = said.partition("=")
-        name = typed.strip().lstrip("-").replace("-", "_")
-        name = aliases.get(name, name)
+        name = goes_by(named, typed.strip().lstrip("-").replace("-", "_"))
         if not equals:
             raise _wrong(ctx, f"{said!r} is not of the form option=value,value")
         if name not in named:

@@ -1,7 +1,7 @@
-"""A graph and its plan in the user's cache, as they were built.
+"""A graph in the user's cache, as it was built.
 
 What a folder of the user's own holds is taken as it was written, where its digest fits: see
-`daydream.files.cache` and `daydream.files.cache`.
+`daydream.files.cache`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from daydream.graph.graph import Graph
-from daydream.graph.lower import Lowered, lower, plan_key
-from daydream.graph.plan import Plan
 from daydream.graph.tables import CODED, Facts, Lane
 
 if TYPE_CHECKING:
@@ -20,30 +18,18 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from daydream.graph.lower import Window
     from daydream.trace.trace import Trace
 
 TABLES = ("columns", "syncs", "waits", "links", "doubts")
-OF_PLAN = (
-    "duration_ns",
-    "gap_ns",
-    "release_ns",
-    "edge_src",
-    "edge_dst",
-    "edge_latency_ns",
-    "edge_from_start",
-    "edge_cause",
-)
 
 
 def is_plain(graph: Graph) -> bool:
     """Return whether a graph is as it was built, so that all of it is kept: no edits, no times of a user."""
-    names = {lane.name: number for number, lane in enumerate(graph.lanes)}
     given = (graph.overrides, graph.scheduled, graph.modelled, graph.doubted, graph.resized)
     if graph.trace is None or any(given) or graph.recorded_ns is not None or graph.times is not None:
         return False
     as_read = graph.steps == graph.trace.metadata.get("steps")
-    return as_read and bool(graph.alive.all()) and names == graph._lane_ids and set(graph.texts) == set(CODED)
+    return as_read and bool(graph.alive.all()) and set(graph.texts) == set(CODED)
 
 
 def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -75,24 +61,3 @@ def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str,
     graph.facts = Facts(**document["facts"])
     graph.freeze()
     return graph
-
-
-def plan_arrays(graph: Graph, copies: int, window: Window | None) -> dict[str, np.ndarray]:
-    """Return what is kept of a graph as it was lowered. Raises `KeyError` if a lane has a policy."""
-    lowered = lower(graph, copies, window)
-    if lowered.plan.scheduled:
-        raise KeyError("a lane has a policy")
-    arrays = {name: getattr(lowered.plan, name) for name in OF_PLAN}
-    arrays |= {"task": lowered.task, "copy": lowered.copy, "gap_of": lowered.gap_of}
-    return {f"plan.{name}": array for name, array in arrays.items()}
-
-
-def cached_plan(
-    graph: Graph, copies: int, window: Window | None, arrays: Mapping[str, np.ndarray]
-) -> Lowered:
-    """Return a graph as it was lowered, from what is kept of it; the graph has it from then on."""
-    task, copy, gap_of = (arrays[f"plan.{name}"] for name in ("task", "copy", "gap_of"))
-    plan = Plan.from_edges(graph.lane[task], *(arrays[f"plan.{name}"] for name in OF_PLAN))
-    lowered = Lowered(plan, task, copy, gap_of)
-    graph.derived(plan_key(copies, window), lambda: lowered, structure=True)
-    return lowered

@@ -42,17 +42,22 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     Raises:
         GraphError: the name is not a regular expression.
     """
-    trace = graph.recorded
-    rows = graph.row[ids].astype(np.int64)
-    if name is None:
-        return _enclosing(trace["parent"], trace.is_kind("operator"), rows, inner=inner)
-    try:
-        match = re.compile(name).search
-    except re.error as error:
-        raise GraphError(f"{name!r} is not a regular expression ({error})") from None
-    fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
-    wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
-    return _enclosing(_with_hand_offs(graph), wanted, rows, inner=inner)
+    key = "call", name, inner
+    if key not in graph._of_trace:
+        trace = graph.recorded
+        parent, wanted = trace["parent"], trace.is_kind("operator")
+        if name is not None:
+            try:
+                match = re.compile(name).search
+            except re.error as error:
+                raise GraphError(f"{name!r} is not a regular expression ({error})") from None
+            fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
+            parent = _with_hand_offs(graph)
+            wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
+        around = _enclosing(parent, wanted, np.arange(len(trace)), inner=inner)
+        graph._of_trace[key] = np.append(around, -1).astype(np.int32)  # the last: of no row
+    found: np.ndarray = graph._of_trace[key][graph.row[ids]].astype(np.int64)
+    return found
 
 
 def _with_hand_offs(graph: Graph) -> np.ndarray:
@@ -219,6 +224,11 @@ def device_work(graph: Graph) -> np.ndarray:
     return mask
 
 
+def has_device_work(graph: Graph) -> bool:
+    """Tell whether a device runs anything."""
+    return bool(device_work(graph)[graph.alive].any())
+
+
 def fused_parts(graph: Graph) -> np.ndarray:
     """Return a mask of the parts of fused work: what a map of debug handles gives several owners.
 
@@ -270,7 +280,7 @@ def mostly_replayed(tasks: Selection) -> bool:
 
 def unrecorded_launches(graph: Graph) -> bool:
     """Tell whether calls of the trace launched kernels, of which it has none."""
-    if device_work(graph)[graph.alive].any():
+    if has_device_work(graph):
         return False
     names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
     return bool(names[graph.name[graph.alive]].any())

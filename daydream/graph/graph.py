@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from msgspec import Struct
@@ -36,7 +36,7 @@ from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, pl
 from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.lint import problems
 from daydream.graph.plan import Cause
-from daydream.graph.select import in_program_order, lanes_named, priorities, read_column, same_graph
+from daydream.graph.select import in_program_order, lanes_named, priorities, read_column
 from daydream.graph.selection import Selection
 from daydream.graph.tables import (
     CODED,
@@ -73,25 +73,7 @@ OWN = (  # what each copy has of its own
     "doubted",
     "edited_by",
     "resized",
-    "_lane_ids",
 )
-
-
-class MeasuredTimes(Protocol):
-    """Times that the user measured, ns: `costs.KernelTable` is one."""
-
-    device: str | None
-    answers: int  # times that were found
-    in_place: dict[Any, list[tuple[float, float]]]  # a call: forward, backward, each (before, after)
-
-    def kernel(self, name: str) -> float | None:
-        """Return the measured ns of a kernel."""
-
-    def call(self, op: str, shapes: str, dtype: str | None, hint: Any = None) -> float | None:
-        """Return the measured ns of an operator call's kernels together."""
-
-    def key_in_place(self, op: str, shapes: str, dtype: str) -> Any:
-        """Return the key of a call in `in_place`."""
 
 
 class Resizing(Struct, frozen=True):
@@ -140,7 +122,7 @@ class Graph(NotebookTables):
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
-        self.times: MeasuredTimes | None = None  # what the user measured; copies share it
+        self.times: Any = None  # what the user measured, a `costs.KernelTable`; copies share it
         self.steps: list[dict[str, Any]] = []
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
@@ -148,7 +130,6 @@ class Graph(NotebookTables):
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
-        self._lane_ids: dict[str, int] = {}
         self._version = self._structure = next_version()  # of what is in no table
         self._derived: dict[int, dict[Any, Any]] = {}  # by version or structure
         self._of_trace: dict[Any, Any] = {}  # texts and nesting of the trace; copies share it
@@ -293,13 +274,13 @@ class Graph(NotebookTables):
 
     def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:
         """Return the number of the lane with this name, made if it is new."""
-        if name not in self._lane_ids:
-            self.add_lane(Lane(name, rank, on_device, device))
-        return self._lane_ids[name]
+        for number, lane in enumerate(self.lanes):
+            if lane.name == name:
+                return number
+        return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number."""
-        self._lane_ids[lane.name] = len(self.lanes)
         self.lanes.append(lane)
         self._version = self._structure = next_version()
         return len(self.lanes) - 1
@@ -379,7 +360,7 @@ class Graph(NotebookTables):
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
         launch, latency = -1, 0
         behind = causes
-        if caller:
+        if len(caller):
             call = self.insert(
                 "launch",
                 kind="cpu",
@@ -389,10 +370,10 @@ class Graph(NotebookTables):
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
             launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
-            behind = [*causes, launch]
+            behind = np.append(causes, launch)
         near = [*causes, *followers, *behind]
-        if "step" not in values and near:
-            values["step"] = int(self.step[near[0]])
+        if near:
+            values.setdefault("step", self.step[near[0]])
         task = self.add(
             1,
             name=self.code("name", name),
@@ -405,8 +386,8 @@ class Graph(NotebookTables):
             latency_ns=latency,
             **values,
         )
-        self.link(causes, np.repeat(task, len(causes)))
-        self.link(np.repeat(task, len(followers)), followers)
+        self.link(causes, task)
+        self.link(task, followers)
         return Selection(self, task, name)
 
     def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
@@ -430,9 +411,7 @@ class Graph(NotebookTables):
 
         One task on either side stands for all of them.
         """
-        sources, targets = _ends(self, src), _ends(self, dst)
-        if not len(sources) and not len(targets):
-            return
+        sources, targets = ids_of(self, src), ids_of(self, dst)
         if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
             raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
         self.links.add(
@@ -462,7 +441,8 @@ class Graph(NotebookTables):
         """
         numbers = lanes_named(self, lane)
         if not numbers:
-            raise GraphError(f"no lane {lane!r}; the lanes are {', '.join(map(repr, self._lane_ids))}")
+            known = ", ".join(repr(each.name) for each in self.lanes)
+            raise GraphError(f"no lane {lane!r}; the lanes are {known}")
         for number in numbers:
             priorities(self, number, key)  # refuses a key that cannot be read
             self.scheduled[number] = key
@@ -490,11 +470,3 @@ class Graph(NotebookTables):
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
         return from_networkx(cls, digraph)
-
-
-def _ends(graph: Graph, tasks: Any) -> np.ndarray:
-    """Return the ids of one side of a link."""
-    if hasattr(tasks, "ids"):  # a selection
-        same_graph(graph, tasks)
-        return tasks.need_all().ids
-    return np.asarray(tasks if isinstance(tasks, np.ndarray) else list(tasks), np.int64)

@@ -20,7 +20,7 @@ from daydream.graph.calls import pieces_of
 from daydream.graph.edits import keep_waits
 from daydream.graph.insert import place_next_to
 from daydream.graph.plan import stable_order
-from daydream.graph.tables import COLUMNS, CPU, Lane
+from daydream.graph.tables import COLUMNS, CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -57,6 +57,7 @@ class Groups(NotebookTables):
         self.keys = [keys[number] for number in used.tolist()]
         self.sizes = np.bincount(group, minlength=len(used)).astype(np.int64)
         self._ids = tasks.ids[known][order]
+        self._number = group[order]  # of each task's group
         self._starts = np.append(0, np.cumsum(self.sizes))
 
     def __len__(self) -> int:
@@ -106,17 +107,14 @@ class Groups(NotebookTables):
     def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
         mask = np.asarray(test(self) if callable(test) else test, bool)
-        kept = np.repeat(np.where(mask, np.arange(len(self)), -1), self.sizes)
-        return Groups(self.by_group, kept, self.keys)
+        return Groups(self.by_group, np.where(mask[self._number], self._number, -1), self.keys)
 
     def span(self, ends: Selection) -> Groups:
         """Return each group from its first to its last task that is in `ends`; without one, nothing of it."""
         seen = np.append(0, np.cumsum(np.isin(self._ids, ends.ids)))
-        before = np.repeat(seen[self._starts[:-1]], self.sizes)
-        through = np.repeat(seen[self._starts[1:]], self.sizes)
+        before, through = seen[self._starts[self._number]], seen[self._starts[self._number + 1]]
         within = (seen[1:] > before) & (seen[:-1] < through)
-        number = np.repeat(np.arange(len(self)), self.sizes)
-        return Groups(self.by_group, np.where(within, number, -1), self.keys)
+        return Groups(self.by_group, np.where(within, self._number, -1), self.keys)
 
     def take(self, places: np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
@@ -258,9 +256,16 @@ class Groups(NotebookTables):
             raise GraphError(f"{len(self)} groups need as many ranks, each 0 or more, not {ranks}")
         if (tasks.rank != 0).any():
             raise GraphError("the tasks are of several ranks already; one rank's work is arranged")
-        step = tasks.step
-        for one in np.unique(step).tolist():
-            _place(graph, tasks.ids[step == one])
+        order = graph.order.copy()
+        steps = tasks.step
+        for step in np.unique(steps).tolist():
+            ids = tasks.ids[steps == step]
+            begin, end = int(order[ids].min()), int(order[ids].max())
+            if end - begin < len(ids):
+                order[order > end] += len(ids) - (end - begin)
+                end = begin + len(ids)
+            order[ids] = begin + np.arange(len(ids)) * ((end - begin) // len(ids))
+        graph.columns.put("order", order)
         # What the tasks wait for is on the lanes of their rank, too.
         rank_of = np.full(graph.size, -1)
         rank_of[tasks.ids] = np.repeat(rank, self.sizes)
@@ -288,8 +293,7 @@ class Groups(NotebookTables):
         own: one call launches all parts of a fused kernel, which may be of several groups.
         """
         graph = self.selection.graph
-        ids = self._ids
-        group = np.repeat(np.arange(len(self)), self.sizes)
+        ids, group = self._ids, self._number
         launch = graph.launch[ids].astype(np.int64)
         launched = launch >= 0
         # What was launched before the window cannot be launched again.
@@ -327,18 +331,6 @@ def _copy_tables(graph: Graph, ids: np.ndarray, group: np.ndarray, copies: np.nd
         table.add(**new | dict(zip(names, ends, strict=True)))
 
 
-def _place(graph: Graph, ids: np.ndarray) -> None:
-    """Give tasks new places in this order, in the range of program order that they took."""
-    order = graph.order.copy()
-    begin = int(order[ids].min())
-    end = int(order[ids].max())
-    if end - begin < len(ids):
-        order[order > end] += len(ids) - (end - begin)
-        end = begin + len(ids)
-    order[ids] = begin + np.arange(len(ids)) * ((end - begin) // len(ids))
-    graph.columns.put("order", order)
-
-
 def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:
     """Return the lane of each rank (rows) for each lane (columns); CPU work goes to the first one's.
 
@@ -347,15 +339,16 @@ def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:
     lanes = graph.lane[tasks.ids].tolist()
     used = sorted(set(lanes), key=lambda lane: (graph.lanes[lane].on_device, lane))  # threads first
     thread = next((lane for lane in lanes if not graph.lanes[lane].on_device), -1)
-    table = np.tile(np.arange(len(graph.lanes)), (highest + 1, 1))
+    numbers = {lane.name: number for number, lane in enumerate(graph.lanes)}
+    table = np.tile(np.arange(len(numbers)), (highest + 1, 1))
     for rank in range(highest + 1):
         for lane in used:
             like = lane if graph.lanes[lane].on_device else thread
             old = graph.lanes[like]
             name = f"rank {rank} {old.name.removeprefix('rank 0 ')}" if rank else old.name
-            if name not in graph._lane_ids:
-                new = graph.add_lane(Lane(name, rank, old.on_device, old.device, old.background))
+            if name not in numbers:
+                new = numbers[name] = graph.add_lane(old._replace(name=name, rank=rank))
                 if like in graph.queue_depth:
                     graph.queue_depth[new] = graph.queue_depth[like]
-            table[rank, lane] = graph._lane_ids[name]
+            table[rank, lane] = numbers[name]
     return table

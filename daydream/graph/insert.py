@@ -131,7 +131,7 @@ def insert_next_to(
     graph.link(*((ids[tied], new[tied]) if behind else (new[tied], ids[tied])))
     for side, given in (("after", after), ("before", before)):
         if given is not None:
-            named = one_each(np.array(ids_of(graph, given), np.int64), count, side)
+            named = one_each(ids_of(graph, given), count, side)
             graph.link(*((named, new) if side == "after" else (new, named)))
     return tasks.of(new, name, ordered=True)
 
@@ -173,45 +173,34 @@ def _anchors(
     return np.where(on_device, end, calls)
 
 
-def ids_of(graph: Graph, tasks: Any) -> list[int]:
-    """Return the ids of tasks given as a selection, an id, or several of either."""
-    if tasks is None:
-        return []
-    alone = isinstance(tasks, int | np.integer) or hasattr(tasks, "ids")
-    ids: list[int] = []
-    for task in [tasks] if alone else tasks:
-        if hasattr(task, "ids"):  # a selection
-            same_graph(graph, task)
-            ids += task.ids.tolist()
-        else:
-            ids.append(int(task))
+def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
+    """Return the ids of tasks given as a selection, an id, or several of either: int64."""
+    if hasattr(tasks, "ids"):  # a selection
+        same_graph(graph, tasks)
+        return tasks.need_all().ids
+    if tasks is None or isinstance(tasks, np.ndarray):
+        return np.array([] if tasks is None else tasks, np.int64)
+    several = [tasks] if isinstance(tasks, int | np.integer) else tasks
+    ids = [number for each in several for number in (ids_of(graph, each) if hasattr(each, "ids") else [each])]
     for task in ids:
         if not 0 <= task < graph.size or not graph.alive[task]:
             raise GraphError(f"task {task} is not in the graph; it may have been removed")
-    return ids
+    return np.array(ids, np.int64)
 
 
-def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
+def place(graph: Graph, lane: int, causes: np.ndarray, followers: np.ndarray) -> Any:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
     order = graph.order
-    lanes = graph.lane
-    sequence = np.argsort(order, kind="stable")
-    if causes:
+    if len(causes):
         launched = np.flatnonzero(np.isin(graph.launch, causes))
         tasks = in_program_order(graph, np.append(causes, launched))
-        later = sequence[np.flatnonzero(sequence == tasks[-1])[0] + 1 :]
-        key = int(order[tasks[-1]]) + 1
-        crowded = lane in lanes[tasks] and (order[later] <= key).any()
-    elif followers:
-        first = in_program_order(graph, np.array(followers))[0]
-        later = sequence[np.flatnonzero(sequence == first)[0] :]
-        crowded = ((lanes == lane) & (order == order[first]))[:first].any()
-        key = int(order[first]) + (1 if crowded else -1)
-    else:
-        return int(order[lanes == lane].max(initial=-ORDER_STEP)) + ORDER_STEP
-    if crowded:
-        graph.write("order", later, order[later] + 2)
-    return key
+        if lane not in graph.lane[tasks]:  # behind what was put there before
+            there = np.flatnonzero((graph.lane == lane) & (order <= order[tasks[-1]] + 1))
+            tasks = in_program_order(graph, np.append(tasks, there))
+        return place_next_to(graph, tasks[-1:], behind=True)
+    if len(followers):
+        return order[followers].min() - 1
+    return order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
 
 
 def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:

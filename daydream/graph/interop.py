@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +13,15 @@ from daydream import lazy
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
 from daydream.graph.plan import Cause
-from daydream.graph.tables import KINDS, ORDER_STEP, phase_code
+from daydream.graph.tables import ORDER_STEP, code_of, kind_code, nanoseconds, phase_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import networkx as nx
 
     from daydream.graph.graph import Graph
 
 OF_NODES = ("lane", "kind", "name", "duration_ns", "gap_ns", "release_ns", "step", "phase", "layer")
+TIMES = ("duration_ns", "gap_ns", "release_ns")
 
 
 def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
@@ -50,15 +52,16 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     for task, *values in zip(ids, *columns.values(), strict=True):
         digraph.add_node(task, **dict(zip(columns, values, strict=True)))
 
-    following = plan.next_on_lane()
-    earlier = np.flatnonzero(following >= 0)
+    before = plan.before_on_lane()
+    later = np.flatnonzero(before >= 0)
+    earlier = before[later]
     gap = plan.gap_ns[earlier]
     delay = plan.duration_ns[earlier] + gap
     edges = (
         plan.edge_src, plan.edge_dst, plan.edge_delay_ns,
         plan.edge_cause, plan.edge_latency_ns, plan.edge_from_start,
     )  # fmt: skip
-    on_lanes = np.broadcast_arrays(earlier, following[earlier], delay, Cause.LANE, gap, False)
+    on_lanes = np.broadcast_arrays(earlier, later, delay, Cause.LANE, gap, False)
     src, dst, delay, cause, latency, from_start = map(np.append, edges, on_lanes)
     longest_last = np.lexsort((-cause, delay, src, dst))
     for edge in longest_last.tolist():
@@ -97,60 +100,45 @@ def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:
 
     graph = cls()
     graph.steps = [dict(step) for step in digraph.graph.get("steps", [])]
-    rows = [_task(graph, node, digraph.nodes[node], in_steps=bool(graph.steps)) for node in nodes]
+    rows = []
+    for node in nodes:
+        given = {"kind": "cpu", "name": node, "gap_ns": 0, "release_ns": 0, **digraph.nodes[node]}
+        with _naming(f"node {node!r}"):
+            for name in ("lane", "duration_ns"):
+                if given.get(name) is None:
+                    raise GraphError(f"it has no {name}; nodes need a lane and a duration_ns")
+            step = given.get("step") if graph.steps else None
+            rows.append({
+                "kind": kind_code(given["kind"]),
+                "lane": graph.lane_id(str(given["lane"]), on_device=given["kind"] != "cpu"),
+                "name": graph.code("name", str(given["name"])),
+                "phase": phase_code(given.get("phase")),
+                "layer": graph.code("layer", given.get("layer")),
+                "step": -1 if step is None else int(step),
+                **{name: nanoseconds(given[name], name) for name in TIMES},
+            })  # fmt: skip
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     graph.add(len(nodes), order=np.arange(len(nodes)) * ORDER_STEP, **columns)
 
     at = {node: task for task, node in enumerate(nodes)}
-    links = [
-        (at[src], at[dst], *_edge(f"edge {src!r} -> {dst!r}", edge))
-        for src, dst, edge in digraph.edges(data=True)
-        if edge.get("cause") != "lane"
-    ]
+    links = []
+    for src, dst, given in digraph.edges(data=True):
+        with _naming(f"edge {src!r} -> {dst!r}"):
+            cause = code_of(str(given.get("cause", "user")), "cause", [each.name.lower() for each in Cause])
+            latency = nanoseconds(given.get("latency_ns", 0), "latency_ns", negative=True)
+        if cause != Cause.LANE:
+            links.append((at[src], at[dst], latency, bool(given.get("from_start", False)), cause))
     if links:
-        links.sort(key=lambda link: link[4])
+        links.sort(key=itemgetter(4))
         graph.links.add(**dict(zip(graph.links, zip(*links, strict=True), strict=True)))
     graph.freeze()
     return graph
 
 
-def _task(graph: Graph, node: Any, given: Mapping[str, Any], *, in_steps: bool) -> dict[str, int]:
-    what = f"node {node!r}"
-    for name in ("lane", "duration_ns"):
-        if given.get(name) is None:
-            raise GraphError(f"{what} has no {name}; nodes need a lane and a duration_ns")
-    kind = given.get("kind", KINDS[0])
-    if kind not in KINDS:
-        raise GraphError(f"{what} has kind {kind!r}; the kinds are {', '.join(KINDS)}")
-    step = given.get("step")
-    return {
-        "lane": graph.lane_id(str(given["lane"]), on_device=kind != "cpu"),
-        "kind": KINDS.index(kind),
-        "name": graph.code("name", str(given.get("name", node))),
-        "duration_ns": _time(what, "duration_ns", given),
-        "gap_ns": _time(what, "gap_ns", given),
-        "release_ns": _time(what, "release_ns", given),
-        "phase": phase_code(given.get("phase")),
-        "layer": graph.code("layer", given.get("layer")),
-        "step": int(step) if in_steps and step is not None else -1,
-    }
-
-
-def _edge(what: str, given: Mapping[str, Any]) -> tuple[int, bool, int]:
-    name = str(given.get("cause", "user")).upper()
-    if name not in Cause.__members__:
-        known = ", ".join(cause.lower() for cause in Cause.__members__)
-        raise GraphError(f"{what} has cause {name.lower()!r}; the causes are {known}")
-    latency = _time(what, "latency_ns", given, negative=True)
-    return latency, bool(given.get("from_start", False)), int(Cause[name])
-
-
-def _time(what: str, name: str, given: Mapping[str, Any], *, negative: bool = False) -> int:
-    value = given.get(name, 0)
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say of an error in which node or edge it is."""
     try:
-        whole = round(value)
-    except (TypeError, ValueError, OverflowError):
-        raise GraphError(f"{what} has {name} {value!r}; times are numbers of nanoseconds") from None
-    if whole < 0 and not negative:
-        raise GraphError(f"{what} has {name} {value}; it must not be negative")
-    return int(whole)
+        yield
+    except GraphError as error:
+        raise GraphError(f"{what}: {error}") from None

@@ -20,16 +20,6 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
 
     Whoever simulates the graph next meets its cycles anyway, and may leave them out.
     """
-    found = _wrong(graph)
-    if cycles and not found:
-        try:
-            lower(graph)
-        except GraphError as error:
-            found.append(f"{error}.")
-    return found
-
-
-def _wrong(graph: Graph) -> list[str]:
     alive = np.flatnonzero(graph.alive)
     found = []
 
@@ -73,4 +63,9 @@ def _wrong(graph: Graph) -> list[str]:
     on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]
     check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
     check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
+    if cycles and not found:
+        try:
+            lower(graph)
+        except GraphError as error:
+            found.append(f"{error}.")
     return found

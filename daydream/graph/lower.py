@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from daydream.errors import GraphError
+from daydream.graph.edits import around_points
 from daydream.graph.plan import Cause, Plan, around, stable_order
 from daydream.graph.select import priorities
 from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP
@@ -50,12 +51,15 @@ class Lowered(Struct):
     """A plan, and for each of its entries the graph's task and which copy of the window it is in.
 
     `gap_of` is the task whose gap an entry has: before the next copy that of the task before the window.
+    `copies` and `window` are what the plan was made with; a sole copy has no window.
     """
 
     plan: Plan
     task: np.ndarray
     copy: np.ndarray
     gap_of: np.ndarray
+    copies: int
+    window: Window | None
 
 
 def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowered:
@@ -67,17 +71,15 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
 
     Raises `GraphError` if the graph has a cycle.
     """
+    window = window if copies > 1 else None
     lowered: Lowered = graph.derived(
-        plan_key(copies, window), lambda: _lower(graph, copies, window), structure=not graph.scheduled
+        ("plan", copies, repr(window)),
+        lambda: _lower(graph, copies, window),
+        structure=not graph.scheduled,
     )
     duration = graph.duration_ns[lowered.task]
     gap = graph.gap_ns[lowered.gap_of]
     return replace(lowered, plan=lowered.plan.with_costs(duration, gap))
-
-
-def plan_key(copies: int, window: Window | None) -> tuple[object, ...]:
-    """Return what a graph keeps the plan of a repeated window by."""
-    return "plan", copies, repr(window) if copies > 1 else None
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
@@ -118,7 +120,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         tuple(graph.scheduled),
         priority[task] if graph.scheduled else None,
     )
-    return Lowered(plan, task, copy, gap_of)
+    return Lowered(plan, task, copy, gap_of, copies, window)
 
 
 class _Tiles:
@@ -266,16 +268,9 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
     lane = graph.lane
     src = table["src"].copy()
     dst = table["dst"].copy()
-    for ends, ahead in ((src, False), (dst, True)):
+    for side, ends in enumerate((src, dst)):
         gone = np.flatnonzero((table["cause"] == Cause.HANDOFF) & ~graph.alive[ends])
-        tasks = ends[gone]
-        before, behind = around(
-            lambda number: graph.ids[lane[graph.ids] == number],
-            graph.order,
-            lane[tasks],
-            graph.order[tasks] - (not ahead),
-        )
-        ends[gone] = behind if ahead else before
+        ends[gone] = around_points(graph, lane[ends[gone]], ends[gone])[side]
     before = tiles.at[:, src]
     after = tiles.at[:, dst]
     leading = (before[0] >= 0) & (before[0] < tiles.ahead) & (after[0] >= tiles.ahead)

@@ -182,25 +182,20 @@ class Plan(Struct, frozen=True, eq=False):
         """Return the tasks ordered by (lane, id)."""
         return self._once("by_lane", lambda: stable_order(self.lane, self.lanes))
 
-    def before_on_lane(self) -> np.ndarray:
-        """Return the task before each one on its lane in id order, -1 for the first: int64."""
+    def before_on_lane(self, order: np.ndarray | None = None) -> np.ndarray:
+        """Return the task before each one on its lane, -1 for the first: int64.
+
+        In the order of ids, unless another one is given, of some tasks lane by lane.
+        """
 
         def found() -> np.ndarray:
-            order = self.by_lane()
-            same = self.lane[order[1:]] == self.lane[order[:-1]]
+            tasks = self.by_lane() if order is None else order
+            same = self.lane[tasks[1:]] == self.lane[tasks[:-1]]
             before = np.full(len(self), -1)
-            before[order[1:]] = np.where(same, order[:-1], -1)
+            before[tasks[1:]] = np.where(same, tasks[:-1], -1)
             return before
 
-        return self._once("before", found)
-
-    def next_on_lane(self) -> np.ndarray:
-        """Return the task after each one on its lane in id order, -1 for the last: int64."""
-        before = self.before_on_lane()
-        following = np.full(len(self), -1)
-        later = np.flatnonzero(before >= 0)
-        following[before[later]] = later
-        return following
+        return self._once("before", found) if order is None else found()
 
     def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from daydream import lazy
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.calls import call_rows, device_work, instances, shape_rows, shapes_in
+from daydream.graph.calls import call_rows, device_work, has_device_work, instances, shape_rows, shapes_in
 from daydream.graph.tables import CODED, KINDS, UNSET
 from daydream.lazy import regex
-from daydream.text import closest
+from daydream.text import listed, meant
 from daydream.trace.schema import FIELDS, PHASES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Where: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # words, and the tex
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
 GLOB = regex(r"[*?[]")
-MOST_LAYERS = 6  # that a message lists
+MOST_LAYERS = 8  # that a message lists
 
 
 def texts_of(where: Mapping[str, Any]) -> Where:
@@ -65,7 +65,13 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
-    _known(name, options)
+    if not all(isinstance(option, str) for option in options):
+        raise GraphError(f"{name} is matched by text, not by {options!r}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
+    for option in options:
+        if option not in vocabulary:
+            choice = f"choose from {', '.join(vocabulary)}. {meant(option, vocabulary)}"
+            raise GraphError(f"unknown {name} {option!r}; {choice}".rstrip())
     if name == "lane":
         options = [graph.lanes[number].name for option in options for number in lanes_named(graph, option)]
     patterns = tuple(options)
@@ -79,8 +85,7 @@ def _places(graph: Graph, identifiers: list[Any]) -> list[int]:
     known = list(graph.recorded.handles)
     for each in identifiers:
         if each not in known:
-            near = closest(str(each), map(str, known))
-            hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(known):,} are known."
+            hint = meant(str(each), map(str, known), f"{len(known):,} are known.")
             raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
     return [known.index(each) for each in identifiers]
 
@@ -99,17 +104,6 @@ def _fits(name: str, text: str | None, options: tuple[str, ...]) -> bool:
     return text in options
 
 
-def _known(name: str, options: Sequence[Any]) -> None:
-    if not all(isinstance(option, str) for option in options):
-        raise GraphError(f"{name} is matched by text, not by {options!r}")
-    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name, options)
-    for option in options:
-        if option not in vocabulary:
-            near = closest(option, vocabulary)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
-
-
 def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
     """Return what to say when nothing matched: what is missing from the trace, and what to do."""
     lines = [f"no task matched {words or 'the selection'}."]
@@ -124,25 +118,15 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
     layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
     if wanted and not layers:
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
-    elif wanted:
-        lines += _layers_meant(wanted, layers)
-    if devices and not device_work(graph)[graph.alive].any():
+    unknown = [pattern for pattern in wanted if layers and not fnmatch.filter(layers, pattern)]
+    for pattern in unknown:
+        near = " or ".join(map(repr, nearest_layers(pattern, layers)))
+        lines.append(f"No layer matches {pattern!r}." + (near and f" Did you mean {near}?"))
+    if unknown:
+        lines.append(f"Layers are {listed(layers, MOST_LAYERS)}.")
+    if devices and not has_device_work(graph):
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)
-
-
-def _layers_meant(wanted: Sequence[str], layers: Sequence[str]) -> list[str]:
-    """Return what to say of layers that were looked for, where the trace has none of them."""
-    said = []
-    for pattern in wanted:
-        if not fnmatch.filter(layers, pattern):
-            near = nearest_layers(pattern, layers)
-            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-            said.append(f"No layer matches {pattern!r}.{hint}")
-    if said:
-        more = f" and {len(layers) - MOST_LAYERS:,} more" if len(layers) > MOST_LAYERS else ""
-        said.append(f"Layers are {', '.join(layers[:MOST_LAYERS])}{more}.")
-    return said
 
 
 def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
@@ -150,6 +134,8 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
 
     The first part of the path that no layer has is spelled as the nearest one that layers have there.
     """
+    from difflib import get_close_matches  # which only who mistyped waits for
+
     parts, paths = wanted.split("."), [layer.split(".") for layer in layers]
     for place, part in enumerate(parts):
         paths = [path for path in paths if len(path) > place]
@@ -160,13 +146,13 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
             continue
         spelled = [
             ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
-            for each in closest(GLOB.sub("", part), here, 3, 0.7)
+            for each in get_close_matches(GLOB.sub("", part), here, 3, 0.7)
         ]
         matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
         if matched:
             return matched[:2]
         break
-    return closest(GLOB.sub("", wanted).strip("."), layers, 3)
+    return get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)
 
 
 def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
@@ -229,8 +215,8 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
         return DERIVED[name](graph, ids)
     if name in FIELDS:
         return _of_trace(graph, name, ids)
-    near = closest(name, (*graph.columns, *DERIVED, *FIELDS))
-    raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
+    hint = meant(name, (*graph.columns, *DERIVED, *FIELDS))
+    raise GraphError(f"tasks have no column {name!r}. {hint}".rstrip())
 
 
 def _of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
@@ -260,20 +246,21 @@ def lanes_for(
     """
     each = one_each(np.array(names, dtype=object), len(beside), "lane")
     ranks = graph.ranks
-    of, lanes = ranks[beside], np.zeros(len(beside), np.int64)
-    for name in dict.fromkeys(each.tolist()):
-        by_rank = {graph.lanes[number].rank: number for number in lanes_named(graph, name)}
-        for rank in np.unique(of[each == name]).tolist():
-            if rank not in by_rank and not new:
-                raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+    wanted = list(zip(each.tolist(), ranks[beside].tolist(), strict=True))
+    numbers = {}
+    for name, rank in dict.fromkeys(wanted):
+        number = next((one for one in lanes_named(graph, name) if graph.lanes[one].rank == rank), -1)
+        if number < 0 and not new:
+            raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+        if number < 0:
             several = (ranks != ranks[0]).any() and not name.startswith("rank ")
             full = f"rank {rank} {name}" if several else name
-            number = by_rank[rank] if rank in by_rank else graph.lane_id(full, on_device=on_device, rank=rank)
-            if graph.lanes[number].on_device != on_device:
-                kind = "a CPU thread" if on_device else "a lane of the device"
-                raise GraphError(f"{graph.lanes[number].name!r} is {kind}")
-            lanes[(each == name) & (of == rank)] = number
-    return lanes
+            number = graph.lane_id(full, on_device=on_device, rank=rank)
+        if graph.lanes[number].on_device != on_device:
+            kind = "a CPU thread" if on_device else "a lane of the device"
+            raise GraphError(f"{graph.lanes[number].name!r} is {kind}")
+        numbers[name, rank] = number
+    return np.array([numbers[each] for each in wanted], np.int64)
 
 
 def one_each(values: Any, count: int, what: str) -> np.ndarray:
@@ -324,10 +311,11 @@ def of_tasks(
     Each text that is used is looked at once.
     """
     codes, texts = coded(tasks.graph, column, tasks.ids)
-    told, place = np.zeros(len(texts) + 1, dtype), codes + 1
-    for each in np.flatnonzero(np.bincount(place, minlength=len(told))).tolist():
-        told[each] = tell(texts[each - 1] if each else None)
-    found: np.ndarray = told[place]
+    told, used = np.zeros(len(texts) + 1, dtype), np.zeros(len(texts) + 1, bool)
+    used[codes] = True  # the last: of no text, -1
+    for each in np.flatnonzero(used).tolist():
+        told[each] = tell(texts[each] if each < len(texts) else None)
+    found: np.ndarray = told[codes]
     return found
 
 
@@ -342,7 +330,8 @@ def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
         int64, shape (n,).
 
     """
-    return ids[np.lexsort((ids, graph.order[ids]))]
+    order = graph.order[ids]
+    return ids if (order[1:] > order[:-1]).all() else ids[np.lexsort((ids, order))]
 
 
 def among(graph: Graph, ids: np.ndarray) -> np.ndarray:

@@ -53,7 +53,6 @@ DEFAULTS = {
 COSTS = ("duration_ns", "gap_ns")  # what a plan's edges do not depend on
 CODED = ("name", "op", "layer")
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
-ROOM = 8  # for this part of the rows of a draft there is room, for those that are added later
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 
 
@@ -93,7 +92,6 @@ class Table:
     def __init__(self, types: Mapping[str, Any]) -> None:
         self.types = types
         self._parts = {name: [np.empty(0, dtype)] for name, dtype in types.items()}
-        self._rooms: dict[str, np.ndarray] = {}  # of a draft's columns
         self.frozen = False
         self.version = self.structure = next_version()
 
@@ -112,21 +110,10 @@ class Table:
     def __getitem__(self, name: str) -> np.ndarray:
         parts = self._parts[name]
         if len(parts) > 1:
-            whole = np.concatenate(parts) if self.frozen else self._grown(name, parts)
+            whole = np.concatenate(parts)
             whole.flags.writeable = not self.frozen
             self._parts[name] = parts = [whole]
         return parts[0]
-
-    def _grown(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the parts of a draft's column in one array that has room behind it, for those to come."""
-        first = parts[0]
-        size = sum(map(len, parts))
-        room = self._rooms.get(name)
-        if room is None or first.base is not room or len(room) < size:
-            room = self._rooms[name] = np.empty(size + size // ROOM, first.dtype)
-            room[: len(first)] = first
-        room[len(first) : size] = np.concatenate(parts[1:])
-        return room[:size]
 
     def add(self, **rows: Any) -> None:
         """Append rows: a value for all of them or one for each; what is not given takes its default."""
@@ -144,7 +131,6 @@ class Table:
         whole = np.asarray(values, self.types[name])
         whole.flags.writeable = not self.frozen
         self._parts[name] = [whole]
-        self._rooms.pop(name, None)
         self.version = next_version()
         if name not in COSTS:
             self.structure = self.version
@@ -163,7 +149,6 @@ class Table:
     def freeze(self) -> None:
         """Make the arrays read-only from now on."""
         self.frozen = True
-        self._rooms = {}
         for name in self:
             self[name].flags.writeable = False
 
@@ -208,21 +193,22 @@ class Facts(Struct):
 
 def phase_code(phase: str | None) -> int:
     """Return the code of a phase, -1 for None."""
-    return -1 if phase is None else _code(phase, "phase", PHASES)
+    return -1 if phase is None else code_of(phase, "phase", PHASES)
 
 
 def kind_code(kind: str) -> int:
     """Return the code of a kind of task."""
-    return _code(kind, "kind", KINDS)
+    return code_of(kind, "kind", KINDS)
 
 
-def _code(text: str, what: str, known: Sequence[str]) -> int:
+def code_of(text: str, what: str, known: Sequence[str]) -> int:
+    """Return the place of a word among those known. Raises `GraphError` if it is none of them."""
     if text not in known:
         raise GraphError(f"unknown {what} {text!r}; the {what}s are {', '.join(known)}")
     return known.index(text)
 
 
-def nanoseconds(values: Any, what: str = "a duration") -> np.ndarray:
+def nanoseconds(values: Any, what: str = "a duration", *, negative: bool = False) -> np.ndarray:
     """Return times as whole nanoseconds, halves rounded up. Raises `GraphError` for what is no time."""
     try:
         given = np.asarray(values, np.float64)
@@ -230,7 +216,7 @@ def nanoseconds(values: Any, what: str = "a duration") -> np.ndarray:
         raise GraphError(f"{what} must be a number of nanoseconds, not {values!r}") from None
     if not np.isfinite(given).all():
         raise GraphError(f"{what} must be a finite number of nanoseconds")
-    if (given < 0).any():
+    if not negative and (given < 0).any():
         raise GraphError(f"{what} cannot be negative ({float(given.min()):g} ns)")
     if (given >= LONGEST_NS).any():
         raise GraphError(f"{what} is longer than can be counted in nanoseconds")

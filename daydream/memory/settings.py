@@ -6,13 +6,13 @@ PyTorch 2.13.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from daydream.errors import DaydreamError
+from daydream.text import meant
 
 MIB = 1 << 20
 LARGE_SEGMENT = 20 * MIB  # requests below LEAST_LARGE are packed in segments of this size
@@ -73,8 +73,7 @@ def settings_of(text: str) -> Settings:
         if name in WITHOUT_EFFECT:
             continue
         if name not in READERS:
-            near = difflib.get_close_matches(name, [*READERS, *WITHOUT_EFFECT], n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Choose from {', '.join(READERS)}."
+            hint = meant(name, [*READERS, *WITHOUT_EFFECT], f"Choose from {', '.join(READERS)}.")
             raise DaydreamError(f"unknown allocator setting {name!r}. {hint}")
         field, read = READERS[name]
         try:

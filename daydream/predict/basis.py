@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, median, pvariance, stdev
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -104,35 +105,14 @@ def _periodic(places: Sequence[int], size: int) -> bool:
 
 def recording_share(graph: Graph, corrected: Graph) -> float:
     """Return how much of the busiest CPU thread's time in the steps a corrected graph is without, 0 to 1."""
-    columns = graph.columns
-    covered = covered_steps(graph)[columns["step"]]
-    tasks = graph.alive & (columns["kind"] == CPU) & (columns["row"] >= 0) & covered
+    covered = covered_steps(graph)[graph.step]
+    tasks = graph.alive & (graph.kind == CPU) & (graph.row >= 0) & covered
     before, after = (
-        np.bincount(
-            columns["lane"][tasks],
-            (each.columns["duration_ns"] + each.columns["gap_ns"])[tasks],
-            minlength=max(len(graph.lanes), 1),
-        )
+        np.bincount(graph.lane[tasks], (each.duration_ns + each.gap_ns)[tasks], max(len(graph.lanes), 1))
         for each in (graph, corrected)
     )
     busiest = np.argmax(before)
     return float(1 - after[busiest] / before[busiest]) if before[busiest] else 0.0
-
-
-def typical_note(share: float) -> str:
-    """Return what the cost of recording is assumed to be, where the trace does not say it."""
-    return (
-        f"This trace does not say what recording cost: the typical {share:.0%} of the busiest thread's time "
-        "is taken out. `daydream collect` times steps without the profiler."
-    )
-
-
-def faster_note(timed: TimedSteps, recorded_ns: int) -> str:
-    """Return that recorded steps are faster than the timed ones, and what follows."""
-    return (
-        f"Steps took {recorded_ns / 1e6:,.3f} ms with the profiler, {timed.mean_ns / 1e6:,.3f} ms without: "
-        "a profiler only makes steps longer. Answers are about the recorded step; the interval spans both."
-    )
 
 
 def _time(ns: float) -> str:
@@ -141,13 +121,13 @@ def _time(ns: float) -> str:
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:
     """Return the relative half-width at 90 % of the mean of steps of some kinds; 0 for single ones."""
-    times = np.concatenate([np.asarray(kind, np.float64) for kind in kinds]) if kinds else np.empty(0)
+    times = [*chain(*kinds)]
     freedom = len(times) - len(kinds)
-    if freedom < 1 or times.mean() <= 0:  # steps of a damaged recording may cancel
+    if freedom < 1 or fmean(times) <= 0:  # steps of a damaged recording may cancel
         return 0.0
     student = STUDENT_90[freedom - 1] if freedom <= len(STUDENT_90) else TWO_SIDED_90 * (1 + 1.15 / freedom)
-    within = sum(float(np.square(kind - np.mean(kind)).sum()) for kind in map(np.asarray, kinds))
-    return float(student * sqrt(within / freedom) / sqrt(len(times)) / times.mean())
+    within = sum(len(kind) * pvariance(kind) for kind in kinds)
+    return student * sqrt(within / freedom) / sqrt(len(times)) / fmean(times)
 
 
 def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
@@ -167,9 +147,8 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     (step,) = graph.steps
     if graph.trace is None or not step.get("covered"):
         return graph, 0
-    columns = graph.columns
-    calls = np.flatnonzero((columns["kind"] == CPU) & graph.alive & (columns["row"] >= 0))
-    calls = calls[graph.trace.is_kind("runtime")[columns["row"][calls]]]
+    calls = np.flatnonzero((graph.kind == CPU) & graph.alive & (graph.row >= 0))
+    calls = calls[graph.trace.is_kind("runtime")[graph.row[calls]]]
     if not len(calls):
         return graph, 0
     tasks = graph.tasks(calls)
@@ -179,10 +158,10 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     total = int(took[long].sum())
     if not total or total < WORTH_SAYING * (step.get("measured_ns") or 0):
         return graph, 0
-    duration = columns["duration_ns"].copy()
+    duration = graph.duration_ns.copy()
     duration[calls[long]] = usual
     notes.append(
         f"Start-up is left out of the only step: {total / 1e6:,.4g} ms in "
         f"{counted(int(long.sum()), 'call')} into the driver, which a later step does not make."
     )
-    return graph.retimed(duration, columns["gap_ns"]), total
+    return graph.retimed(duration, graph.gap_ns), total

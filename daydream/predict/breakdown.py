@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -26,11 +27,14 @@ from daydream.simulate.critical_path import (
     by_bound,
     codes_of,
     per_step,
+    sums,
     untraced_device_work,
 )
 from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
     from daydream.simulate.steady_state import SteadyState
@@ -50,6 +54,25 @@ QUEUE_WAIT = "CPU waits in launch queue"
 HIDDEN = "hidden communication"
 
 
+class OfTasks(Record, kw_only=True):
+    """What is told of some tasks.
+
+    Attributes:
+        selection: the tasks in words.
+        tasks: how many they are, in all steps.
+    """
+
+    selection: str = ""
+    tasks: int = 0
+
+    selected = Live[Selection]()
+
+    def of(self, tasks: Selection) -> Self:
+        """Return the record with the tasks that it is about."""
+        self.selection, self.tasks = tasks.words, len(tasks)
+        return self.having(selected=tasks)
+
+
 class Part(Record):
     """What a share is made of: an operator, or kernels of one family; its time per step."""
 
@@ -57,7 +80,7 @@ class Part(Record):
     ns: int
 
 
-class Share(Record):
+class Share(OfTasks):
     """One cause: its time on the critical path of a step, the tasks it lies in, and its largest parts.
 
     Attributes:
@@ -66,8 +89,6 @@ class Share(Record):
         ns: time per step.
         share: that time's part of the step, 0 to 1.
         largest: operators or families of kernels, those first that take longest.
-        selection: the tasks in words.
-        tasks: how many they are.
     """
 
     cause: PathCause
@@ -75,10 +96,43 @@ class Share(Record):
     ns: int
     share: float
     largest: tuple[Part, ...] = ()
-    selection: str = ""
-    tasks: int = 0
 
-    selected = Live[Selection]()
+
+class Launching(OfTasks):
+    """Launch calls of a step.
+
+    Attributes:
+        calls_per_step: how many.
+        total_ns: time in them per step.
+        queue_wait_ns: how much of it is waiting for room in the launch queue.
+    """
+
+    calls_per_step: float
+    total_ns: int
+    queue_wait_ns: int
+
+
+class Behind(Record):
+    """What the critical path does while collectives run, and for how long per step."""
+
+    cause: PathCause
+    ns: int
+
+
+class Communication(OfTasks):
+    """Collectives of a step: those of its own rank, and those of others that the step waits for.
+
+    Attributes:
+        total_ns: how long at least one runs, per step.
+        exposed_ns: how much of that is on the critical path.
+        hidden_ns: what runs beside the critical path.
+        behind: what the critical path does meanwhile, longest first: why the rest is hidden.
+    """
+
+    total_ns: int
+    exposed_ns: int
+    hidden_ns: int
+    behind: tuple[Behind, ...]
 
 
 class Chain(Path, frozen=True, eq=False):
@@ -94,13 +148,18 @@ class Chain(Path, frozen=True, eq=False):
         return self.timeline.graph
 
     @property
+    def number(self) -> int:
+        """How many steps there are; 1 where a change has left them no work."""
+        return len(self.steps) or 1
+
+    @property
     def step_ns(self) -> float:
         """Mean time of the steps."""
-        return float(self.ns.sum()) / len(self.steps)
+        return float(self.ns.sum()) / self.number
 
     def per_step(self, ns: np.ndarray) -> int:
         """Return some times of all steps together, per step."""
-        return round(float(ns.sum()) / len(self.steps))
+        return round(float(ns.sum()) / self.number)
 
     def of(self, *causes: PathCause) -> np.ndarray:
         """Return a mask of the stretches of these causes."""
@@ -110,6 +169,106 @@ class Chain(Path, frozen=True, eq=False):
         """Return some tasks, in which they may be repeated, as a selection."""
         return Selection(self.graph, ids[:0]).of(unique(ids), words)
 
+    @property
+    def shift_ns(self) -> np.ndarray:
+        """By how much the times of each window move if one window follows the other, from 0 on."""
+        begin, end, _ = self.windows.T
+        return np.cumsum(end - begin) - end
+
+    def within(self, entries: np.ndarray, *, waiting: bool = False) -> np.ndarray:
+        """Return what of some entries runs (or stands waiting) in the windows of its rank.
+
+        Returns:
+            entry, begin and end, in ns as if one window followed the other: int64, shape (3, n).
+        """
+        timeline = self.timeline
+        ranks = np.array([-1 if lane.background else lane.rank for lane in self.graph.lanes], np.int64)
+        rank = ranks[timeline.plan.lane[entries]]
+        begin, end = timeline.start_ns[entries], timeline.end_ns[entries]
+        if waiting:
+            begin, end = begin - timeline.waits_of(entries), begin
+        found = [np.empty((3, 0), np.int64)]
+        for (opens, closes, own), shift in zip(self.windows.tolist(), self.shift_ns.tolist(), strict=True):
+            inside = np.stack([entries, np.maximum(begin, opens) + shift, np.minimum(end, closes) + shift])
+            found.append(inside[:, (inside[1] < inside[2]) & (rank == own)])
+        return np.concatenate(found, axis=1)
+
+    def shares(self) -> list[Share]:
+        """Return the causes of the path, those first that take longest; together they are the step."""
+        found = []
+        for code in unique(self.cause).tolist():
+            cause, mask = CAUSES[code], self.cause == code
+            task, ns = self.task[mask], self.per_step(self.ns[mask])
+            _, parts = labels(self.graph, task, self.ns[mask])
+            largest = tuple(Part(name, round(each / self.number)) for name, each in parts[:MOST_PARTS])
+            share = Share(cause, cause.bound, ns, ns / max(self.step_ns, 1), largest)
+            found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
+        return sorted(found, key=lambda share: (-share.ns, share.cause))
+
+    def waits(self, cause: Cause) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the CPU calls that stand blocked for a cause within the steps: entry, task and ns of each.
+
+        The profiler's own wait, behind all launches of the window and like no wait before, is left out.
+        """
+        timeline, graph = self.timeline, self.graph
+        plan, start = timeline.plan, timeline.start_ns
+        edges = np.flatnonzero(plan.edge_cause == cause)
+        src, dst = plan.edge_src[edges], plan.edge_dst[edges]
+        begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
+        held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
+        held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
+        task = timeline.task[held]
+        name = graph.name[task]
+        at_end = graph.order[task] > graph.order[graph.alive & device_work(graph)].max(initial=0)
+        held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
+        entry, begin, end = self.within(held, waiting=True)
+        return entry, timeline.task[entry], end - begin
+
+    def waits_ns(self, cause: Cause) -> int:
+        """Return how long CPU calls stand blocked for a cause, per step."""
+        return self.per_step(self.waits(cause)[-1])
+
+    def launching(self) -> Launching | None:
+        """Return what launch calls take within the steps; None if nothing is launched."""
+        graph, task = self.graph, self.timeline.task
+        calls = graph.launch[graph.alive & device_work(graph)]
+        entry, begin, end = self.within(np.flatnonzero(np.isin(task, calls, kind="table")))
+        if not len(entry):
+            return None
+        waited_ns = self.waits_ns(Cause.QUEUE)
+        found = Launching(len(entry) / self.number, self.per_step(end - begin) + waited_ns, waited_ns)
+        return found.of(self.tasks(task[entry], "launch calls of the steps"))
+
+    def busy_ns(self) -> float | None:
+        """Return how long the device runs recorded work, per step; None without a device."""
+        graph, task = self.graph, self.timeline.task
+        on_device = np.flatnonzero(device_work(graph)[task])
+        on_device = on_device[~untraced_device_work(graph, task[on_device])]
+        if not len(on_device):
+            return None
+        _, begin, end = self.within(on_device)
+        return float(Coverage(begin, end).before_ns[-1]) / self.number
+
+    def communication(self) -> Communication | None:
+        """Return what collectives take and what hides them; None if the steps have none."""
+        task, exposed = self.timeline.task, self.of(PathCause.COMMUNICATION)
+        entry, start, stop = self.within(np.flatnonzero(self.graph.kind[task] == COLLECTIVE))
+        # The critical path may go through a collective of another rank.
+        found = self.tasks(np.append(task[entry], self.task[exposed]), "collectives of the steps")
+        if not len(found):
+            return None
+        begins = self.begin_ns + self.shift_ns[self.window]
+        ends = begins + self.ns
+        running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
+        covered = Coverage(start, stop).within(begins, ends)
+        behind = Counter(sums(CAUSES, self.cause, covered))
+        del behind[PathCause.COMMUNICATION]
+        total_ns, exposed_ns = self.per_step(running.before_ns[-1]), self.per_step(self.ns[exposed])
+        meanwhile = tuple(
+            Behind(cause, round(ns / self.number)) for cause, ns in behind.most_common() if ns > 0
+        )
+        return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(found)
+
 
 def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     """Return the critical path of the steps of a steady state, or of some steps of the same pass."""
@@ -117,7 +276,7 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     graph, path = state.timeline.graph, state.timeline.path(state.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     # Work of kernels that were traced; memory sets are none, and their bound is not asked.
-    chosen = (cause == PathCause.KERNELS.code) & (graph.columns["kind"][path.task] == KERNEL)
+    chosen = (cause == PathCause.KERNELS.code) & (graph.kind[path.task] == KERNEL)
     tasks, place = places(path.task[chosen])
     if len(tasks):
         kernels = Selection(graph, tasks)
@@ -130,191 +289,27 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     return Chain(**asdict(path), timeline=state.timeline, steps=steps, cause=cause)
 
 
-def shares(chain: Chain) -> list[Share]:
-    """Return the causes of the critical path, those first that take longest; together they are the step."""
-    found = []
-    for code in unique(chain.cause).tolist():
-        cause = CAUSES[code]
-        mask = chain.cause == code
-        tasks = chain.tasks(chain.task[mask], f"{cause.label} on the critical path")
-        ns = chain.per_step(chain.ns[mask])
-        label, names = labels(chain.graph, chain.task[mask])
-        total = np.bincount(label, weights=chain.ns[mask])
-        order = np.argsort(-total, kind="stable")[:MOST_PARTS]
-        largest = tuple(Part(names[each], round(total[each] / len(chain.steps))) for each in order)
-        share = ns / max(chain.step_ns, 1)
-        one = Share(cause, cause.bound, ns, share, largest, tasks.words, len(tasks))
-        found.append(one.having(selected=tasks))
-    return sorted(found, key=lambda share: (-share.ns, share.cause))
+def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray, Sequence[tuple[str, float]]]:
+    """Return what each task is called in a sentence: its place among the names, and the names.
 
-
-def labels(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Return what each task is called in a sentence, as codes and the texts they point into.
-
-    That is its operator on the CPU, the family of a kernel, the name of all else.
+    That is its operator on the CPU, the family of a kernel, the name of all else. The names come with the
+    sum of their tasks' times, the largest first.
     """
-    recorded = graph.columns["row"][tasks] >= 0
+    recorded = graph.row[tasks] >= 0
     first, place = distinct_rows([*(graph.columns[name][tasks] for name in NAMED_BY), recorded])
-    codes: dict[str, int] = {}
-    found = []
-    names = (graph.column(name, tasks[first]) for name in NAMED_BY)
-    for name, op, kind, known in zip(*names, recorded[first], strict=True):
+    columns = (graph.column(name, tasks[first]) for name in NAMED_BY)
+    names: list[str] = []
+    total: Counter[str] = Counter()
+    for name, op, kind, known, time in zip(*columns, recorded[first], np.bincount(place, ns), strict=True):
         text = name or kind
         if kind == "cpu":
             text = op or name or "CPU work"
         elif known and kind in {"kernel", "collective"}:
             text = family(text)
-        found.append(codes.setdefault(text, len(codes)))
-    return np.array(found, np.int64)[place], [*codes]
-
-
-class Launching(Record):
-    """Launch calls of a step.
-
-    Attributes:
-        calls_per_step: how many.
-        total_ns: time in them per step.
-        queue_wait_ns: how much of it is waiting for room in the launch queue.
-        selection: the calls in words.
-        tasks: how many they are in all steps.
-    """
-
-    calls_per_step: float
-    total_ns: int
-    queue_wait_ns: int
-    selection: str
-    tasks: int
-
-    selected = Live[Selection]()
-
-
-class Behind(Record):
-    """What the critical path does while collectives run, and for how long per step."""
-
-    cause: PathCause
-    ns: int
-
-
-class Communication(Record):
-    """Collectives of a step: those of its own rank, and those of others that the step waits for.
-
-    Attributes:
-        total_ns: how long at least one runs, per step.
-        exposed_ns: how much of that is on the critical path.
-        hidden_ns: what runs beside the critical path.
-        behind: what the critical path does meanwhile, longest first: why the rest is hidden.
-        selection: the collectives in words.
-        tasks: how many they are in all steps.
-    """
-
-    total_ns: int
-    exposed_ns: int
-    hidden_ns: int
-    behind: tuple[Behind, ...]
-    selection: str
-    tasks: int
-
-    selected = Live[Selection]()
-
-
-def waits(chain: Chain, cause: Cause) -> tuple[np.ndarray, np.ndarray]:
-    """Return the CPU calls that stand blocked for a cause within the steps, and how long: task and ns a call.
-
-    The profiler's own wait, behind all launches of the window and like no wait before, is left out.
-    """
-    timeline, columns = chain.timeline, chain.graph.columns
-    plan, start = timeline.plan, timeline.start_ns
-    edges = np.flatnonzero(plan.edge_cause == cause)
-    src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-    begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
-    held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
-    held = held[(columns["kind"][timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
-    order, name = columns["order"][timeline.task[held]], columns["name"][timeline.task[held]]
-    launched = chain.graph.alive & device_work(chain.graph)
-    at_end = order > columns["order"][launched].max(initial=0)
-    held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
-    _, entries, ns = _within(chain, held, waiting=True)
-    return timeline.task[entries], ns
-
-
-def launching(chain: Chain) -> Launching | None:
-    """Return what launch calls take within the steps; None if nothing is launched."""
-    graph, task = chain.graph, chain.timeline.task
-    calls = graph.columns["launch"][graph.alive & device_work(graph)]
-    _, entries, ns = _within(chain, np.flatnonzero(np.isin(task, calls, kind="table")))
-    if not len(entries):
-        return None
-    blocked, blocked_ns = waits(chain, Cause.QUEUE)
-    waited_ns = chain.per_step(blocked_ns[np.isin(blocked, calls, kind="table")])
-    tasks = chain.tasks(task[entries], "launch calls of the steps")
-    number, total_ns = len(entries) / len(chain.steps), chain.per_step(ns) + waited_ns
-    return Launching(number, total_ns, waited_ns, tasks.words, len(tasks)).having(selected=tasks)
-
-
-def busy_ns(chain: Chain) -> float | None:
-    """Return how long the device runs recorded work, per step; None without a device."""
-    graph, timeline = chain.graph, chain.timeline
-    on_device = np.flatnonzero(device_work(graph)[timeline.task])
-    on_device = on_device[~untraced_device_work(graph, timeline.task[on_device])]
-    if not len(on_device):
-        return None
-    window, entries, _ = _within(chain, on_device)
-    busy = 0.0
-    for number, (begin, end, _) in enumerate(chain.windows):
-        own = entries[window == number]
-        busy += float(Coverage(timeline.start_ns[own], timeline.end_ns[own]).within(begin, end))
-    return busy / len(chain.steps)
-
-
-def communication(chain: Chain) -> Communication | None:
-    """Return what collectives take and what hides them; None if the steps have none."""
-    timeline, exposed = chain.timeline, chain.of(PathCause.COMMUNICATION)
-    kind = chain.graph.columns["kind"][timeline.task]
-    window, entries, _ = _within(chain, np.flatnonzero(kind == COLLECTIVE))
-    # The critical path may go through a collective of another rank.
-    found = chain.tasks(np.append(timeline.task[entries], chain.task[exposed]), "collectives of the steps")
-    if not len(found):
-        return None
-    begins, ends = chain.begin_ns, chain.begin_ns + chain.ns
-    total, behind = 0.0, np.zeros(len(CAUSES))
-    for number, (begin, end, _) in enumerate(chain.windows):
-        own, mine = entries[window == number], chain.window == number
-        waited = mine & exposed
-        start, stop = timeline.start_ns[own], timeline.end_ns[own]
-        running = Coverage(np.append(start, begins[waited]), np.append(stop, ends[waited]))
-        total += float(running.within(begin, end))
-        covered = Coverage(start, stop).within(begins[mine], ends[mine])
-        behind += np.bincount(chain.cause[mine], covered, len(CAUSES))
-    behind[PathCause.COMMUNICATION.code] = 0
-    steps = len(chain.steps)
-    total_ns, exposed_ns = round(total / steps), chain.per_step(chain.ns[exposed])
-    meanwhile = tuple(
-        Behind(CAUSES[code], round(behind[code] / steps))
-        for code in np.argsort(-behind, kind="stable")
-        if behind[code] > 0
-    )
-    hidden_ns = max(total_ns - exposed_ns, 0)
-    answer = Communication(total_ns, exposed_ns, hidden_ns, meanwhile, found.words, len(found))
-    return answer.having(selected=found)
-
-
-def _within(
-    chain: Chain, entries: np.ndarray, *, waiting: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what of some entries runs (or stands waiting) in the windows of its rank: window, entry, ns."""
-    timeline = chain.timeline
-    ranks = np.array([-1 if lane.background else lane.rank for lane in chain.graph.lanes], np.int64)
-    rank = ranks[timeline.plan.lane[entries]]
-    begin, end = timeline.start_ns[entries], timeline.end_ns[entries]
-    if waiting:
-        begin, end = begin - timeline.waits_of(entries), begin
-    found = []
-    for number, (opens, closes, own) in enumerate(chain.windows.tolist()):
-        ns = np.minimum(end, closes) - np.maximum(begin, opens)
-        there = (ns > 0) & (rank == own)
-        found.append((np.full(there.sum(), number), entries[there], ns[there]))
-    window, inside, ns = map(np.concatenate, zip(*found, strict=True))
-    return window, inside, ns
+        names.append(text)
+        total[text] += time
+    order = {name: number for number, (name, _) in enumerate(total.most_common())}
+    return np.array([order[name] for name in names])[place], total.most_common()
 
 
 def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, dict[str, int]]:
@@ -327,44 +322,38 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
     chain = trace_back(state, of)
-    steps = chain.steps
-    if not steps:  # a change has left them no work
-        return {"by_cause": {}, "by_bound": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
-    total = np.bincount(chain.cause, chain.ns, len(CAUSES)).astype(np.int64)
-    order = np.argsort(-total, kind="stable")
-    by_cause = per_step({CAUSES[code]: int(total[code]) for code in order}, len(steps))
-    busy, calls, transfers = busy_ns(chain), launching(chain), communication(chain)
+    steps, timeline = chain.steps, chain.timeline
+    total = Counter(sums(CAUSES, chain.cause, chain.ns))
+    by_cause = per_step(dict(total.most_common()), len(steps))
+    busy, transfers = chain.busy_ns(), chain.communication()
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),
-        SYNC_WAIT: chain.per_step(waits(chain, Cause.SYNC)[1]),
-        QUEUE_WAIT: 0 if calls is None else calls.queue_wait_ns,
+        SYNC_WAIT: chain.waits_ns(Cause.SYNC),
+        QUEUE_WAIT: chain.waits_ns(Cause.QUEUE),
         HIDDEN: 0 if transfers is None else transfers.hidden_ns,
     }
     return {
         "by_cause": {cause.value: ns for cause, ns in by_cause.items()},
         "by_bound": {bound.value: ns for bound, ns in by_bound(by_cause).items()},
-        "by_phase": chain.timeline.breakdown(state.copy, *steps)["by_phase"],
-        "by_layer": chain.timeline.by_layer(state.copy, *steps),
+        "by_phase": timeline.breakdown(state.copy, *steps)["by_phase"],
+        "by_layer": timeline.by_layer(state.copy, *steps),
         "beside": {name: ns for name, ns in beside.items() if ns > 0},
     }
 
 
-def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
+def parts_of_replay(replay: Replay) -> Parts:
     """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
     if replay.parts is None:
         replay.parts = parts_of(replay.settled)
-    return {key: dict(parts) for key, parts in replay.parts.items()}
+    return replay.parts
 
 
-def parts_of_change(comparison: Prediction) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+def parts_of_change(comparison: Prediction) -> tuple[Parts, Parts]:
     """Return the parts of a step before and after a change, the mean over the steps."""
     return parts_of_replay(comparison.replay), parts_of(comparison.after)
 
 
 def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:
     """Return the parts of a step as `--json` prints them."""
-    return {
-        "ns_by_cause": parts["by_cause"],
-        "ns_by_bound": parts["by_bound"],
-        **{key: parts[key] for key in ("by_phase", "by_layer")},
-    }
+    found = {"ns_by_cause": parts["by_cause"], "ns_by_bound": parts["by_bound"]}
+    return {**found, "by_phase": parts["by_phase"], "by_layer": parts["by_layer"]}

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import field
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, percentile
 from daydream.display import NotebookFigure
-from daydream.graph.calls import device_work as on_device
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import UNPROFILED, Basis, timed_steps
-from daydream.predict.breakdown import Parts, parts_json, parts_of, parts_of_change
+from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
@@ -32,26 +31,20 @@ DOUBTFUL = 0.03  # with a larger replay error, where the time goes is uncertain
 SAME = 0.05
 
 
-class Key(NamedTuple):
-    """Where work belongs: its layer and operator, where known, and its name (of a kernel, a copy, a call)."""
+class Work(NamedTuple):
+    """Some work of a step: how often it is done and how long it takes, in ns, means over the covered steps.
+
+    It belongs to a layer and an operator, where known; `name` is that of a kernel, a copy, a call.
+    """
 
     layer: str | None
     operator: str | None
     name: str
+    count: float
+    ns: float
 
 
-@dataclass(frozen=True)
-class Amount:
-    """How often work is done in a step, and how long it takes, in ns; means over the covered steps."""
-
-    count: float = 0.0
-    ns: float = 0.0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.count + other.count, self.ns + other.ns)
-
-
-Work: TypeAlias = Mapping[Key, Amount]
+Row: TypeAlias = tuple[str, Work]  # some work of the side `before`, or `after`
 
 
 class Change(Record, kw_only=True):
@@ -136,17 +129,12 @@ class Side(Record, kw_only=True):
     simulated_ns = Live[int]()  # the mean step, whatever it is worth
     graph = Live[Graph]()
     breakdown = Live[Parts]()  # where the mean step's time goes
-    own_notes = Live[list[str]]()  # the prediction's
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the trace."""
-        return self.graph.recorded.metadata
+    own_notes = Live[list[str]]([])  # the prediction's
 
     @property
     def on_device(self) -> bool:
         """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
-        return bool(on_device(self.graph)[self.graph.alive].any())
+        return has_device_work(self.graph)
 
 
 class Difference(Record, NotebookFigure, eq=False, kw_only=True):
@@ -197,20 +185,7 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         old, new = one.simulated_ns, two.simulated_ns
         self.change_ns, self.speedup = new - old, old / new if new else float("inf")
         self.error = self.speedup - 1 if one.prediction and not one.reason else None
-        self.notes = [*one.own_notes, *other_differences(one, two)]
-        if one.reason:
-            self.notes.insert(0, f"The step cannot be predicted from the trace before, because {one.reason}.")
-        if not self.clear and not one.prediction:  # a prediction that holds overlaps what came
-            self.notes.append("The step times of the two overlap: the change may be noise.")
-        self.notes += [
-            f"A step of {it.name} replays {it.max_replay_error:.1%} off: where its time goes is uncertain."
-            for it in (one, two)
-            if it.max_replay_error > DOUBTFUL
-        ]
-        alone = [side.name for side in (one, two) if side.steps == 1]
-        if alone:
-            verb = "cover" if len(alone) > 1 else "covers"
-            self.notes.append(f"{' and '.join(alone)} {verb} a single step: how steps vary is not known.")
+        self.notes = _notes(self)
 
     def __repr__(self) -> str:
         steps = f"{self.before.simulated_ns / 1e6:,.3f} ms, {self.after.simulated_ns / 1e6:,.3f} ms"
@@ -219,10 +194,9 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
     @property
     def overlap(self) -> bool:
         """Whether the ranges of both steps have something in common."""
-        one, two = self.before, self.after
-        if one.low_ns is None or one.high_ns is None or two.low_ns is None or two.high_ns is None:
-            return False
-        return one.low_ns <= two.high_ns and two.low_ns <= one.high_ns
+        sides = self.before, self.after  # a step that cannot be predicted has no range
+        low, high = max(side.low_ns or 0 for side in sides), min(side.high_ns or -1 for side in sides)
+        return low <= high
 
     @property
     def clear(self) -> bool:
@@ -282,7 +256,12 @@ def compare(
     start = None
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
-    ranks = _covered_ranks(found.graph) & _covered_ranks(other.graph)
+    ranks = set.intersection(
+        *(
+            {step.get("rank", 0) for step in each.graph.steps if step.get("covered")}
+            for each in (found, other)
+        )
+    )
     if isinstance(found, Prediction):
         start = found.replayed_ns if found.measured_ns is None else found.measured_ns
         one = _predicted(found)
@@ -297,9 +276,9 @@ def compare(
         names = (f"{names[0]} (before)", f"{names[1]} (after)")
     one.name, two.name = names
     both = one.on_device and two.on_device
-    cpu = [cpu_work(side.graph) for side in (one, two)]
+    cpu = [work_of(side.graph, cpu=True) for side in (one, two)]
     work = [  # where there is no device, what is no CPU work is collectives on the host
-        device_work(side.graph) | ({} if side.on_device else own)
+        work_of(side.graph, cpu=False) + ([] if side.on_device else own)
         for side, own in zip((one, two), cpu, strict=True)
     ]
     return Difference(
@@ -315,137 +294,145 @@ def compare(
 
 def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
-    step_ns = low = high = found.basis_ns
+    graph, step_ns = found.graph, found.basis_ns
+    low, high = step_ns, step_ns
     if found.basis_measured_ns is not None:  # it was measured
-        step_ns, trace = found.basis_measured_ns, found.graph.trace
-        times: Sequence[int] = [step.measured_ns for step in found.steps]
-        timed = timed_steps(trace, times) if trace is not None and found.basis == UNPROFILED else None
-        low, high = np.percentile(times if timed is None else timed.kept, [10, 90]).tolist()
-    rank_of = [step.get("rank", 0) for step in found.graph.steps]
-    steps = [step for step in found.settled.first_pass() if not ranks or rank_of[step] in ranks]
-    return _side(
-        found,
-        found.graph,
-        parts_of(found.settled._replace(copy=0), steps),
-        basis=found.basis,
-        step_ns=step_ns,
-        low_ns=round(low),
-        high_ns=round(high),
-        recorded_ns=found.measured_ns,
-    ).having(simulated_ns=step_ns, own_notes=[])
+        step_ns, times = found.basis_measured_ns, [step.measured_ns for step in found.steps]
+        timed = timed_steps(graph.recorded, times) if found.basis == UNPROFILED else None
+        low, high = percentile(times if timed is None else timed.kept, [10, 90]).tolist()
+    first = found.settled.step_times(0)
+    steps = [step for step in first if not ranks or graph.steps[step].get("rank", 0) in ranks]
+    parts = parts_of(found.settled._replace(copy=0), steps)
+    ends = {"low_ns": round(low), "high_ns": round(high)}
+    return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)
 
 
 def _predicted(found: Prediction) -> Side:
-    return _side(
+    side = _side(
         found.replay,
         found.graph,
-        parts_of_change(found)[1],
+        parts_of(found.after),
+        found.simulated_ns,
         prediction=found.optimization,
-        basis=found.basis,
         step_ns=found.predicted_ns,
         low_ns=found.predicted_low_ns,
         high_ns=found.predicted_high_ns,
         reason=found.reason,
         recorded_ns=found.recorded_after_ns,
-    ).having(
-        simulated_ns=found.simulated_ns,
-        own_notes=[note for note in found.notes if note not in found.replay.notes],
     )
+    return side.having(own_notes=[note for note in found.notes if note not in found.replay.notes])
 
 
-def _side(replay: Replay, graph: Graph, parts: Parts, **figures: Any) -> Side:
+def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figures: Any) -> Side:
     """Return a side with what is known of its replay, and of its graph or a changed one."""
     metadata = graph.recorded.metadata
     used = {lane.device for lane in graph.lanes if lane.on_device}
     devices = metadata.get("devices", [])
     named = [each for each in devices if each.get("id") in used] or devices
-    figures |= parts_json(parts)
-    return Side(
+    side = Side(
         name=str(metadata.get("source") or ""),
+        basis=replay.basis,
         steps=len(replay.steps),
         ranks=len({step.get("rank", 0) for step in graph.steps}),
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
+        **parts_json(parts),
         **figures,
-    ).having(graph=graph, breakdown=parts)
+    )
+    return side.having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
 
 
-def _covered_ranks(graph: Graph) -> set[int]:
-    return {step.get("rank", 0) for step in graph.steps if step.get("covered")}
-
-
-def other_differences(one: Side, two: Side) -> list[str]:
-    """Return what is different about the recordings themselves, in sentences."""
-    sides = (one, two)
-    runs = ((side.name, side.metadata.get("typical_run")) for side in sides)
-    found = [f"{name}: {run}" for name, run in runs if run]
-    metadata = one.metadata, two.metadata
-    facts: dict[str, Sequence[Any]] = {
-        "step is": (one.basis, two.basis),
-        "number of ranks is": (one.ranks, two.ranks),
-        "size of the job is": [each.get("world_size") for each in metadata],
-        "steps are told by": [each.get("step_source") for each in metadata],
+def _notes(found: Difference) -> list[str]:
+    """Return what is different about the recordings themselves, and whether the figures are uncertain."""
+    sides = one, two = found.before, found.after
+    same = one.on_device == two.on_device
+    gpu, cpu = sides if one.on_device else (two, one)
+    old, new = (
+        {
+            "devices differ:": same and (", ".join(side.devices) or "an unnamed one"),
+            "step is": side.basis,
+            "number of ranks is": side.ranks,
+            "size of the job is": side.graph.recorded.metadata.get("world_size"),
+            "steps are told by": side.graph.recorded.metadata.get("step_source"),
+        }
+        for side in sides
+    )
+    before, after = (side.graph.recorded.metadata.get("versions") or {} for side in sides)
+    versions = [
+        f"{name.replace('_', ' ')} {version} and {after[name]}"
+        for name, version in before.items()
+        if name in after and version != after[name]
+    ]
+    unknown = {
+        what: [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
+        for column, what in (("layer", "layers"), ("op", "operators"))
     }
-    if one.on_device == two.on_device:
-        devices = [", ".join(side.devices) or "an unnamed one" for side in sides]
-        facts = {"devices differ:": devices, **facts}
-    else:
-        gpu, cpu = sides if one.on_device else (two, one)
-        found.append(
-            f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other."
-        )
-    for what, (old, new) in facts.items():
-        if None not in (old, new) and old != new:
-            found.append(f"The {what} {old} and {new}.")
-    before, after = (each.get("versions") or {} for each in metadata)
-    other = [name for name in before if name in after and before[name] != after[name]]
-    if other:
-        pairs = (f"{name.replace('_', ' ')} {before[name]} and {after[name]}" for name in other)
-        found.append(f"Versions differ: {', '.join(pairs)}.")
-    for column, what in (("layer", "layers"), ("op", "operators")):
-        without = [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
-        if len(without) == 1:
-            found.append(f"Only one of the two knows {what}; {without[0]} was recorded without them.")
-    return found
+    alone = [side.name for side in sides if side.steps == 1]
+    said: list[Any] = [
+        one.reason and f"The step cannot be predicted from the trace before, because {one.reason}.",
+        *one.own_notes,
+        *(
+            f"{side.name}: {run}"
+            for side in sides
+            if (run := side.graph.recorded.metadata.get("typical_run"))
+        ),
+        not same
+        and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
+        *(
+            f"The {what} {fact} and {new[what]}."
+            for what, fact in old.items()
+            if None not in (fact, new[what]) and fact != new[what]
+        ),
+        versions and f"Versions differ: {', '.join(versions)}.",
+        *(
+            f"Only one of the two knows {what}; {names[0]} was recorded without them."
+            for what, names in unknown.items()
+            if len(names) == 1
+        ),
+        found.overlap  # a prediction that holds overlaps what came
+        and not one.prediction
+        and "The step times of the two overlap: the change may be noise.",
+        *(
+            f"A step of {side.name} replays {side.max_replay_error:.1%} off: where its time goes is "
+            "uncertain."
+            for side in sides
+            if side.max_replay_error > DOUBTFUL
+        ),
+        alone
+        and f"{' and '.join(alone)} {'cover' if len(alone) > 1 else 'covers'} a single step: how steps vary "
+        "is not known.",
+    ]
+    return [*filter(None, said)]
 
 
-def device_work(graph: Graph) -> dict[Key, Amount]:
-    """Return the device work of a step: kernels, copies, collectives."""
-    return _work(graph, graph.columns["kind"] != CPU)
+def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
+    """Return the device work of a step (kernels, copies, collectives) or its CPU work, of covered steps.
 
-
-def cpu_work(graph: Graph) -> dict[Key, Amount]:
-    """Return the CPU work of a step by operator, waits not counted; what belongs to none has its own name.
-
-    A call of an operator counts once, in however many pieces it was recorded.
+    CPU work is by operator, waits not counted; what belongs to none has its own name. A call of an operator
+    counts once, in however many pieces it was recorded.
     """
-    columns = graph.columns
-    background = np.array([lane.background for lane in graph.lanes], bool)
-    return _work(graph, (columns["kind"] == CPU) & ~background[columns["lane"]], by_operator=True)
-
-
-def _work(graph: Graph, mask: np.ndarray, *, by_operator: bool = False) -> dict[Key, Amount]:
-    """Return count and time a step of the masked work in the covered steps."""
-    columns, covered = graph.columns, covered_steps(graph)
+    covered, background = covered_steps(graph), np.array([lane.background for lane in graph.lanes], bool)
+    on_cpu = graph.kind == CPU
+    mask = on_cpu & ~background[graph.lane] if cpu else ~on_cpu
     # Where ranks meet, an arrival stands in the graph that takes no time and is no work.
-    works = (columns["row"] >= 0) | (columns["duration_ns"] > 0)
-    tasks = np.flatnonzero(mask & graph.alive & works & covered[columns["step"]])
-    name, op, piece = columns["name"][tasks], columns["op"][tasks], tasks
-    if by_operator:
+    works = (graph.row >= 0) | (graph.duration_ns > 0)
+    tasks = np.flatnonzero(mask & graph.alive & works & covered[graph.step])
+    name, op, piece = graph.name[tasks], graph.op[tasks], tasks
+    if cpu:
         name = np.where(op >= 0, -1, name)
-        call, row = graph.column("call", tasks), columns["row"][tasks].astype(np.int64)
-        # What an edit inserted is a piece of nothing else.
-        piece = np.where(call >= 0, call, -1 - np.where(row >= 0, row, len(graph.recorded) + tasks))
-    first, group = distinct_rows([columns["layer"][tasks], op, name])
-    ns = np.bincount(group, weights=columns["duration_ns"][tasks]) / covered.sum()
+        call = graph.column("call", tasks)
+        whole = np.where(call >= 0, call, graph.row[tasks])
+        piece = np.where(whole >= 0, whole, -1 - tasks)  # what an edit inserted is a piece of nothing else
+    first, group = distinct_rows([graph.layer[tasks], op, name])
     counted, _ = distinct_rows([group, piece])
-    count = np.bincount(group[counted]) / covered.sum()
-    texts = [graph.column(column, tasks[first]).tolist() for column in ("layer", "op", "name")]
-    found: dict[Key, Amount] = defaultdict(Amount)
-    for layer, operator, text, *amount in zip(*texts, count.tolist(), ns.tolist(), strict=True):
+    count, ns = np.bincount(group[counted]), np.bincount(group, graph.duration_ns[tasks])
+    amounts = (count / covered.sum()).tolist(), (ns / covered.sum()).tolist()
+    texts = (graph.column(column, tasks[first]).tolist() for column in ("layer", "op", "name"))
+    found = []
+    for layer, operator, text, *amount in zip(*texts, *amounts, strict=True):
         own = operator or text or "unnamed"
-        key = Key(layer, own, own) if by_operator else Key(layer, operator, text or "unnamed")
-        found[key] += Amount(*amount)
+        names = (own, own) if cpu else (operator, text or "unnamed")
+        found.append(Work(layer, *names, *amount))
     return found
 
 
@@ -459,57 +446,49 @@ ROWS = {
 }
 
 
-def changes_by(what: str, before: Work, after: Work) -> tuple[Change, ...]:
+def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tuple[Change, ...]:
     """Return how work changed by `layer`, `operator` (in its layer) or `name`, the largest change first.
 
     The two sides are matched as `ROWS` says; what still has no match is new or vanished. Rows with the same
     place and names on both sides are added up.
     """
-    sides: list[dict[Key, Amount]] = []
-    for work in (before, after):
-        sides.append(defaultdict(Amount))
-        for key, amount in work.items():
-            operator = None if what == "layer" else key.operator
-            row = Key(key.layer, operator, getattr(key, what) or f"no {what}")
-            sides[-1][row] += amount
-    left = [[*side] for side in sides]
-    pairs: list[tuple[list[Key], list[Key]]] = []
+    left: list[Row] = []
+    for side, works in (("before", before), ("after", after)):
+        for each in works:
+            operator = None if what == "layer" else each.operator
+            name = getattr(each, what) or f"no {what}"
+            left.append((side, each._replace(operator=operator, name=name)))
+    matched: list[list[Row]] = []
     for label in ROWS[what]:
         fields = label.split()
-        groups: dict[Any, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
-        for number, keys in enumerate(left):
-            for key in keys:
-                if getattr(key, fields[-1]) is not None:
-                    groups[attrgetter(*fields)(key)][number].append(key)
-        found = [pair for pair in groups.values() if all(pair)]
-        pairs += found
-        matched = {key for pair in found for key in (*pair[0], *pair[1])}
-        left = [[key for key in keys if key not in matched] for keys in left]
-    pairs += [([key], []) for key in left[0]] + [([], [key]) for key in left[1]]
+        groups: dict[Any, list[Row]] = defaultdict(list)
+        for side, each in left:
+            if getattr(each, fields[-1]) is not None:
+                groups[attrgetter(*fields)(each)].append((side, each))
+        matched += [group for group in groups.values() if len(dict(group)) > 1]  # of both sides
+        known = {each for group in matched for each in group}
+        left = [each for each in left if each not in known]
 
-    rows: dict[Any, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
-    for pair in pairs:
-        first = (pair[0] or pair[1])[0]
-        layer = None if what == "name" else first.layer
-        place = layer, first.operator, *(frozenset(key.name for key in keys) for keys in pair)
-        for side, more in zip(rows[place], pair, strict=True):
-            side.extend(more)
+    rows: dict[Any, list[Row]] = defaultdict(list)
+    for group in [*matched, *([each] for each in left)]:
+        first, names = group[0][1], frozenset((side, each.name) for side, each in group)
+        rows[None if what == "name" else first.layer, first.operator, names] += group
     changes = []
-    for (layer, operator, *_), pair in rows.items():
-        (old_names, old), (new_names, new) = map(_summed, sides, pair)
-        change = Change(
-            before=old_names, after=new_names, layer=layer, operator=operator,
-            before_count=old.count, after_count=new.count, before_ns=round(old.ns), after_ns=round(new.ns),
-        )  # fmt: skip
-        changes.append(change)
+    for (layer, operator, _), row in rows.items():
+        found: dict[str, Any] = {}
+        for name in ("before", "after"):
+            works = [each for side, each in row if side == name]
+            found[f"{name}_count"] = sum((each.count for each in works), 0.0)
+            found[f"{name}_ns"] = round(sum(each.ns for each in works))
+            found[name] = _names(works)
+        changes.append(Change(layer=layer, operator=operator, **found))
     changes.sort(key=lambda each: (-abs(each.change_ns), each.before, each.after, each.layer or ""))
     return tuple(changes)
 
 
-def _summed(work: Work, keys: Sequence[Key]) -> tuple[tuple[str, ...], Amount]:
-    """Return the names of some keys, those first that take longest, and what they come to together."""
+def _names(works: Sequence[Work]) -> tuple[str, ...]:
+    """Return the names of some work, those first that take longest."""
     times: Counter[str] = Counter()
-    for key in keys:
-        times[key.name] += round(work[key].ns)
-    names = sorted(times, key=lambda name: (-times[name], name))
-    return tuple(names), sum((work[key] for key in keys), Amount())
+    for each in works:
+        times[each.name] += round(each.ns)
+    return tuple(sorted(times, key=lambda name: (-times[name], name)))

@@ -49,17 +49,6 @@ class Choice(Record):
         """Whether anything is slowed."""
         return self.kernels and max(self.matrix_factor, self.other_factor, self.transfer_factor) != 1
 
-    def between(self, untouched: Graph, graph: Graph) -> Contention | None:
-        """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
-        if not self.slows:
-            return None
-        factor: np.ndarray | float = self.matrix_factor
-        if self.matrix_factor != self.other_factor:
-            names = np.array([*graph.texts["name"], ""], dtype=object)
-            matrix = is_matrix_kernel(names)[graph.columns["name"]]
-            factor = np.where(matrix, self.matrix_factor, self.other_factor)
-        return Contention(untouched, factor, self.transfer_factor)
-
     def note(self) -> str:
         """Return a sentence on what was done."""
         if self.mode == OFF:
@@ -95,25 +84,35 @@ class Choice(Record):
         return " ".join(parts)
 
 
-def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | None:
+def between(choice: Choice | None, untouched: Graph, graph: Graph) -> Contention | None:
+    """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
+    if choice is None or not choice.slows:
+        return None
+    factor: np.ndarray | float = choice.matrix_factor
+    if choice.matrix_factor != choice.other_factor:
+        names = np.array([*graph.texts["name"], ""], dtype=object)
+        factor = np.where(is_matrix_kernel(names)[graph.name], choice.matrix_factor, choice.other_factor)
+    return Contention(untouched, factor, choice.transfer_factor)
+
+
+def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
     """Return the contention of a prediction; None if neither side of it has a transfer.
 
     `option` is `"measured"`, `"off"`, a factor for kernels, or two: for kernels and for transfers.
 
     Raises `GraphError` for another, or a factor below 1.
     """
-    chosen = option if isinstance(option, Choice) else parsed(option)
-    kinds = np.concatenate([side.columns["kind"][side.alive] for side in (untouched, graph)])
+    chosen, recorded = parsed(option), untouched.kind[untouched.alive]
+    kinds = np.append(recorded, graph.kind[graph.alive])
     if not (kinds == COLLECTIVE).any():
         return None
     kernels = bool((kinds == KERNEL).any())
+    if chosen == OFF:
+        return Choice(OFF, kernels=kernels)
     if isinstance(chosen, tuple):
-        chosen = Choice(GIVEN, chosen[0], chosen[0], chosen[1], kernels=kernels)
-    elif chosen == OFF:
-        chosen = Choice(OFF, kernels=kernels)
-    if isinstance(chosen, Choice):
-        return chosen
-    if not (untouched.columns["kind"][untouched.alive] == COLLECTIVE).any():
+        kernel, transfer = chosen
+        return Choice(GIVEN, kernel, kernel, transfer, kernels=kernels)
+    if not (recorded == COLLECTIVE).any():
         return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
     found = measured_contention(untouched)
     if found.kernel is None and found.transfer is None:

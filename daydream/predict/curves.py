@@ -8,8 +8,7 @@ bends, something else has begun to decide: that is its knee.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,7 @@ from daydream.arrays import distinct
 from daydream.costs.kernel_names import family
 from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
-from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY, covered_steps
+from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
 from daydream.predict.replay import Replay, as_replay
 from daydream.results import Record
 from daydream.simulate.steady_state import settle
@@ -77,25 +76,6 @@ class Curves(NotebookFigure, list[Curve]):
         return pd.DataFrame([curve.to_json() for curve in self])
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    sort: str
-    name: str
-    ids: np.ndarray
-    own_ns: int
-    of: str = "duration_ns"  # which times of its tasks: durations, gaps or both
-
-    def step_ns(self, before: Replay, factor: float) -> int:
-        """Return the step, in ns, where the part takes so much of its time."""
-        graph = before.graph.copy()
-        tasks = graph.tasks(self.ids)
-        if self.of == "gap_ns":
-            tasks.set(gap_ns=np.floor(tasks.gap_ns * factor + 0.5).astype(np.int64))
-        else:
-            tasks.scale(factor, gaps=self.of == "both")
-        return before.settled.mean_after(settle(graph))
-
-
 def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     """Return the curves of the parts that take longest, those first whose removal would save most.
 
@@ -108,14 +88,17 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     """
     before = as_replay(source)
     now = before.settled.step_ns
-    drawn = [
-        Curve(
-            part.sort, part.name, part.own_ns, (1.0, *FACTORS),
-            (now, *(part.step_ns(before, factor) for factor in FACTORS)),
-        )
-        for part in _parts(before.graph, now)
-    ]  # fmt: skip
-    return Curves(sorted(drawn, key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name)))
+    drawn = Curves()
+    for sort, name, own_ns, ids, of in _parts(before.graph, now):
+        steps_ns = [now]
+        for factor in FACTORS:
+            times = {each: before.graph.columns[each].copy() for each in COSTS}
+            for each in of:
+                times[each][ids] = np.floor(times[each][ids] * factor + 0.5)
+            steps_ns.append(before.settled.mean_after(settle(before.graph.retimed(**times))))
+        drawn.append(Curve(sort, name, own_ns, (1.0, *FACTORS), tuple(steps_ns)))
+    drawn.sort(key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name))
+    return drawn
 
 
 def drawable(before: Replay) -> bool:
@@ -123,31 +106,37 @@ def drawable(before: Replay) -> bool:
     return any(True for _ in _parts(before.graph, before.settled.step_ns))
 
 
-def _parts(graph: Graph, step_ns: int) -> Iterator[_Part]:
-    """Yield the parts of each sort, those that take longest first."""
-    columns, texts = graph.columns, graph.texts
-    kind, covered = columns["kind"], covered_steps(graph)
+def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarray, Sequence[str]]]:
+    """Yield the parts of each sort, those that take longest first.
+
+    Sort, name, own time in ns, tasks, and which of their times are the part.
+    """
+    kind, covered = graph.kind, covered_steps(graph)
     cpu, calls = kind == CPU, np.zeros(graph.size, bool)
     if graph.trace is not None and len(graph.trace):
-        calls = graph.trace.is_kind("runtime")[np.maximum(columns["row"], 0)] & (columns["row"] >= 0)
-    duration, gap = columns["duration_ns"], columns["gap_ns"]
-    threads = [f"all of {lane.name}" for lane in graph.lanes]
-    for sort, mask, code, names, label, of, cost in (
-        ("layer", True, columns["layer"], texts["layer"], str, "duration_ns", duration),
-        ("operator", True, columns["op"], texts["op"], str, "duration_ns", duration),
-        ("kernel", kind == KERNEL, columns["name"], texts["name"], family, "duration_ns", duration),
-        ("link", kind == MEMCPY, columns["name"], texts["name"], str, "duration_ns", duration),
-        ("link", kind == COLLECTIVE, columns["name"], texts["name"], family, "duration_ns", duration),
-        ("cpu", cpu & calls, columns["name"], texts["name"], str, "duration_ns", duration),
-        ("cpu", cpu & (gap > 0), np.zeros(graph.size, int), ["untraced CPU time"], str, "gap_ns", gap),
-        ("cpu", cpu, columns["lane"], threads, str, "both", duration + gap),
+        calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
+    work, gap = COSTS[:1], COSTS[1:]
+    coded = {name: (graph.columns[name], graph.texts[name]) for name in CODED}
+    coded["all"] = np.zeros(graph.size, int), ["untraced CPU time"]
+    coded["lane"] = graph.lane, [f"all of {lane.name}" for lane in graph.lanes]
+    for sort, mask, by, label, of in (
+        ("layer", True, "layer", str, work),
+        ("operator", True, "op", str, work),
+        ("kernel", kind == KERNEL, "name", family, work),
+        ("link", kind == MEMCPY, "name", str, work),
+        ("link", kind == COLLECTIVE, "name", family, work),
+        ("cpu", cpu & calls, "name", str, work),
+        ("cpu", cpu & (graph.gap_ns > 0), "all", str, gap),
+        ("cpu", cpu, "lane", str, COSTS),
     ):
+        code, names = coded[by]
         ids = np.flatnonzero(graph.alive & mask & (code >= 0))
         used, place = distinct(code[ids])
         labels: dict[str, int] = {}  # with their numbers: several names may have one
         numbers = [labels.setdefault(label(names[each]), len(labels)) for each in used.tolist()]
-        part, counts = np.array(numbers, np.int64)[place], covered[columns["step"][ids]]
-        total = np.bincount(part[counts], cost[ids[counts]], len(labels)) / max(int(covered.sum()), 1)
+        part, counts = np.array(numbers, np.int64)[place], covered[graph.step[ids]]
+        cost = sum(graph.columns[name][ids[counts]] for name in of)
+        total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():
             if total[each] >= LEAST_SHARE * step_ns:
-                yield _Part(sort, [*labels][each], ids[part == each], round(total[each]), of)
+                yield sort, [*labels][each], round(total[each]), ids[part == each], of

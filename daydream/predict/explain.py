@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
@@ -21,27 +21,23 @@ from daydream.memory.prediction import MemoryPrediction, changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.memory.result import DeviceMemory
 from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
-from daydream.predict.avoidable import LEAST, Avoidable
 from daydream.predict.basis import Basis
 from daydream.predict.breakdown import (
     Chain,
     Communication,
     Launching,
     Share,
-    busy_ns,
-    communication,
     labels,
-    launching,
-    shares,
     trace_back,
-    waits,
 )
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
+from daydream.predict.prediction import whatif as ask
 from daydream.predict.replay import Replay, as_replay
-from daydream.predict.suggest import WhatIfResult, WhatIfs
+from daydream.predict.suggest import LEAST, Avoidable, WhatIfResult, WhatIfs
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound, PathCause, has_cpu
+from daydream.transforms.compose import parse
 
 if TYPE_CHECKING:
     import os
@@ -145,9 +141,9 @@ class Explanation(Record, eq=False):
         """Return a cause's share of the step."""
         return sum(each.share for each in self.causes if each.cause == cause)
 
-    def bound_share(self, bound: str) -> float:
+    def bound_share(self, bound: Bound) -> float:
         """Return the share of the step that waits for GPU, CPU, copies or communication."""
-        return sum(each.share for each in self.causes if each.bound == bound)
+        return shares_of(self.causes)[bound]
 
     @property
     def worth_it(self) -> tuple[Avoidable, ...]:
@@ -178,25 +174,23 @@ def explain(
         UnknownOptimizationError: there is no what-if of that name.
 
     """
-    from daydream.predict.prediction import whatif as ask
-
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
     now = Prediction.unchanged(before) if whatif is None else ask(before, whatif, **options)
-    asker = WhatIfs(now, options)
+    asker = WhatIfs(now, [] if whatif is None else parse(whatif), options)
     say("following the critical path", -1.0)
     chain = trace_back(now.after)
     if not chain.steps:
         raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
-    causes = tuple(shares(chain))
-    busy = busy_ns(chain)
+    causes = tuple(chain.shares())
+    busy = chain.busy_ns()
     memory, unsaid = peak_memory(asker, capacity)
     graph, steps = chain.graph, len(chain.steps)
-    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered_steps(graph)[graph.columns["step"]]
+    chosen = (graph.kind == KERNEL) & graph.alive & covered_steps(graph)[graph.step]
     kernels = Selection(graph, np.flatnonzero(chosen))
     general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
@@ -210,14 +204,12 @@ def explain(
         step_ns=round(chain.step_ns),
         replayed_ns=asker.step_ns,
         causes=causes,
-        bound=bound(causes, without),
-        without_cpu=without.cpu,
-        without_device=without.device,
-        without_communication=without.communication,
+        bound=bound(causes, **without, with_cpu=has_cpu(graph)),
+        **without,
         device_busy_share=None if busy is None else busy / max(chain.step_ns, 1),
-        launch_calls=launching(chain),
-        communication=communication(chain),
-        synchronization_wait_ns=chain.per_step(waits(chain, Cause.SYNC)[1]),
+        launch_calls=chain.launching(),
+        communication=chain.communication(),
+        synchronization_wait_ns=chain.waits_ns(Cause.SYNC),
         avoidable=tuple(asker.avoidable(chain)),
         kernels=reached(kernels, steps),
         general_convolutions_ns=round(general_ns / steps),
@@ -238,24 +230,13 @@ def explain(
     return found.having(replay=before, after=None if whatif is None else now)
 
 
-class Without(NamedTuple):
-    """What a step would take if one side of it took no time; None where the step has no such side."""
-
-    cpu: WhatIfResult
-    device: WhatIfResult | None
-    communication: WhatIfResult | None
-    has_cpu: bool = True  # whether any CPU work was recorded
-
-
-def ask_without(asker: WhatIfs, chain: Chain) -> Without:
-    """Ask what the step would take without each side."""
-    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
-    return Without(
-        asker.without(on="cpu"),
-        asker.without(on="gpu") if on_device else None,
-        asker.without(kind="collective") if communication(chain) else None,
-        has_cpu(chain.graph),
-    )
+def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
+    """Return what the step would take without each side, None if it has none: fields of `Explanation`."""
+    return {
+        "without_cpu": asker.without(on="cpu"),
+        "without_device": asker.without(on="gpu") if has_device_work(chain.graph) else None,
+        "without_communication": asker.without(kind="collective") if chain.communication() else None,
+    }
 
 
 def bound_now(replay: Replay) -> tuple[Bound, float]:
@@ -264,8 +245,9 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
     """
     chain = trace_back(replay.settled)
-    causes = shares(chain)
-    found = bound(causes, ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain))
+    causes = chain.shares()
+    without = ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain)
+    found = bound(causes, **without, with_cpu=has_cpu(chain.graph))
     share = shares_of(causes)[found]
     return found, share if share >= MOST else 0.0
 
@@ -280,26 +262,32 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     return found
 
 
-def bound(causes: Sequence[Share], without: Without) -> Bound:
+def bound(
+    causes: Sequence[Share],
+    without_cpu: WhatIfResult,
+    without_device: WhatIfResult | None,
+    without_communication: WhatIfResult | None = None,
+    *,
+    with_cpu: bool = True,
+) -> Bound:
     """Return what bounds the step: the side that alone takes nearly as long, and what most of it is.
 
     Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
     is a little shorter, both bound the step: neither gains anything alone.
     """
-    step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
-    transfers = without.communication
+    step_ns, waits = max(without_cpu.replayed_ns, 1), shares_of(causes)
     on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
-    if transfers is not None and (transfers.saving_ns or 0) >= MOST * step_ns:
+    if without_communication is not None and (without_communication.saving_ns or 0) >= MOST * step_ns:
         on_device = Bound.COMMUNICATION
-    if without.device is None:
+    if without_device is None:
         return Bound.COMMUNICATION if on_device is Bound.COMMUNICATION else Bound.CPU
     missing = sum(each.share for each in causes if each.cause in NOT_RECORDED)
-    if missing >= (MOST if without.has_cpu else 1 - NEARLY):  # without a CPU the device alone remains
+    if missing >= (MOST if with_cpu else 1 - NEARLY):  # without a CPU the device alone remains
         return Bound.UNRECORDED
-    if not without.has_cpu:
+    if not with_cpu:
         return on_device
     # What each side would take alone, as a part of the step.
-    device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without.cpu, without.device))
+    device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without_cpu, without_device))
     found = Bound.CPU if cpu > device else on_device
     if waits[Bound.LOADING] >= MOST and 1 - device >= MOST:
         found = Bound.LOADING
@@ -341,16 +329,14 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
     took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
-    family, names = labels(graph, kernels.ids)
-    ns, flop_ns, byte_ns = (
-        np.bincount(family, values * known, len(names)) for values in (took, arithmetic, memory)
-    )
+    family, largest = labels(graph, kernels.ids, took * known)
+    bounds = (np.bincount(family, times * known).tolist() for times in (arithmetic, memory))
     found = []
-    for each in np.argsort(-ns, kind="stable")[:MOST_FAMILIES].tolist():
-        bound_ns = max(flop_ns[each], byte_ns[each])
-        if LEAST_OF_KERNELS * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
-            of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
-            found.append(PeakShare(names[each], round(ns[each] / steps), float(bound_ns / ns[each]), of))
+    for (name, ns), flop_ns, byte_ns in [*zip(largest, *bounds, strict=True)][:MOST_FAMILIES]:
+        bound_ns = max(flop_ns, byte_ns)
+        if LEAST_OF_KERNELS * took.sum() <= ns and 0 < bound_ns <= ns:
+            of = "arithmetic" if flop_ns >= byte_ns else "memory"
+            found.append(PeakShare(name, round(ns / steps), float(bound_ns / ns), of))
     return tuple(found)
 
 
@@ -393,8 +379,7 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:
         return None, answer.unsaid
-    held = held_now(graph.recorded, graph)
-    held = changed(held, changes) if changes else held
+    held = changed(held_now(graph.recorded, graph), changes)
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
     names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []

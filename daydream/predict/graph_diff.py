@@ -14,13 +14,12 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from math import hypot
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daydream.arrays import unique
 from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
-from daydream.graph.select import among, matching
+from daydream.graph.select import among, matching, of_tasks
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code
 from daydream.model import trained_parameters
 from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
@@ -65,7 +64,7 @@ class Affected(NamedTuple):
     @property
     def together(self) -> float:
         """All sorts together."""
-        return sum(self.by_sort().values())
+        return sum(self[:6])
 
     def by_sort(self) -> dict[str, float]:
         """Return the ns of each sort of `MODEL_ERROR`."""
@@ -73,10 +72,9 @@ class Affected(NamedTuple):
 
     @property
     def errors_ns(self) -> list[float]:
-        """How far each sort may be off, in ns, where nothing hides it; the last is what models doubt."""
-        found = {sort: MODEL_ERROR[sort] * ns for sort, ns in self.by_sort().items()}
-        found["kernels"] += self.doubt
-        return list(found.values())
+        """How far each sort may be off, in ns, where nothing hides it; of kernels, what models doubt too."""
+        doubt = {"kernels": self.doubt}
+        return [MODEL_ERROR[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()]
 
 
 class OutOfReach(NamedTuple):
@@ -109,63 +107,62 @@ class GraphDiff:
     """What turned a copy of the graph `before` into `after`, task by task.
 
     Attributes:
-        counts: how many tasks were changed, inserted and removed.
+        edited: whether a task was changed, inserted or removed, bool.
+        counts: how many were changed, inserted and removed.
         was_there: whether each task of `after` was there before, bool; the others were inserted.
         was_ns, now_ns: how long each task took and takes, 0 where it is not there.
         covered: whether a task belongs to a covered step.
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
         longer_ns: how much longer each of them takes with the gap behind it.
-        affected_ns, sort: how much time of each of them is affected, and of which sort of `MODEL_ERROR`.
-        doubt_ns, waiting_ns: by how much each may be off (see `Affected`).
+        affected_ns: by sort of `MODEL_ERROR`, how much time of each of them is affected.
+        doubt_ns: by how much each may be off beyond that.
+        waiting_ns: by how much each is longer if it waited for peers (see `Affected`).
     """
 
     def __init__(self, before: Graph, after: Graph) -> None:
         self.before, self.after = before, after
-        old, new, there = self.old, after.columns, after.alive
+        there, new = after.alive, after.columns
         self.was_there = was_there = np.append(before.alive, np.zeros(after.size - before.size, bool))
-        retimed = (old("duration_ns") != new["duration_ns"]) | (old("gap_ns") != new["gap_ns"])
-        elsewhere = (old("latency_ns") != new["latency_ns"]) | (old("lane") != new["lane"])
-        changed = (retimed | elsewhere) & was_there & there
-        masks = changed, there & ~was_there, was_there & ~there
+        differs = [self.old(name) != new[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")]
+        masks = was_there & there & np.any(differs, axis=0), there & ~was_there, was_there & ~there
+        self.edited = np.any(masks, axis=0)
         self.counts = tuple(int(np.count_nonzero(mask)) for mask in masks)
-        self.was_ns = np.where(was_there, old("duration_ns"), 0)
-        self.now_ns = np.where(there, new["duration_ns"], 0)
-        self.covered = covered_steps(after)[new["step"]]
-        self.ids = ids = np.flatnonzero(retimed | (was_there != there))
-        is_new, alive, kind = ~was_there[ids], there[ids], new["kind"][ids]
-        was = self.was_ns[ids] + old("gap_ns")[ids] * ~is_new
-        now = self.now_ns[ids] + new["gap_ns"][ids] * alive
-        self.longer_ns = now - was
-        copied = is_new & (new["row"][ids] >= 0)
+        self.was_ns = np.where(was_there, self.old("duration_ns"), 0)
+        self.now_ns = np.where(there, after.duration_ns, 0)
+        self.covered = covered_steps(after)[after.step]
+        self.ids = ids = np.flatnonzero(differs[0] | differs[1] | (was_there != there))
+        is_new, alive, kind, row = ~was_there[ids], there[ids], after.kind[ids], after.row[ids]
+        now = self.now_ns[ids] + after.gap_ns[ids] * alive
+        self.longer_ns = now - self.was_ns[ids] - self.old("gap_ns")[ids] * ~is_new
+        copied = is_new & (row >= 0)
         given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
-        modelled = (is_new & ~copied) | (given & alive & (was != now))
-        cpu, transfer = kind == CPU, (kind == MEMCPY) | (kind == COLLECTIVE)
-        self.affected_ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        moved, done_again, computed, kernels, transfers = range(len(MODEL_ERROR))
-        self.sort = np.select(
-            [~alive, copied & ~modelled, cpu & modelled, cpu, transfer],
-            [moved, done_again, computed, moved, transfers],
-            kernels,
-        )
+        modelled = (is_new & ~copied) | (given & alive & (self.longer_ns != 0))
+        cpu, transfer = kind == CPU, np.isin(kind, [MEMCPY, COLLECTIVE])
+        told = alive & (modelled | ~copied)
+        ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
+        self.affected_ns = {
+            "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
+            "copied": ns * (copied & ~modelled),
+            "computed": ns * (cpu & modelled),
+            "kernels": ns * (told & ~cpu & ~transfer),
+            "transfers": ns * (told & transfer),
+        }
         doubted = np.zeros(after.size)
         for each, error in after.doubted:
             doubted[each] = error
         off = np.where(alive, doubted[ids], 0)
-        self.waiting_ns = np.where(transfer, off * np.maximum(new["duration_ns"][ids], 1), 0)
-        beyond = np.maximum(off - MODEL_ERROR["kernels"], 0)
-        self.doubt_ns = np.where(modelled & ~cpu & ~transfer, beyond * now, 0)
+        self.waiting_ns = off * transfer * np.maximum(after.duration_ns[ids], 1)
+        self.doubt_ns = np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
         return np.append(self.before.columns[name], self.after.columns[name][self.before.size :])
 
-    def _busiest_ns(self, ns: np.ndarray, sort: np.ndarray | int = 0, sorts: int = 1) -> list[float]:
-        """Return each sort's time on its busiest lane, per step."""
-        lane, lanes = self.after.columns["lane"][self.ids].astype(np.int64), len(self.after.lanes)
+    def _busiest_ns(self, ns: np.ndarray) -> float:
+        """Return how long these tasks take on their busiest lane, per step."""
         ranks = [step.get("rank", 0) for step in self.after.steps if step.get("covered")]
-        steps = max(len(ranks) // max(len(set(ranks)), 1), 1)
-        found = np.bincount(lane * sorts + sort, ns, lanes * sorts).reshape(-1, sorts)
-        return [float(most) / steps for most in found.max(axis=0, initial=0)]
+        steps = len(ranks) // len({*ranks}) if ranks else 1
+        return float(np.bincount(self.after.lane[self.ids], ns).max(initial=0)) / steps
 
     @property
     def unknown_longer_ns(self) -> float:
@@ -174,21 +171,19 @@ class GraphDiff:
         What it is nobody knows: work of before the window, or a driver that loads modules. So nothing says
         that it takes longer at all.
         """
-        columns, ids = self.after.columns, self.ids
+        after, ids = self.after, self.ids
         if not self.before.facts.untraced_ns:
             return 0.0
         # Device work without a row stands for it, in a covered step or in none.
-        untraced = (columns["row"][ids] < 0) & (columns["kind"][ids] != CPU) & self.was_there[ids]
-        untraced &= self.covered[ids] | (columns["step"][ids] < 0)
-        return self._busiest_ns(np.where(untraced, np.maximum(self.longer_ns, 0), 0))[0]
+        untraced = (after.row[ids] < 0) & (after.kind[ids] != CPU) & self.was_there[ids]
+        untraced &= self.covered[ids] | (after.step[ids] < 0)
+        return self._busiest_ns(untraced * np.maximum(self.longer_ns, 0))
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
-        counts = self.covered[self.ids]
-        found = self._busiest_ns(counts * self.affected_ns, self.sort, len(MODEL_ERROR))
-        waits = max(abs(changes_by_ns) - sum(found), 0.0)
-        off = [self._busiest_ns(counts * ns)[0] for ns in (self.doubt_ns, np.abs(self.waiting_ns))]
-        return Affected._make([*found, waits, *off])
+        times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
+        *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
+        return Affected(*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting)
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
@@ -197,25 +192,22 @@ class GraphDiff:
         What was removed is missed where it was: behind the task before it on its lane.
         """
         parts = affected.errors_ns
-        scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        errors = np.array([*MODEL_ERROR.values()])[self.sort]
-        return self._longer_by(scale * (errors * self.affected_ns + self.doubt_ns))
+        scale = hypot(*parts) / (sum(parts) or 1)
+        errors_ns = sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items())
+        return self.longer_by(scale * (errors_ns + self.doubt_ns))
 
-    def waiting_for_peers(self) -> Graph:
-        """Return the changed graph with transfers that take as long as they waited for peers, if all did."""
-        return self._longer_by(self.waiting_ns)
-
-    def _longer_by(self, more: np.ndarray) -> Graph:
-        graph, columns, ids = self.after, self.after.columns, self.ids
-        duration, gap, lane = columns["duration_ns"].copy(), columns["gap_ns"], columns["lane"]
-        alive = graph.alive[ids]
+    def longer_by(self, more: np.ndarray) -> Graph:
+        """Return the changed graph with these tasks so much longer, in ns."""
+        graph, ids = self.after, self.ids
+        lane, gap, alive = graph.lane, graph.gap_ns, graph.alive[ids]
+        duration = graph.duration_ns.copy()
         duration[ids] += np.rint(more * alive).astype(np.int64)
         if not alive.all():
             # Behind the last task before each on its lane that is still there.
             longer_ns = np.zeros(graph.size)
             longer_ns[ids] = more
             tasks = np.flatnonzero(np.isin(lane, lane[ids[~alive]]))
-            tasks = tasks[np.lexsort((columns["order"][tasks], lane[tasks]))]
+            tasks = tasks[np.lexsort((graph.order[tasks], lane[tasks]))]
             there = graph.alive[tasks]
             last = np.maximum.accumulate(np.where(there, np.arange(len(tasks)), -1))
             before = tasks[last]
@@ -223,6 +215,17 @@ class GraphDiff:
             missed_ns = np.bincount(before[behind], longer_ns[tasks[behind]], graph.size)
             gap = gap + np.rint(missed_ns).astype(np.int64)
         return graph.retimed(duration, gap)
+
+    def out_of_reach(self, left: np.ndarray, changed: np.ndarray, where: str) -> OutOfReach:
+        """Return what a change leaves of a step's device work, beside what it changes; both are masks."""
+        counts = device_work(self.after) & self.covered
+        steps = max(int(covered_steps(self.after).sum()), 1)
+        device_ns, left_ns, was_ns = (
+            self.was_ns[counts & mask].sum() / steps for mask in (counts, left, changed)
+        )
+        now_ns = self.now_ns[counts & changed].sum() / steps
+        share = abs(now_ns - was_ns) / was_ns if was_ns else 1.0
+        return OutOfReach(device_ns, left_ns, min(float(share), 1.0), where)
 
 
 def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
@@ -239,16 +242,13 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
     # A change of transfers leaves no kernels out.
     affected = counts & ~replayed & ~same & (diff.old("kind") != COLLECTIVE)
     phase = diff.old("phase")
-    of_phase = np.isin(phase, phase[affected & diff.was_there])
-    left_ns = diff.was_ns[replayed & same & of_phase].sum()
-    if left_ns <= MUCH * diff.was_ns[counts].sum():
-        return None
-    now_ns, was_ns = diff.now_ns[affected].sum(), diff.was_ns[affected].sum()
-    return _out_of_reach(
-        diff, left_ns, abs(1 - now_ns / max(was_ns, 1)),
+    left = replayed & same & np.isin(phase, phase[affected & diff.was_there])
+    found = diff.out_of_reach(
+        left, affected,
         "run inside replays of CUDA graphs, whose kernels this change leaves as they are: the answer is "
         "about the rest.",
     )  # fmt: skip
+    return found if found.is_much else None
 
 
 def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
@@ -258,27 +258,27 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     calls = whole_calls(before) if chosen_by else None
     if calls is None:
         return None
-    edited = (diff.was_ns != diff.now_ns) | (diff.was_there != after.alive)
-    edited |= diff.old("lane") != after.columns["lane"]
+    edited = _layers(after, diff.edited)
     parameters = trained_parameters(before).tensors
     paths = {*after.texts["layer"], *parameters}
     may_be, chosen = np.zeros(before.size, bool), set[str]()
-    phase, on_device = before.columns["phase"], device_work(before) & before.alive
+    phase, on_device = before.phase, device_work(before) & before.alive
     for words in chosen_by:
         if "layer" in words:
             fits = {path for path in paths if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])}
         else:
             fits = _in_blocks(paths, matching_blocks(after, words["block"]))
-        if not fits & _layers(after, edited):
+        if not fits & edited:
             continue
         chosen |= fits
         # The other words of the selection that are known in any call.
-        where: dict[str, Any] = {name: words[name] for name in ("kind", "name", "phase") if name in words}
-        if "on" in words:
-            (where["on"],) = words["on"]
-        like = among(before, matching(before, np.arange(before.size), where)) & _encloses(
-            before, calls, fits, parameters
-        )
+        where = {
+            name: texts[0] if name == "on" else texts
+            for name, texts in words.items()
+            if name in {"on", "kind", "name", "phase"}
+        }
+        like = among(before, matching(before, np.arange(before.size), where))
+        like &= _encloses(before, calls, fits, parameters)
         # Not where each with parameters, or with work in such a call, does its work outside: that of the
         # backward pass, or all other.
         needs = fits & {*parameters, *_layers(before, calls.inside)}
@@ -288,24 +288,12 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
             if not needs <= outside or not fits & outside:
                 may_be |= like & part
     may_be &= calls.unplaced & ~np.isin(phase, NOT_BY_LAYER)
-    left = np.flatnonzero(may_be & on_device)
-    left_ns = diff.was_ns[left[diff.covered[left]]].sum()
-    if not left_ns:
-        return None
-    of_chosen = device_work(after) & _of_layers(after, chosen) & diff.covered
-    was_ns, now_ns = diff.was_ns[of_chosen].sum(), diff.now_ns[of_chosen].sum()
-    return _out_of_reach(
-        diff, left_ns, abs(now_ns - was_ns) / was_ns if was_ns else 1.0,
+    found = diff.out_of_reach(
+        among(after, np.flatnonzero(may_be)), _of_layers(after, chosen),
         f"are known only as part of {calls.where}: which of it is of these layers is not recorded "
         f"(record {RECORD[calls.where]})",
     )  # fmt: skip
-
-
-def _out_of_reach(diff: GraphDiff, left_ns: float, share: float, where: str) -> OutOfReach:
-    """Return what is left of the device work of all covered steps, per step."""
-    steps = max(int(covered_steps(diff.after).sum()), 1)
-    device_ns = diff.was_ns[device_work(diff.after) & diff.covered].sum()
-    return OutOfReach(device_ns / steps, left_ns / steps, min(float(share), 1.0), where)
+    return found if found.left_ns else None
 
 
 def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
@@ -320,19 +308,17 @@ def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
 
 def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
     """Return the layers of some tasks, a mask."""
-    codes = unique(graph.columns["layer"][tasks]).tolist()
-    return {graph.texts["layer"][code] for code in codes if code >= 0}
+    return {*filter(None, graph.column("layer", np.flatnonzero(tasks)))}
 
 
-def _of_layers(graph: Graph, layers: Collection[str], *, none: bool = False) -> np.ndarray:
-    """Return a mask of the tasks of some layers, or of those and of no layer."""
-    chosen = np.array([*(path in layers for path in graph.texts["layer"]), none])
-    return np.asarray(chosen[graph.columns["layer"]])
+def _of_layers(graph: Graph, layers: Collection[str | None]) -> np.ndarray:
+    """Return a mask of the tasks of some layers, and of no layer if None is among them."""
+    return of_tasks(graph.tasks(np.arange(graph.size)), "layer", lambda layer: layer in layers, bool)
 
 
 def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
     """Return those of some paths that are blocks, or in them."""
-    parts = {each for block in blocks for each in block.split(TOGETHER)}
+    parts = TOGETHER.join(blocks).split(TOGETHER)
     return {path for path in paths if any(within(path, part) for part in parts)}
 
 
@@ -346,4 +332,4 @@ def _encloses(graph: Graph, calls: WholeCalls, fits: set[str], parameters: Colle
         path = graph.texts["layer"][code]
         if code in calls.around or (parameters and not any(within(each, path) for each in parameters)):
             found.add(path)
-    return _of_layers(graph, found - fits, none=True)
+    return _of_layers(graph, {*found - fits, None})

@@ -39,12 +39,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, astuple, replace
 
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
+from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.steady_state import settle
@@ -73,6 +74,15 @@ RECORDING_ERROR = 0.5
 LEAST_SAID = 0.0005  # of a step
 NOTHING_LEFT = 0.001  # of a step of which a change takes work away: no step is that short
 NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
+WORDS = {  # of the causes
+    "variation": "step-to-step variation",
+    "replay": "replay error",
+    "model": "cost models",
+    "unknown": "unknown causes",
+    "rerun": "another run",
+    "recording": "cost of recording",
+    "waiting": "waiting for peers",
+}
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -93,16 +103,12 @@ class Uncertainty(Struct, frozen=True):
     @property
     def total_ns(self) -> float:
         """How far the step may be above the predicted one."""
-        return self._reach_ns(self.waiting)
+        return hypot(*astuple(self)[:-1], max(self.waiting, 0.0))
 
     @property
     def shorter_ns(self) -> float:
         """How far the step may be below the predicted one."""
-        return self._reach_ns(-self.waiting)
-
-    def _reach_ns(self, waiting: float) -> float:
-        of_the_change = hypot(self.replay, self.model, self.unknown)
-        return hypot(of_the_change, self.variation, self.rerun, self.recording, max(waiting, 0.0))
+        return hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -110,16 +116,7 @@ class Uncertainty(Struct, frozen=True):
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, in their order; empty if none matters."""
-        causes = {
-            "cost models": self.model,
-            "step-to-step variation": self.variation,
-            "replay error": self.replay,
-            "unknown causes": self.unknown,
-            "another run": self.rerun,
-            "cost of recording": self.recording,
-            "waiting for peers": abs(self.waiting),
-        }
-        shares = {words: ns / step_ns for words, ns in causes.items()} if step_ns else {}
+        shares = {WORDS[name]: abs(ns) / step_ns for name, ns in asdict(self).items() if step_ns}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
         return ", ".join(f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID)
 
@@ -176,7 +173,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
             model=model,
             rerun=_another_run_ns(comparison),
             recording=_recording_ns(comparison),
-            waiting=_longer_ns(comparison, diff.waiting_for_peers()) if affected.waiting else 0.0,
+            waiting=_longer_ns(comparison, diff.longer_by(diff.waiting_ns)) if affected.waiting else 0.0,
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
@@ -202,10 +199,10 @@ def _tells(comparison: Prediction, found: Uncertainty) -> bool:
 
 def _longer_ns(comparison: Prediction, graph: Graph) -> float:
     """Return how much longer the step of another changed graph is than the predicted one."""
-    choice = comparison.contention
-    slowed = None if choice is None else choice.between(comparison.replay.graph, graph)
+    replay = comparison.replay
+    slowed = between(comparison.contention, replay.graph, graph)
     longer = settle(graph, contention=slowed, copies=comparison.after.passes)
-    return float(comparison.replay.settled.mean_after(longer) - comparison.simulated_ns)
+    return float(replay.settled.mean_after(longer) - comparison.simulated_ns)
 
 
 def _recording_ns(comparison: Prediction) -> float:
@@ -224,7 +221,7 @@ def _recording_ns(comparison: Prediction) -> float:
 
 def _another_run_ns(comparison: Prediction) -> float:
     """Return how far another run of the changed program may be from this one, by what its step waits for."""
-    if not device_work(comparison.graph)[comparison.graph.alive].any():
+    if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
     cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())
@@ -232,7 +229,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     shown, trace = 0.0, comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
     if trace is not None and cost_of_recording(trace) is not None:
-        shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
+        shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
     on_cpu, on_device = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * other
     return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
 
@@ -280,9 +277,8 @@ def unknown_ns(
 
 def _side_by_side_ns(graph: Graph) -> float:
     """Return how long streams work that are not the busiest one of their rank, per step."""
-    columns, covered = graph.columns, covered_steps(graph)
-    chosen = graph.alive & (columns["kind"] != CPU) & covered[columns["step"]]
-    busy = np.bincount(columns["lane"][chosen], columns["duration_ns"][chosen], len(graph.lanes))
-    ranks = np.array([lane.rank for lane in graph.lanes])
-    busiest = sum(busy[ranks == rank].max() for rank in {*ranks.tolist()})
+    covered = covered_steps(graph)
+    chosen = graph.alive & (graph.kind != CPU) & covered[graph.step]
+    busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
+    busiest = sum(busy[graph.ranks == rank].max() for rank in {*graph.ranks.tolist()})
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)

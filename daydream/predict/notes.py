@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,96 +33,80 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
 
 def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
-    facts, trace = graph.facts, graph.trace
-    said = whole_recording(trace)
-    if trace:
-        said += trace.metadata.get("notes", [])
-    said += facts.notes
-    if trace:
-        time = recorded_time(trace)
-        said += filter(None, [None if time is None else time.note()])
-        first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
-        if not (first % 1000).any():
-            said.append(
-                "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off."
-            )
-    if unresolved := facts.event_waits["unresolved"]:
-        waits = counted(sum(facts.event_waits.values()), "stream wait")
-        said.append(f"{unresolved:,} of {waits} could not be resolved; their order is not kept.")
-    if facts.unresolved_syncs:
-        calls = counted(facts.unresolved_syncs, "synchronizing call")
-        said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
-    if facts.unexplained:
-        tasks = counted(facts.unexplained, "device task")
-        said.append(
-            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in "
-            "total; the delay is kept as it was."
-        )
+    facts, trace = graph.facts, graph.recorded
+    time = recorded_time(trace)
+    first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
+    unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
     measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
-    if facts.doubtful_ns > DOUBTFUL * measured:
-        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
-        said.append(
-            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
-            "the recording does not show which. They are kept as they are, and intervals cover both cases."
-        )
+    pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
     ranks = {step.get("rank", 0) for step in graph.steps}
-    if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
-        said.append(
-            "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
-            "of them belong together is not known, or not all ranks have a step that can be judged."
-        )
-    if not settled.settled:
-        said.append(
-            "Step times had not reached a steady state after repeating the window; the last pass is shown."
-        )
-    return said
+    said: list[Any] = [
+        *whole_recording(trace),
+        *trace.metadata.get("notes", []),
+        *facts.notes,
+        time and time.note(),
+        len(first)
+        and not (first % 1000).any()
+        and "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.",
+        unresolved
+        and f"{unresolved:,} of {counted(waits, 'stream wait')} could not be resolved; their order is not "
+        "kept.",
+        facts.unresolved_syncs
+        and f"What {counted(facts.unresolved_syncs, 'synchronizing call')} waited for could not be found; "
+        "they are kept as plain calls.",
+        facts.unexplained
+        and f"{counted(facts.unexplained, 'device task')} started later than known causes allow, by "
+        f"{facts.unexplained_ns / 1e6:,.1f} ms in total; the delay is kept as it was.",
+        facts.doubtful_ns > DOUBTFUL * measured
+        and f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
+        "the recording does not show which. They are kept as they are, and intervals cover both cases.",
+        settled.passes == 1
+        and 1 < len(ranks) < len(graph.steps)
+        and "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
+        "of them belong together is not known, or not all ranks have a step that can be judged.",
+        not settled.settled
+        and "Step times had not reached a steady state after repeating the window; the last pass is shown.",
+    ]
+    return [*filter(None, said)]
 
 
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return the replay's notes and those about this prediction."""
-    replay, after = prediction.replay, prediction.after
-    said = list(dict.fromkeys([*replay.notes, *prediction.graph.facts.notes]))
-    if prediction.left_out is not None:
-        said.append(str(prediction.left_out))
-    if prediction.contention is not None:
-        said.append(prediction.contention.note())
-    if not after.timeline.overlaps_settled:
-        said.append(
-            "Which kernels run during transfers changed with every simulation; "
-            "the last of these simulations is shown."
-        )
-    if not after.settled:
-        said.append(
-            "The predicted step had not reached a steady state after repeating the window; its last "
-            "pass is shown."
-        )
+    replay, after, answer = prediction.replay, prediction.after, prediction.memory_answer
     mean_ns, steady_ns = replay.replayed_ns, prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
     apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
-    if apart and prediction.recorded is None:
-        said.append(
-            f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
-        )
-    if prediction.changed or prediction.inserted or prediction.removed:
-        said += filter(None, [why_unmoved(prediction)])
-    answer = prediction.memory_answer
-    if answer.memory is not None:
-        said += [*answer.memory.recording_notes, *answer.memory.notes]
-    elif answer.unsaid is not None:
-        said.append(f"{answer.unsaid}.")
-    if len(replay.steps) == 1:
-        said.append(
+    of_memory = () if answer.memory is None else (*answer.memory.recording_notes, *answer.memory.notes)
+    said: list[Any] = [
+        *replay.notes,
+        *(note for note in prediction.graph.facts.notes if note not in replay.notes),
+        prediction.left_out and str(prediction.left_out),
+        prediction.contention and prediction.contention.note(),
+        not after.timeline.overlaps_settled
+        and "Which kernels run during transfers changed with every simulation; "
+        "the last of these simulations is shown.",
+        not after.settled
+        and "The predicted step had not reached a steady state after repeating the window; its last "
+        "pass is shown.",
+        apart
+        and prediction.recorded is None
+        and f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}.",
+        (prediction.changed or prediction.inserted or prediction.removed) and why_unmoved(prediction),
+        *of_memory,
+        answer.unsaid and f"{answer.unsaid}.",
+        len(replay.steps) == 1
+        and (
             "How steps vary is not known: the interval reaches to the step as it is."
             if whole_recording(replay.graph.trace)
             else "Only one step is covered: the interval leaves out how steps vary."
-        )
-    return said
+        ),
+    ]
+    return [*filter(None, said)]
 
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:
     """Return the part of a step's waits that is for the CPU, 0 to 1."""
-    whole = sum(waits.values())
-    return waits.get(Bound.CPU, 0) / whole if whole > 0 else 0.0
+    return waits.get(Bound.CPU, 0) / max(sum(waits.values()), 1)
 
 
 def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:
@@ -190,22 +175,19 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
 
     None where there are no rows or no steps with times.
     """
-    by_rank: dict[int, list[dict[str, Any]]] = {}
+    by_rank: dict[int, list[Any]] = defaultdict(list)
     for step in trace.metadata.get("steps", []):
-        by_rank.setdefault(int(step.get("rank", 0)), []).append(step)
-    start = np.asarray(trace["start_ns"], np.int64)
-    end = start + np.asarray(trace["duration_ns"], np.int64)
+        by_rank[step.get("rank", 0)].append(step)
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
     host = trace.is_kind("operator", "annotation", "runtime")
     known = []
     for rank, steps in sorted(by_rank.items()):
-        mine = np.asarray(trace["rank"]) == rank if len(by_rank) > 1 else np.ones(len(trace), bool)
-        taken = [
-            (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"])))
-            for step in steps
-            if "end_ns" in step
-        ]
-        if not mine.any() or not taken:
+        mine = (trace["rank"] == rank) | (len(by_rank) == 1)
+        timed = [step for step in steps if "end_ns" in step]
+        if not mine.any() or not timed:
             continue
+        taken = [(step["start_ns"], max(step.get("completion_ns", 0), step["end_ns"])) for step in timed]
         at = first = int(start[mine].min())
         last = int(end[mine].max())
         whole = max(last - first, 1)
@@ -217,7 +199,7 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
                 longest = _longest(trace, inside, start, end, WORTH_NAMING * (begin - at))
                 stretches.append(Stretch(where, at, begin - at, longest))
             at = max(at, stop)
-        covered = sum(int(s.get("measured_ns") or 0) for s in steps if s.get("covered") and "end_ns" in s)
+        covered = sum(step.get("measured_ns") or 0 for step in timed if step.get("covered"))
         outside = sum(stretch.duration_ns for stretch in stretches)
         known.append(RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches)))
     if not known:

@@ -16,12 +16,12 @@ from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
-from daydream.predict.contention_option import MEASURED, Choice, choose
+from daydream.predict.contention_option import MEASURED, Choice, between, choose
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.graph_diff import Affected, GraphDiff, OutOfReach, left_in_replays, unplaced_work
 from daydream.predict.interval import Uncertainty, judge
 from daydream.predict.memory import MemoryAnswer, answer_of
-from daydream.predict.notes import cpu_share, most_of, prediction_notes, waited_for_ns
+from daydream.predict.notes import most_of, prediction_notes, waited_for_ns
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Predicted, Record
 from daydream.simulate.critical_path import Bound
@@ -60,11 +60,6 @@ class Changed(Predicted):
     memory: MemoryPrediction | None = None
     notes: Sequence[str] = ()
 
-    def shared(self, kind: type[Row], **more: Any) -> Row:
-        """Return a row of another kind with what it shares with this one, and `more` of its own."""
-        fields = {name: getattr(self, name) for name in Changed.__struct_fields__}
-        return kind(**{**fields, **more})
-
 
 class RecordedStep(Record):
     """The step as it was recorded, with the profiler, where the answer is about another one; ns.
@@ -75,11 +70,6 @@ class RecordedStep(Record):
     measured_ns: int
     replayed_ns: int
     predicted_ns: int | None
-
-    @property
-    def ratio(self) -> float:
-        """Predicted / replayed; 0.0 where there is neither."""
-        return (self.predicted_ns or 0) / self.replayed_ns if self.replayed_ns else 0.0
 
 
 class PredictedStep(Record):
@@ -149,7 +139,6 @@ class Prediction(Changed, NotebookFigure, eq=False):
     uncertainty = Live(Uncertainty())
     affected = Live(Affected())  # what the change affects of a step
     waited_for_ns = Live[Mapping[Bound, int]]({})  # what the step waits for then, in ns
-    cpu_share = Live((0.0, 0.0))  # of the step that waits for the CPU, before and after
     left_out = Live[OutOfReach | None](None)  # what the change leaves as it is inside replays of CUDA graphs
     unplaced = Live[OutOfReach | None](None)  # what may be of the layers that were chosen, or of others
     memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
@@ -164,10 +153,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
         found = cls(
             edit,
             options,
-            replay.basis_ns,
-            basis=replay.basis,
-            measured_ns=replay.basis_measured_ns,
-            replay_error=replay.basis_error,
+            **replay.basis_figures,
             typical_measured_ns=replay.basis_typical_measured_ns,
             typical_replayed_ns=replay.settled.typical_ns,
             held_ns=replay.held_ns,
@@ -204,6 +190,12 @@ class Prediction(Changed, NotebookFigure, eq=False):
             for step, ns in replay.settled.step_times().items()
         ]
         self.notes = prediction_notes(self)
+
+    def shared(self, kind: type[Row], **more: Any) -> Row:
+        """Return a row of another kind with `more` of its own; of the notes those that the replay lacks."""
+        fields = {name: getattr(self, name) for name in Changed.__struct_fields__}
+        fields["notes"] = [note for note in self.notes if note not in self.replay.notes]
+        return kind(**{**fields, **more})
 
     def __repr__(self) -> str:
         if self.predicted_ns is None:
@@ -311,7 +303,7 @@ def predict(
     edit: Edit,
     *,
     start: Graph | None = None,
-    contention: ContentionOption | Choice = MEASURED,
+    contention: ContentionOption = MEASURED,
     capacity_bytes: int | None = None,
     interval: bool = True,
     recorded: bool = True,
@@ -333,13 +325,12 @@ def predict(
     if wrong:
         raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
     diff = GraphDiff(old, graph)
-    changed, inserted, removed = diff.counts
-    if not (changed or inserted or removed or graph.version != old.version):
+    if graph.version == old.version:
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
     chosen, after = _simulated(edit.name, old, graph, contention)
     found = Prediction.of(replay, edit.name, options, graph, after)
-    found.changed, found.inserted, found.removed = changed, inserted, removed
+    found.changed, found.inserted, found.removed = diff.counts
     found.contention, found.memory_changes, found.capacity_bytes = chosen, edit.memory, capacity_bytes
     if (
         interval
@@ -349,13 +340,12 @@ def predict(
         recording = replay.recording
         graph_too, _ = edit.in_copy(recording.graph)
         if graph_too.differs_in_times_only(graph):  # then it has the same plan
-            graph_too = graph.retimed(graph_too.columns["duration_ns"], graph_too.columns["gap_ns"])
+            graph_too = graph.retimed(graph_too.duration_ns, graph_too.gap_ns)
         _, after = _simulated(edit.name, recording.graph, graph_too, contention, after.passes)
         found.recorded_after_ns = recording.settled.mean_after(after)
     found.code = lines_of(edit.optimizations, replay.graph)
     found.affected = diff.affected(found.simulated_ns - found.replayed_ns)
     found.waited_for_ns = waited_for_ns(found.after)
-    found.cpu_share = replay.cpu_share, cpu_share(found.waited_for_ns)
     found.left_out, found.unplaced = left_in_replays(diff), unplaced_work(diff)
     judge(found, diff, interval=interval)
     if interval and edit.memory is not None:
@@ -367,14 +357,13 @@ def predict(
 
 
 def _simulated(
-    name: str, old: Graph, graph: Graph, contention: ContentionOption | Choice, copies: int = 2
+    name: str, old: Graph, graph: Graph, contention: ContentionOption, copies: int = 2
 ) -> tuple[Choice | None, SteadyState]:
     """Return the contention that was chosen, and the steady state of a changed graph, of so many `copies`."""
     if graph.size <= FEW_TASKS and graph.structure != old.structure:
         copies = max(copies, COPIES_OF_FEW)
     chosen = choose(contention, old, graph)
-    slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        return chosen, settle(graph, contention=slowed, copies=copies)
+        return chosen, settle(graph, contention=between(chosen, old, graph), copies=copies)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{name} left a broken graph: {error}.") from None

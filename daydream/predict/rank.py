@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import field
 
 from daydream.display import NotebookFigure
-from daydream.errors import DaydreamError, NotApplicableError
+from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.predict.basis import Basis
 from daydream.predict.curves import Curve, curves
 from daydream.predict.explain import bound_now
 from daydream.predict.notes import preference
-from daydream.predict.prediction import Changed, Prediction, predict
+from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
@@ -23,6 +23,7 @@ from daydream.transforms import stages
 from daydream.transforms.compose import Edit, edit_of, in_order, option_names, parse, spelled
 from daydream.transforms.real_change import why_not_offered
 from daydream.transforms.registry import Optimization, find, names
+from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +55,8 @@ class Ranked(Changed):
     code: str | None = None
     bound: Bound = Bound.NOTHING
     bound_share: float = 0.0
+
+    change = Live[Optimization]()  # of a pair the one that was named first
 
     @property
     def changes_nothing(self) -> bool:
@@ -140,13 +143,12 @@ class Ranking(Record, NotebookFigure, eq=False):
     @property
     def cannot_tell(self) -> bool:
         """Whether most intervals say neither that a change helps nor that it hurts, and are wider than 2x."""
-        known = [each for each in self.optimizations if each.predicted_ns and each.predicted_high_ns]
-        open_ = [
-            each
-            for each in known
-            if (each.predicted_low_ns or 0) < self.replayed_ns < (each.predicted_high_ns or 0)
-            and (each.predicted_high_ns or 0) > 2 * (each.predicted_low_ns or 0)
+        known = [
+            (each.predicted_low_ns or 0, each.predicted_high_ns)
+            for each in self.optimizations
+            if each.predicted_ns and each.predicted_high_ns
         ]
+        open_ = [low for low, high in known if low < self.replayed_ns < high and high > 2 * low]
         return 2 * len(open_) > len(known)
 
     @property
@@ -200,152 +202,124 @@ def rank(
     """
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)
+    trial = _Trial(before, capacity, only_apt=optimizations is None, every=every)
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
-    left_out: dict[str, str] = {}
-    tried: list[tuple[Ranked, Optimization]] = []
-    begun: dict[str, Edit] = {}  # whose copies pairs go on from: of the best
+    tried = trial.rows
     for number, each in enumerate(chosen):
         name = each if isinstance(each, str) else spelled(parse([each]))
         say(f"predicting {name}", number / len(chosen))
-        apt = optimizations is None
-        parsed, result = _tried([each], before, capacity, begun, tried, only_apt=apt, every=every)
-        if isinstance(result, Ranked):
-            tried.append((result, parsed[0]))
-            best = sorted(tried, key=lambda pair: -_worth(pair[0], by))[: pairs + 1]
-            begun = {one.name: begun[one.name] for _, one in best if one.name in begun and pairs > 0}
-        else:
-            left_out[name] = result
-    found: list[tuple[Ranked, Optimization]] = []
-    for ranked, optimization in sorted(
-        tried, key=lambda pair: preference(pair[0].notes, pair[0].optimization)
-    ):
-        same = (other.optimization for other, kept in found if _same(ranked, optimization, other, kept))
-        twin = next(same, None)
+        row = trial.row(name, [each])
+        if row is not None:
+            tried.append(row)
+            best = sorted(tried, key=lambda row: -_worth(row, by))[: pairs + 1]
+            trial.begun = {one.optimization: trial.begun[one.optimization] for one in best if pairs > 0}
+    found: list[Ranked] = []
+    for row in sorted(tried, key=lambda row: preference(row.notes, row.optimization)):
+        twin = next((other for other in found if _same(row, other)), None)
         if twin is None:
-            found.append((ranked, optimization))
+            found.append(row)
         else:
-            left_out[ranked.optimization] = SAME.format(twin)
-    found.sort(key=lambda pair: pair[0].place)
+            trial.left_out[row.optimization] = SAME.format(twin.optimization)
+    found.sort(key=lambda row: row.place)
+    # Those first that save most together if they do not touch each other.
+    better = [row for row in found if _worth(row, by) > 0]
+    couples = sorted(combinations(better, 2), key=lambda couple: -sum(_worth(row, by) for row in couple))
     together: list[Ranked] = []
-    for number, couple in enumerate(_couples(found, by) if pairs > 0 else []):
-        if len(together) > pairs or number >= 4 * pairs:
+    for couple in couples[: 4 * max(pairs, 0)]:
+        if len(together) > pairs:
             break
-        name = "+".join(each.name for each in couple)
+        name = "+".join(each.optimization for each in couple)
         say(f"predicting {name}", -1.0)
-        _, result = _tried(couple, before, capacity, begun, [], only_apt=optimizations is None, every=every)
-        if isinstance(result, Ranked):
-            together.append(result)
-        else:
-            left_out[name] = result
-    together = sorted(together, key=lambda ranked: ranked.place)[:pairs]
+        row = trial.row(name, [each.change for each in couple])
+        if row is not None:
+            together.append(row)
+    together = sorted(together, key=lambda row: row.place)[:pairs]
     if by == "memory":
-        found.sort(key=lambda pair: pair[0].place_by_memory)
-        together.sort(key=lambda ranked: ranked.place_by_memory)
+        found.sort(key=lambda row: row.place_by_memory)
+        together.sort(key=lambda row: row.place_by_memory)
     say("drawing curves", -1.0)
     bound, share = bound_now(before)
-    found_rows = Ranking(
-        basis=before.basis,
-        measured_ns=before.basis_measured_ns,
-        replayed_ns=before.basis_ns,
-        replay_error=before.basis_error,
+    return Ranking(
+        **before.basis_figures,
         bound=bound,
         bound_share=share,
-        optimizations=[ranked for ranked, _ in found],
+        optimizations=found,
         pairs=together,
-        reasons=[LeftOut(name, reason) for name, reason in left_out.items()],
+        reasons=[LeftOut(name, reason) for name, reason in trial.left_out.items()],
         curves=curves(before) if with_curves else [],
         notes=[*before.notes],
         by=by,
-    )
-    return found_rows.having(replay=before)
+    ).having(replay=before)
 
 
-def _same(ranked: Ranked, optimization: Optimization, other: Ranked, kept: Optimization) -> bool:
+def _same(row: Ranked, other: Ranked) -> bool:
     """Tell whether two that exclude each other are one change: as many tasks are edited, to the same step."""
-    figures = [(each.predicted_ns, each.changed, each.inserted, each.removed) for each in (ranked, other)]
-    return optimization.rules_out(kept) and figures[0] == figures[1]
+    figures = [(each.predicted_ns, each.changed, each.inserted, each.removed) for each in (row, other)]
+    return row.change.rules_out(other.change) and figures[0] == figures[1]
 
 
-def _worth(ranked: Ranked, by: By) -> float:
+def _worth(row: Ranked, by: By) -> float:
     """Return what makes an optimization worth trying in a pair: ns a step, or bytes; 0 if nothing does."""
     if by == "memory":
-        return 0 if ranked.memory is None else ranked.memory.before_bytes - ranked.memory.after_bytes
-    return (ranked.saving_ns or 0) if ranked.gains and ranked.needs != stages.NEEDS[stages.HARDWARE] else 0
+        return 0 if row.memory is None else row.memory.before_bytes - row.memory.after_bytes
+    return (row.saving_ns or 0) if row.gains and row.needs != stages.NEEDS[stages.HARDWARE] else 0
 
 
-def _couples(found: Sequence[tuple[Ranked, Optimization]], by: By) -> list[tuple[Optimization, Optimization]]:
-    """Return the pairs worth trying, those first that save most together if they do not touch each other."""
-    worth = [(_worth(ranked, by), optimization) for ranked, optimization in found]
-    better = [pair for pair in worth if pair[0] > 0]
-    couples = sorted(combinations(better, 2), key=lambda couple: -couple[0][0] - couple[1][0])
-    return [(one, other) for (_, one), (_, other) in couples]
-
-
-def _tried(
-    chosen: Sequence[Named],
-    before: Replay,
-    capacity: int | None,
-    begun: dict[str, Edit],
-    tried: Sequence[tuple[Ranked, Optimization]],
-    *,
-    only_apt: bool = True,
-    every: bool = False,
-) -> tuple[list[Optimization], Ranked | str]:
-    """Return the optimizations, and what they would give together or the reason why they give nothing.
-
-    `begun` takes the edit of one, by name; several go on from the copies of the first of them. What is
-    the same line of code as one that was `tried`, and excludes it, is the same change.
+class _Trial:
+    """What optimizations would give of one trace.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself, nor does
-    what the recorded script cannot have, if not `every` change is asked for.
+    what the recorded script cannot have, if not `every` change is asked for. What is the same line of code as
+    one of the `rows`, and excludes it, is the same change.
     """
-    parsed: list[Optimization] = []
-    try:
-        parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
-        reason = _why_not(parsed, before, tried, only_apt=only_apt, every=every)
-        if reason is not None:
-            return parsed, reason
-        options = _suggested(parsed, before.graph)
-        alone = len(parsed) == 1
-        after = None if alone else begun.get(in_order(parsed)[0].name)
-        edit = edit_of(parsed, options, after=after)
-        prediction = predict(before, edit, capacity_bytes=capacity, recorded=False)
+
+    def __init__(self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool) -> None:
+        self.before, self.capacity, self.only_apt, self.every = before, capacity, only_apt, every
+        self.rows: list[Ranked] = []
+        self.left_out: dict[str, str] = {}  # the reasons
+        self.begun: dict[str, Edit] = {}  # of one each, by name: from its copies several go on
+
+    def row(self, name: str, chosen: Sequence[Named]) -> Ranked | None:
+        """Return what optimizations would give together; None if nothing, and why is in `left_out`."""
+        try:
+            parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
+            return self._predicted(parsed)
+        except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
+            self.left_out[name] = reason_of(error)
+            return None
+
+    def _predicted(self, parsed: Sequence[Optimization]) -> Ranked:
+        """Return what optimizations would give. Raises `DaydreamError` if that is nothing."""
+        first, graph, alone = parsed[0], self.before.graph, len(parsed) == 1
+        if self.only_apt:
+            several = graph.recorded.metadata.get("world_size", 1) > 1
+            if any(each.of_jobs for each in parsed) and not (several or len(graph.select(kind="collective"))):
+                raise NotApplicableError(OF_JOBS)
+            if not self.every:
+                for reason in filter(None, (why_not_offered(each, graph) for each in parsed)):
+                    raise NotApplicableError(reason)
+        needed = [option.flag for each in parsed for option in each.options if option.required]
+        if needed:
+            raise NotApplicableError(f"needs {' and '.join(needed)}")
+        for row in self.rows if self.only_apt and alone else ():
+            if row.predicted_ns and row.change.code == first.code != "" and row.change.rules_out(first):
+                raise NotApplicableError(SAME.format(row.optimization))
+        options = _suggested(parsed, graph)
+        edit = edit_of(parsed, options, after=None if alone else self.begun.get(in_order(parsed)[0].name))
+        found = predict(self.before, edit, capacity_bytes=self.capacity, recorded=False)
         if alone:
-            begun[parsed[0].name] = edit
-        return parsed, _ranked(parsed, prediction, options)
-    except DaydreamError as error:
-        return parsed, " ".join(str(error).split())
-    except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
-        return parsed, f"it failed: {type(error).__name__}: {error}"
-
-
-def _why_not(
-    parsed: Sequence[Optimization],
-    before: Replay,
-    tried: Sequence[tuple[Ranked, Optimization]],
-    *,
-    only_apt: bool,
-    every: bool,
-) -> str | None:
-    """Return why optimizations are left out before anything is predicted, or None."""
-    if only_apt and any(each.of_jobs for each in parsed) and _alone(before):
-        return OF_JOBS
-    reasons = [why_not_offered(each, before.graph) for each in parsed if only_apt and not every]
-    for reason in filter(None, reasons):
-        return reason
-    needed = [option.flag for each in parsed for option in each.options if option.required]
-    if needed:
-        return f"needs {' and '.join(needed)}"
-    for row, other in tried if only_apt else ():
-        if row.predicted_ns and other.code == parsed[0].code != "" and other.rules_out(parsed[0]):
-            return SAME.format(other.name)
-    return None
-
-
-def _alone(before: Replay) -> bool:
-    """Tell whether a trace is of a process that trains by itself."""
-    graph = before.graph
-    return graph.recorded.metadata.get("world_size", 1) <= 1 and not len(graph.select(kind="collective"))
+            self.begun[first.name] = edit
+        bound, share = found.bound
+        row = found.shared(
+            Ranked,
+            options=options,
+            summary=first.summary if alone else "",
+            needs=next((stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS), None),
+            code=found.code,
+            bound=bound,
+            bound_share=share,
+        )
+        return row.having(change=first)
 
 
 def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
@@ -362,18 +336,3 @@ def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
         if option.name in options:
             found[name] = options[option.name]
     return found
-
-
-def _ranked(parsed: Sequence[Optimization], prediction: Prediction, options: dict[str, Any]) -> Ranked:
-    bound, share = prediction.bound
-    needs = [stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS]
-    return prediction.shared(
-        Ranked,
-        options=options,
-        notes=[note for note in prediction.notes if note not in prediction.replay.notes],
-        summary=parsed[0].summary if len(parsed) == 1 else "",
-        needs=needs[0] if needs else None,
-        code=prediction.code,
-        bound=bound,
-        bound_share=share,
-    )

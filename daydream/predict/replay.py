@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
@@ -21,10 +21,10 @@ from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.cache import Contents
-from daydream.graph.cached import cached_graph, cached_plan, graph_contents, is_plain, plan_arrays
+from daydream.graph.cached import cached_graph, graph_contents, is_plain
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
-from daydream.graph.lower import lower, steps_in
+from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
 from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL
 from daydream.predict.basis import (
@@ -32,11 +32,8 @@ from daydream.predict.basis import (
     RECORDED,
     UNPROFILED,
     Basis,
-    TimedSteps,
-    faster_note,
     recording_share,
     timed_steps,
-    typical_note,
     without_start_up,
 )
 from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
@@ -44,7 +41,7 @@ from daydream.results import Record
 from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
-from daydream.trace.cached_trace import CacheEntry, trace_contents
+from daydream.trace.cached_trace import trace_contents
 from daydream.trace.step_range import TYPICAL
 from daydream.trace.trace import Trace
 
@@ -133,15 +130,6 @@ class ReplayFigures(Record):
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The steps as they were recorded, simulated: their graph, and each measured and replayed step."""
-
-    graph: Graph
-    settled: SteadyState
-    steps: list[StepReplay]
-
-
 @dataclass(repr=False)
 class Replay(NotebookFigure):
     """A trace simulated without a change: how well that meets the recording, and what predictions start from.
@@ -164,7 +152,8 @@ class Replay(NotebookFigure):
 
     graph: Graph
     settled: SteadyState
-    recording: Recording
+    steps: list[StepReplay]  # the covered ones, as they were recorded
+    recorded: Replay | None = None  # that of the recorded step, where answers are about another one
     basis: Basis = RECORDED
     basis_measured_ns: int | None = None
     basis_typical_measured_ns: int | None = None  # the median of the same steps
@@ -194,21 +183,20 @@ class Replay(NotebookFigure):
         """Return a row per covered step: measured and replayed, in ns, and the relative error."""
         import pandas as pd
 
-        columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
-        return pd.DataFrame([astuple(step) for step in self.steps], columns=columns)
+        return pd.DataFrame([asdict(step) for step in self.steps]).rename(columns={"name": "step"})
 
     @property
-    def steps(self) -> list[StepReplay]:
-        """The covered steps as they were recorded."""
-        return self.recording.steps
+    def recording(self) -> Replay:
+        """The replay of the recorded steps."""
+        return self.recorded or self
 
     @property
     def start_error_ns(self) -> dict[str, int]:
         """How far kernels start from where they were recorded: `p50` and `p95`, in ns."""
         graph, timeline = self.recording.graph, self.recording.settled.timeline
-        measured = graph.columns["measured_start_ns"][timeline.task]
+        measured = graph.measured_start_ns[timeline.task]
         chosen = (timeline.copy == 0) & (measured >= 0)
-        kernels = chosen & (graph.columns["kind"][timeline.task] == KERNEL)
+        kernels = chosen & (graph.kind[timeline.task] == KERNEL)
         off = np.abs(timeline.start_ns - measured)[kernels if kernels.any() else chosen]
         p50, p95 = percentile(off, [50, 95]).tolist() if len(off) else (0, 0)
         return {"p50": round(p50), "p95": round(p95)}
@@ -217,6 +205,16 @@ class Replay(NotebookFigure):
     def basis_ns(self) -> int:
         """The steady step that predictions start from, in ns."""
         return self.settled.step_ns
+
+    @property
+    def basis_figures(self) -> dict[str, Any]:
+        """What every answer says of the step that it is about: the basis, measured and replayed, in ns."""
+        return {
+            "basis": self.basis,
+            "measured_ns": self.basis_measured_ns,
+            "replayed_ns": self.basis_ns,
+            "replay_error": self.basis_error,
+        }
 
     @property
     def measured_ns(self) -> int:
@@ -262,12 +260,12 @@ class Replay(NotebookFigure):
 
     def as_recorded(self) -> Replay:
         """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        return self if self.basis == RECORDED else _as_recorded(self.recording, self.said)
+        return self if self.basis == RECORDED else self.recording
 
     @cached_property
     def tasks_of_steps(self) -> np.ndarray:
         """How many tasks each step has: int64, shape (steps,)."""
-        steps = self.graph.columns["step"][self.graph.alive]
+        steps = self.graph.step[self.graph.alive]
         return np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
 
     @cached_property
@@ -289,12 +287,10 @@ class Replay(NotebookFigure):
     @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace, timed_ns, error = self.graph.trace, self.basis_measured_ns, self.basis_error
-        if trace is None:
-            return None
-        if self.basis != UNPROFILED or timed_ns is None or error is None:
-            return unrest(trace, None)
-        return unrest(trace, round(timed_ns * (1 + error)))
+        trace, simulated_ns = self.graph.trace, None
+        if self.basis == UNPROFILED and self.basis_measured_ns is not None:
+            simulated_ns = round(self.basis_measured_ns * (1 + (self.basis_error or 0.0)))
+        return None if trace is None else unrest(trace, simulated_ns)
 
     @cached_property
     def notes(self) -> list[str]:
@@ -304,9 +300,9 @@ class Replay(NotebookFigure):
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
         graph, facts = self.recording.graph, self.recording.graph.facts
-        kernel = graph.alive & (graph.columns["kind"] == KERNEL)
+        kernel = graph.alive & (graph.kind == KERNEL)
         parts = kernel & fused_parts(graph)
-        kernels = int((kernel & ~parts).sum()) + len(unique(graph.columns["row"][parts]))
+        kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
         graph_figures: dict[str, Any] = {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
             "tasks": len(graph),
@@ -327,20 +323,19 @@ class Replay(NotebookFigure):
         return self.figures().to_json()
 
 
-def _collectives(result: Recording) -> list[dict[str, Any]]:
+def _collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
     graph, timeline = result.graph, result.settled.timeline
-    columns = graph.columns
-    recorded = (timeline.copy == 0) & (columns["row"][timeline.task] >= 0)
-    chosen = np.flatnonzero(recorded & (columns["kind"][timeline.task] == COLLECTIVE))
+    recorded = (timeline.copy == 0) & (graph.row[timeline.task] >= 0)
+    chosen = np.flatnonzero(recorded & (graph.kind[timeline.task] == COLLECTIVE))
     if not len(chosen):
         return []
     from daydream.collect.derive.collectives import match_collectives
 
-    tasks = timeline.task[chosen]
-    ends = graph.column("start_ns", tasks) + graph.column("measured_duration_ns", tasks)
-    names, ranks, sizes = (graph.column(name, tasks) for name in ("name", "rank", "bytes"))
-    place = {row: number for number, row in enumerate(columns["row"][tasks].tolist())}
+    tasks = graph.tasks(timeline.task[chosen])
+    ends = tasks.start_ns + tasks.measured_duration_ns
+    names, ranks, sizes = tasks.name, tasks.rank, tasks.bytes
+    place = {row: number for number, row in enumerate(tasks.row.tolist())}
     met = match_collectives(graph.recorded).rows
     groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]
@@ -379,54 +374,51 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
 
     """
     if isinstance(source, Graph):
-        graph = source if table is None else source.copy()
+        found = baseline_of(recorded_steps(source if table is None else source.copy()))
     else:
         trace = source
         if not isinstance(trace, Trace):
             from daydream.collect.load import load  # no importer is needed for a trace in memory
 
             trace = load(trace, steps=TYPICAL)  # of a long recording its typical steps
-        if trace.cache is not None:
-            found = _from_cache(trace, trace.cache)
-            for graph in (found.graph, found.recording.graph):
-                give_table(graph, table)
-            return found
-        from daydream.graph.build import build  # a kept graph needs no rule
-
-        graph = build(trace)
-    give_table(graph, table)
-    return baseline_of(recorded_steps(graph))
+        found = _of_trace(trace)
+    for graph in (found.graph, found.recording.graph):
+        give_table(graph, table)
+    return found
 
 
-def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
+def _of_trace(trace: Trace) -> Replay:
     """Return the replay that is kept of a trace, or the one made of it, which is kept from then on.
 
     An entry is taken as it was written where its digest fits; it is worked out again where a part is missing.
     """
-    found = entry.read()
+    entry = trace.cache
+    found = None if entry is None else entry.read()
     if found is not None:
         with suppress(*MISTAKES):
             return _kept(trace, found)
-    from daydream.graph.build import build
-    from daydream.predict.breakdown import parts_of_replay
+    from daydream.graph.build import build  # a kept graph needs no rule
 
     made = baseline_of(recorded_steps(build(trace)))
-    parts_of_replay(made)
-    if is_plain(made.recording.graph):
-        with suppress(*MISTAKES):
-            entry.write(_contents(made, trace))
+    if entry is not None:
+        from daydream.predict.breakdown import parts_of_replay
+
+        parts_of_replay(made)
+        if is_plain(made.recording.graph):
+            with suppress(*MISTAKES):
+                entry.write(_contents(made, trace))
     return made
 
 
 def _contents(made: Replay, trace: Trace) -> Contents:
-    """Return what is kept of a replay: its graph, its plan and when each task starts."""
+    """Return what is kept of a replay: its graph and when each task starts."""
     base, settled, of_trace = made.recording.graph, made.recording.settled, trace_contents(trace)
     plan, start = settled.timeline.plan, settled.timeline.start_ns
     if (settled.timeline.end_ns != start + plan.duration_ns).any():
         raise ValueError("tasks end later than their work does")
     graph, arrays = graph_contents(base)
     families, work = work_contents(trace)
-    arrays |= of_trace.arrays | work | plan_arrays(base, settled.passes, repeatable(base)) | {START: start}
+    arrays |= of_trace.arrays | work | {START: start}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
     document = {  # of the replay's fields all but its graph, its times and its recording
@@ -435,7 +427,7 @@ def _contents(made: Replay, trace: Trace) -> Contents:
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
-        "basis": {each.name: getattr(made, each.name) for each in fields(made)[3:]},
+        "basis": {each.name: getattr(made, each.name) for each in fields(made)[4:]},
         "families": families,
         "contention": evidence_json(measured_contention(base)),
     }
@@ -446,10 +438,9 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
     document, arrays = found.document["replay"], found.arrays
     graph = cached_graph(trace, document["graph"], arrays)
-    window, start = repeatable(graph), arrays[START]
-    lowered = cached_plan(graph, document["passes"], window, arrays)
-    repeats = {} if window is None else steps_in(graph, window)
-    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
+    start = arrays[START]
+    lowered = lower(graph, document["passes"], repeatable(graph))
+    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)
     times = {(copy, step): ns for copy, step, ns in document["times"]}
     settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
     recording = recorded_steps(graph, settled)
@@ -459,92 +450,94 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     if basis["basis"] != RECORDED:
         graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
         settled = settle(graph)
-    return Replay(graph, settled, recording, **basis)
+    recording.said = basis["said"]
+    return Replay(graph, settled, recording.steps, recording, **basis)
 
 
-def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Recording:
-    """Return how a graph without a change, simulated (`settled` if it was), compares with the recording.
+def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:
+    """Return the replay of the recorded steps: of a graph without a change, simulated (`settled` if it was).
 
     Raises `GraphError` if the trace covers no step.
     """
     settled = settled or settle(graph)
     steps = []
-    for number, ns in settled.first_pass().items():
+    for number, ns in settled.step_times(0).items():
         info = graph.steps[number]
         steps.append(StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), ns))
     if not any(step.replayed_ns or not step.measured_ns for step in steps):
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
-    return Recording(graph, settled, steps)
+    found = Replay(graph, settled, steps)
+    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
+    found.basis_typical_measured_ns = found.typical_measured_ns
+    return found
 
 
-def baseline_of(recording: Recording) -> Replay:
-    """Return the replay of a trace whose recorded steps were simulated: the step that answers are about."""
-    graph = recording.graph
-    trace, notes = graph.trace, replay_notes(graph, recording.settled)
-    found = _as_recorded(recording, notes)
+def baseline_of(found: Replay) -> Replay:
+    """Return the replay of a trace whose recorded steps were simulated: the step that answers are about.
+
+    What the correction misses is taken to lie in all CPU costs alike: they are scaled by the timed step / the
+    simulated one, and what a change adds in absolute terms (a transfer, a kernel) is then added to a step of
+    the right length. One scaling predicts as well as several that meet the timed step, and better than none
+    (`docs/collection.md`).
+    """
+    graph, start_up_ns = found.graph, 0
+    trace = graph.trace
+    notes = found.said = replay_notes(graph, found.settled)
     if trace is None:
         return found
-    timed = timed_steps(trace, [step.measured_ns for step in recording.steps])
+    timed = timed_steps(trace, [step.measured_ns for step in found.steps])
     if timed is not None:
         notes += timed.notes()
         if timed.slower_than(found.measured_ns):
-            notes.append(faster_note(timed, found.measured_ns))
+            notes.append(
+                f"Steps took {found.measured_ns / 1e6:,.3f} ms with the profiler, "
+                f"{timed.mean_ns / 1e6:,.3f} ms without: a profiler only makes steps longer. "
+                "Answers are about the recorded step; the interval spans both."
+            )
             cost = timed.mean_ns / found.measured_ns - 1 if found.measured_ns else 0.0
             return replace(found, recording_cost=cost)
     if len(graph.steps) == 1:
-        graph, found.start_up_ns = without_start_up(graph, notes)
+        graph, start_up_ns = without_start_up(graph, notes)
     corrected = graph if cost_of_recording(trace) is None else without_profiler(graph)
     if timed is not None:
-        return _calibrated(found, corrected, timed)
+        settled = settle(corrected)
+        error = relative(settled.step_ns, timed.mean_ns)
+        if settled.step_ns and timed.mean_ns and len(corrected.select(kind="cpu")):
+            scaled = corrected.copy()
+            scaled.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
+            corrected = found.graph.retimed(scaled.duration_ns, scaled.gap_ns)
+            settled = settle(corrected)
+        return replace(
+            found,
+            graph=corrected,
+            settled=settled,
+            recorded=found,
+            basis=UNPROFILED,
+            basis_measured_ns=timed.mean_ns,
+            basis_typical_measured_ns=round(median(timed.kept)),
+            basis_error=error,
+            spread=timed.spread,
+            start_up_ns=start_up_ns,
+        )
     share = recording_share(graph, corrected)
     if LEAST_SHARE <= share <= LARGEST_SHARE:
-        notes.append(typical_note(share))
-    elif found.start_up_ns:
+        notes.append(
+            f"This trace does not say what recording cost: the typical {share:.0%} of the busiest thread's "
+            "time is taken out. `daydream collect` times steps without the profiler."
+        )
+    elif start_up_ns:
         corrected, share = graph, 0.0
     else:
         return found
     return Replay(
         corrected,
         settle(corrected),
-        recording,
-        ESTIMATED,
-        recording_cost=share if found.start_up_ns else 0.0,
-        start_up_ns=found.start_up_ns,
-        said=notes,
-    )
-
-
-def _as_recorded(recording: Recording, said: list[str]) -> Replay:
-    """Return the replay whose answers are about the recorded step."""
-    found = Replay(recording.graph, recording.settled, recording, said=said)
-    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
-    found.basis_typical_measured_ns = found.typical_measured_ns
-    return found
-
-
-def _calibrated(found: Replay, graph: Graph, timed: TimedSteps) -> Replay:
-    """Return the replay of a graph whose CPU work is scaled by the timed step / the simulated one.
-
-    What the correction misses is taken to lie in all CPU costs alike: what a change adds in absolute terms (a
-    transfer, a kernel) is then added to a step of the right length. One scaling predicts as well as several
-    that meet the timed step, and better than none (`docs/collection.md`).
-    """
-    settled = settle(graph)
-    error = relative(settled.step_ns, timed.mean_ns)
-    if settled.step_ns and timed.mean_ns and len(graph.select(kind="cpu")):
-        copy = graph.copy()
-        copy.select(kind="cpu").scale(timed.mean_ns / settled.step_ns, gaps=True)
-        graph = found.recording.graph.retimed(copy.columns["duration_ns"], copy.columns["gap_ns"])
-        settled = settle(graph)
-    return replace(
+        found.steps,
         found,
-        graph=graph,
-        settled=settled,
-        basis=UNPROFILED,
-        basis_measured_ns=timed.mean_ns,
-        basis_typical_measured_ns=round(median(timed.kept)),
-        basis_error=error,
-        spread=timed.spread,
+        ESTIMATED,
+        recording_cost=share if start_up_ns else 0.0,
+        start_up_ns=start_up_ns,
+        said=notes,
     )

@@ -21,7 +21,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
 from daydream.predict.basis import Basis
-from daydream.predict.contention_option import MEASURED, Choice, Option
+from daydream.predict.contention_option import MEASURED, Choice, Option, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
@@ -174,7 +174,7 @@ def scaling(
         )
     chosen = sorted({int(number) for number in workers})
     before = as_replay(source)
-    recorded = (before.graph.columns["kind"][before.graph.alive] == COLLECTIVE).any()
+    recorded = (before.graph.kind[before.graph.alive] == COLLECTIVE).any()
     model = _RecordedJob(before.graph, options) if recorded else _Ddp(options)
     waits = bool(jitter) or straggler > 1
     if waits and len({lane.rank for lane in before.graph.lanes}) > 1:
@@ -190,9 +190,7 @@ def scaling(
 
     alone = predicted(1)
     alone_ns = alone.simulated_ns
-    found = Scaling(
-        before.basis, before.basis_measured_ns, before.basis_ns, before.basis_error, model.recorded, alone_ns
-    )
+    found = Scaling(**before.basis_figures, recorded_workers=model.recorded, alone_ns=alone_ns)
     found.having(replay=before).notes = list(before.notes)
     waited_for = waited_for_ns(alone.after)  # in a step of one worker
     scale = alone_ns / max(sum(waited_for.values()), 1)
@@ -216,7 +214,7 @@ def scaling(
             slowdown = slowdown_of(
                 graph, count, jitter=jitter, stragglers={0: straggler}, seed=seed,
                 settled_copy=after.after.copy,
-                contention=after.contention.between(before.graph, graph) if after.contention else None,
+                contention=between(after.contention, before.graph, graph),
             )  # fmt: skip
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
@@ -229,7 +227,7 @@ def scaling(
         }
         bound, share = most_of({**own, **lost})
         covered = covered_steps(graph)
-        inside = transfers[covered[graph.columns["step"][transfers]]]
+        inside = transfers[covered[graph.step[transfers]]]
         found.rows.append(
             Scaled(
                 workers=count,
@@ -237,7 +235,7 @@ def scaling(
                 step_ns=whole,
                 throughput=count * alone_ns / whole if whole else float("inf"),
                 efficiency=alone_ns / whole if whole else 1.0,
-                communication_ns=round(graph.columns["duration_ns"][inside].sum() / covered.sum()),
+                communication_ns=round(graph.duration_ns[inside].sum() / covered.sum()),
                 overhead_ns=silent_ns - alone_ns,
                 exposed_ns=exposed_ns,
                 waiting_ns=waiting_ns,

@@ -1,29 +1,59 @@
-"""What to try: what-ifs that may remove the costs of a step, simulated on top of what was changed already."""
+"""What to try: what a step could do without, and the what-ifs that may remove it.
+
+A rule looks for a general cause on the critical path, or beside it, and says what it costs a step now. What
+its absence would save is never derived from that: it is simulated, on top of what was changed already.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from msgspec import field
 
-from daydream.errors import DaydreamError
-from daydream.predict.avoidable import LEAST, Avoidable, WhatIf, avoidable_costs
-from daydream.predict.breakdown import Chain, trace_back
+from daydream.arrays import distinct_rows
+from daydream.errors import DaydreamError, NotApplicableError
+from daydream.graph.calls import call_rows, has_device_work
+from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
+from daydream.graph.select import coded
+from daydream.graph.selection import Selection
+from daydream.lazy import regex
+from daydream.model.graph_breaks import breaks_of
+from daydream.model.loading import TO_DEVICE, untraced_waits
+from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
-from daydream.results import Predicted
+from daydream.results import Live, Predicted
+from daydream.simulate.critical_path import PathCause
+from daydream.trace.schema import UNKNOWN
 from daydream.transforms import stages
-from daydream.transforms.compose import edit_of, parse
-from daydream.transforms.real_change import code_of
+from daydream.transforms.compose import edit_of, parse, spelled
+from daydream.transforms.real_change import code_of, why_not_offered
 from daydream.transforms.registry import Optimization, find
 
+LEAST = 0.005  # of a step: what costs less is not worth a sentence
+LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
+LONG_GAP_NS = 500_000  # more than Python takes between two operators
+MOST_WAITS = 4  # groups of waiting calls
+MOSTLY = 0.5  # of a cost: what holds more of it names its place
+FROM_DEVICE = r"DtoH|DeviceToHost"
+TO = "to the device"
+BREAKS = "graph breaks"
+ALLOCATION = regex(r"(?i)malloc|free")
+MODEL = ("forward", "loss", "backward")
 READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
 MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
+
+WhatIf: TypeAlias = tuple[str, Mapping[str, Any]]  # a name and its options
 
 
 class WhatIfResult(Predicted):
@@ -67,37 +97,318 @@ def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+class Place(NamedTuple):
+    """What holds the largest part of a cost, that part, and where it is; None where unknown."""
+
+    label: str | None = None
+    label_share: float = 0.0
+    layer: str | None = None
+    phase: str | None = None
+    source: str | None = None
+
+
+class Avoidable(OfTasks, eq=False):
+    """One avoidable cost: what it is, where, what it costs a step, and the what-ifs that remove it.
+
+    Attributes:
+        sort: what it is.
+        label: what holds the largest part of it: the operator on the CPU, the family of a kernel.
+        label_share: that part of the cost, 0 to 1.
+        layer: where that is; None where unknown.
+        phase: likewise.
+        source: its line of the program.
+        count_per_step: tasks.
+        cost_ns: what it takes a step: time on the critical path, or time that CPU calls are blocked.
+        saving_ns: what the best what-if would save, without one what the cost's absence would.
+        code: the line of a training script that makes the best change, None if none does.
+        whatifs: the changes that may remove it, the one that saves most first.
+        without_ns: the step if the cost were gone, where no change takes it away as a whole.
+    """
+
+    sort: str
+    label: str | None
+    label_share: float
+    layer: str | None
+    phase: str | None
+    source: str | None
+    count_per_step: float
+    cost_ns: int
+    saving_ns: int | None = None
+    code: str | None = None
+    whatifs: Sequence[WhatIfResult] = ()
+    without_ns: int | None = None
+
+    asked = Live[Sequence[WhatIf]]()  # the what-ifs that may remove it, before any was simulated
+    made_of = Live[Mapping[str, Any] | None]()  # what it is made of, as options of `scale`
+    best = Live[WhatIfResult | None]()  # the what-if that saves most, None if none gives an answer
+    limit = Live[WhatIfResult | None]()  # what the cost's absence gives
+
+
+def _add(
+    chain: Chain,
+    found: list[Avoidable],
+    times: Sequence[np.ndarray],
+    sort: str,
+    words: str,
+    chosen: np.ndarray | list[int],
+    *whatifs: str | WhatIf,
+    made_of: Mapping[str, Any] | None = None,
+    place: Place | None = None,
+    with_source: bool = False,
+) -> None:
+    """Add a cost to those found, if it takes long enough, and if a line of the program is known.
+
+    Args:
+        chain: the path.
+        found: what it is added to.
+        times: where each time is, the task it belongs to, and its ns; a task counts once for each place.
+        sort: the sort of cost.
+        words: its tasks in words.
+        chosen: which of the times it is.
+        whatifs: what may remove it, with options if any.
+        made_of: see `Avoidable`.
+        place: where it lies; by default where most of it does.
+        with_source: whether a line has to be known.
+    """
+    where, task, ns = (each[chosen] for each in times)
+    cost_ns = chain.per_step(ns)
+    if cost_ns < max(LEAST * chain.step_ns, 1):
+        return
+    place = place or place_of(chain.graph, task, ns)
+    if with_source and place.source is None:
+        return
+    count = len(distinct_rows([where, task])[0])
+    cost = Avoidable(sort, *place, count / chain.number, cost_ns).of(chain.tasks(task, words))
+    asked = [(each, {}) if isinstance(each, str) else each for each in whatifs]
+    found.append(cost.having(asked=asked, made_of=made_of))
+
+
+def _calls_that_block(chain: Chain) -> list[Avoidable]:
+    """Return calls that wait for the device: each holds up its thread, and the device runs dry behind it.
+
+    Calls are told apart by their operator and by what they copy. A copy that blocks shows its
+    wait in the copy itself or in the synchronization of the same operator call.
+    """
+    graph, found = chain.graph, list[Avoidable]()
+    times = _, task, ns = chain.waits(Cause.SYNC)
+    tasks = Selection(graph, task)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
+    for number, (copied, op, name) in enumerate(calls):
+        groups[copied, name if op is None or ALLOCATION.search(name) else op].append(number)
+    for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
+        mine = groups[copied, called]
+        whatifs: list[str | WhatIf] = [("remove-sync", {"which": _exactly(called)})]
+        if copied == TO:
+            whatifs = ["pinned-memory", "prefetch", *whatifs]
+        sort = f"blocking copies {copied}" if copied else "synchronization"
+        place = place_of(graph, task[mine], ns[mine])._replace(label=called)
+        _add(chain, found, times, sort, f"{sort}: waits of {called}", mine, *whatifs, place=place)
+    return found
+
+
+def _stretches(chain: Chain) -> list[Avoidable]:
+    """Return stretches of the path that have a cause in common, with the what-ifs that may remove it."""
+    graph, of, found = chain.graph, chain.of, list[Avoidable]()
+    add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
+    # Stretches in which a thread records nothing for long.
+    idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+    # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
+    batches = np.zeros(len(idle), bool)
+    if not len(graph.select(phase="data")):
+        with suppress(NotApplicableError):
+            batches = idle & np.isin(chain.task, untraced_waits(graph).tasks.ids)
+    # Where worker processes load already, as many of them are asked about as the trace suggests.
+    suggests = find("dataloader").suggested_options
+    workers = {} if suggests is None else suggests(graph)
+    add(
+        "data loading", "data loading on the critical path", of(PathCause.LOADING) | batches,
+        *([] if workers is None else [("dataloader", workers)]),
+        made_of=None if workers == {} else {"on": "cpu", "phase": "data"},
+    )  # fmt: skip
+    # Where the critical path of a rank's step runs on another rank, it waits for that one.
+    ranks = graph.column("rank", chain.task)
+    elsewhere = ranks != chain.windows[chain.window, 2]
+    if elsewhere.any():
+        total = np.bincount(ranks[elsewhere], chain.ns[elsewhere])
+        place = Place(f"rank {total.argmax()}", float(total.max() / total.sum()))
+        add(
+            "stragglers", "work of other ranks on the critical path", elsewhere, "no-stragglers",
+            place=place,
+        )  # fmt: skip
+    # Between two graphs of one compiled call the program is in Python, and guards come before the next.
+    if breaks := breaks_of(graph):
+        first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
+        mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))
+        place = Place(first.reason, first.ns / whole, None, "forward", first.source)
+        add(BREAKS, "work between compiled graphs on the critical path", mask, "compile", place=place)
+    # Time in one piece in which a thread records nothing while the step waits for it.
+    name = graph.column("name", chain.task)
+    alone = idle & ~batches
+    for text in sorted({*filter(None, name[alone])}):
+        add(
+            "idle gap", f"untraced time after {text} on the critical path", alone & (name == text),
+            made_of={"on": "cpu", "name": _exactly(text), "only_gaps": True},
+        )  # fmt: skip
+    # A collective costs what nothing else hides; a network without limits shows how much that is.
+    add(
+        "exposed communication", "collectives on the critical path", of(PathCause.COMMUNICATION),
+        "overlap", "compression", made_of={"kind": "collective"},
+    )  # fmt: skip
+    # A copy on the stream of the kernels holds them up for as long as it takes.
+    copies = of(PathCause.COPIES)
+    to_device = np.isin(chain.task, graph.select(kind="memcpy", name=TO_DEVICE).ids)
+    add(
+        "copies to the device", "copies to the device on the critical path", copies & to_device,
+        "prefetch", "pinned-memory",
+    )  # fmt: skip
+    add(
+        "other copies", "copies on the critical path", copies & ~to_device,
+        made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE}))"},
+    )  # fmt: skip
+    phase = graph.column("phase", chain.task)
+    model, optimizer, other = np.isin(phase, MODEL), phase == "optimizer", phase == "other"
+    if has_device_work(graph):
+        # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
+        launches = of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
+        add(
+            "launch-bound CPU", "CPU work of forward, backward and optimizer on the critical path", launches,
+            "cuda-graphs", "compile",
+        )  # fmt: skip
+    else:
+        # Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls.
+        operators = of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle
+        fused = ("compile", "flash-attention", "fused-cross-entropy")
+        add("CPU operators", "operators of forward and backward on the critical path", operators, *fused)
+    # Each small kernel costs its fixed part and the pause behind it: fused, they cost that once.
+    small = of(PathCause.SMALL, PathCause.BETWEEN) & model
+    add("small-kernel chains", "small kernels on the critical path", small, "compile")
+    # Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts.
+    add(
+        "memory-bound kernels", "memory-bound kernels on the critical path", of(PathCause.MEMORY) & model,
+        "compile", "flash-attention", "fused-cross-entropy", "fused-norm", "channels-last",
+    )  # fmt: skip
+    # Kernels that compute, or whose bound is unknown: attention and convolutions have others to choose.
+    add(
+        "other kernels", "kernels not known to be bound by memory on the critical path",
+        of(PathCause.COMPUTE, PathCause.KERNELS) & model, "flash-attention", "channels-last", "compile",
+    )  # fmt: skip
+    # Work of the program itself that the step waits for: preparing a batch needs no place in the step. Told
+    # where lines of the program are recorded: without them nobody knows what it is.
+    add(
+        "work between batches", "CPU work on the critical path",
+        of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED) & other & ~idle,
+        made_of={"on": "cpu", "phase": "other"}, with_source=True,
+    )  # fmt: skip
+    # An update that goes parameter by parameter launches a kernel or more for each of them.
+    add(
+        "optimizer", "the optimizer's work on the critical path", optimizer,
+        "fused-adam", "fused-optimizer", "foreach-optimizer",
+    )  # fmt: skip
+    # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
+    kernels = of(*OF_KERNELS.values()) & model
+    in_32_bits = graph.column("dtype", chain.task) == "float32"
+    add("32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32")
+    return found
+
+
+def avoidable_costs(chain: Chain) -> list[Avoidable]:
+    """Return the avoidable costs of the steps, the largest first, each with the what-ifs that may remove it.
+
+    One what-if may remove several costs; it is named with the largest of them. What the recorded script
+    cannot have is not named.
+    """
+    # What removes graph breaks is named with them: of compiled code it removes nothing else.
+    costs = sorted(
+        [*_calls_that_block(chain), *_stretches(chain)],
+        key=lambda each: (each.sort != BREAKS, -each.cost_ns),
+    )
+    named: list[WhatIf] = []
+    for cost in costs:
+        cost.asked = [
+            each
+            for each in cost.asked
+            if each not in named and why_not_offered(find(each[0]), chain.graph) is None
+        ]
+        named += cost.asked
+    return [cost for cost in costs if cost.asked or cost.made_of is not None]
+
+
+def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
+    """Return where the largest part of a cost lies; `ns` is each task's part of it."""
+    if ns.sum() <= 0:
+        return Place()
+    code, ((label, label_ns), *_) = labels(graph, tasks, ns)
+    mine, own_ns, recorded = tasks[code == 0], ns[code == 0], graph.recorded
+    source = None
+    if recorded.text("stack"):  # of the operator call that holds most of the cost
+        stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
+        source = _most(stacks, recorded.text("stack"), own_ns)
+    layer, phase = (_most(*coded(graph, column, mine), own_ns) for column in ("layer", "phase"))
+    return Place(label, float(label_ns / ns.sum()), layer, phase, source)
+
+
+def _most(codes: np.ndarray, texts: Sequence[str], ns: np.ndarray) -> str | None:
+    """Return the text that holds more than half of the time, None if there is none or it is unknown."""
+    total = np.bincount(codes + 1, ns)
+    return ["", *texts][total.argmax()] or None if total.max() > MOSTLY * ns.sum() else None
+
+
+def _exactly(name: str) -> str:
+    """Return the regular expression that only this name matches."""
+    return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
+
+
+def _copied(graph: Graph, tasks: Selection) -> list[str]:
+    """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
+    found = [""] * len(tasks)
+    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
+        waiting = getattr(tasks, column).tolist()
+        for words, pattern in (("from the device", FROM_DEVICE), (TO, TO_DEVICE)):
+            calls = graph.select(kind="memcpy", name=pattern).launches()
+            known = {*getattr(calls, column).tolist()} - {-1}
+            found = [words if call in known else said for call, said in zip(waiting, found, strict=True)]
+    return found
+
+
 class WhatIfs:
     """Asks what-ifs of a step, on top of the change that was made already, if any.
 
-    `given` are the options of that change. `bare` answers have neither notes nor an interval, which take
-    longer.
+    `made` are the optimizations of that change, `given` its options. `bare` answers have neither notes nor an
+    interval, which take longer.
     """
 
     def __init__(
-        self, now: Prediction, given: Mapping[str, Any] | None = None, *, bare: bool = False
+        self,
+        now: Prediction,
+        made: Sequence[Optimization] = (),
+        given: Mapping[str, Any] | None = None,
+        *,
+        bare: bool = False,
     ) -> None:
-        self.now, self.given, self.bare = now, given or {}, bare
+        self.now, self.made, self.given, self.bare = now, made, given or {}, bare
         self.replay, self.step_ns = now.replay, now.simulated_ns
+        self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
-    def ask(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
-        """Return the answer to one what-if on top of the change."""
-        return self.tried(name, options)[0]
+    def tried(
+        self, name: str, options: Mapping[str, Any], *, alone: bool = False
+    ) -> tuple[WhatIfResult, Prediction | None]:
+        """Return the answer to a what-if on top of the change, and its prediction; None if it is refused.
 
-    def tried(self, name: str, options: Mapping[str, Any]) -> tuple[WhatIfResult, Prediction | None]:
-        """Return the answer to a what-if on top of the change, and its prediction; None if it is refused."""
-        code = None
+        `alone` it is made in the changed graph, and named, as if there had been no change before.
+        """
+        made, given, start = ((), {}, self.now.graph) if alone else (self.made, self.given, None)
+        changes, options, interval = [*made, find(name)], {**given, **options}, not (self.bare or alone)
         # Of calls that wait the line of code is known for those alone that read a value.
-        if re.search(READS, str(options.get("which", READS))):
-            code = code_of(name, self.replay.graph)
-        if self.now.optimization:
-            name, options = f"{self.now.optimization}+{name}", {**self.given, **options}
-        found = WhatIfResult(name, options, self.step_ns, code=code)
+        reads = re.search(READS, str(options.get("which", READS)))
+        code = code_of(name, self.replay.graph) if reads else None
+        found = WhatIfResult(spelled(changes), options, self.step_ns, code=code)
         try:
-            prediction = predict(self.replay, edit_of(parse(name), options), interval=not self.bare)
+            edit = edit_of(changes, options, after=self.before)
+            prediction = predict(self.replay, edit, start=start, interval=interval)
         except DaydreamError as error:
             return found.but(reason=" ".join(str(error).split())), None
-        if not self.bare:
+        if interval:
             found.notes = tuple(note for note in prediction.notes if note not in self.replay.notes)
             found.predicted_low_ns = prediction.predicted_low_ns
             found.predicted_high_ns = prediction.predicted_high_ns
@@ -108,33 +419,23 @@ class WhatIfs:
 
         It comes behind the change that was made already, which may be a `scale` itself.
         """
-        options = {**where, "factor": 0.0}
-        if not self.now.optimization:
-            return self.ask("scale", options)
-        found = WhatIfResult("scale", options, self.step_ns)
-        try:
-            edit = edit_of(parse("scale"), options)
-            prediction = predict(self.replay, edit, start=self.now.graph, interval=False)
-        except DaydreamError as error:
-            return found.but(reason=" ".join(str(error).split()))
-        return found.but(predicted_ns=prediction.simulated_ns)
+        found, prediction = self.tried("scale", {**where, "factor": 0.0}, alone=bool(self.made))
+        if self.made and prediction is not None:
+            return found.but(predicted_ns=prediction.simulated_ns, reason=None)
+        return found
 
     def best(self, asked: Sequence[WhatIf]) -> list[WhatIfResult]:
         """Return the answers, the one that saves most first; of equal ones the first asked.
 
-        Of two that are the same change (they exclude each other and give the same step) there is one, as
+        Of those that are the same change (they exclude each other and give the same step) there is one, as
         `rank` chooses it.
         """
-        answers = [self.ask(*each) for each in asked]
-        kept: list[WhatIfResult] = []
+        answers = [self.tried(*each)[0] for each in asked]
+        kept = []
         for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
-            twin = next((place for place, other in enumerate(kept) if _same_change(answer, other)), None)
-            if twin is None:
+            same = [other for other in answers if other is answer or _same_change(answer, other)]
+            if answer is min(same, key=lambda each: preference(each.notes, each.optimization)):
                 kept.append(answer)
-            else:
-                kept[twin] = min(
-                    kept[twin], answer, key=lambda each: preference(each.notes, each.optimization)
-                )
         return kept
 
     def avoidable(self, chain: Chain) -> list[Avoidable]:
@@ -168,29 +469,26 @@ def suggestion(
     returned. `optimizations` and `options` are what was asked for, as it was typed; they are simulated with
     each candidate. Of a very long recording none is asked: the answer is not to wait for it.
     """
-    after, graph = prediction.after, prediction.replay.graph
+    after = prediction.after
     if prediction.reason is not None or not prediction.simulated_ns or not after.step_times():
         return None
-    if int(graph.alive.sum()) > MOST_TASKS:
+    if int(prediction.replay.graph.alive.sum()) > MOST_TASKS:
         return None
-    made = parse(prediction.optimization) if optimizations is None else list(optimizations)
+    made = parse(prediction.optimization) if optimizations is None else optimizations
+    asker = WhatIfs(prediction, made, options, bare=True)
     costs = sorted(avoidable_costs(trace_back(after)), key=lambda each: -each.cost_ns)
     candidates = [(place, *each) for place, cost in enumerate(costs) for each in cost.asked]
     simulated: list[int] = []  # for each candidate that was, the cost that it may remove
     found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
-    made_before = replace(edit_of(made), copies={graph.version: prediction.graph})
     for place, name, own in candidates:
         if len(simulated) == MOST_ASKED or len({*simulated, place}) > MOST_COSTS:
             break
-        try:
-            edit = edit_of([*made, find(name)], {**(options or {}), **own}, after=made_before)
-            both = predict(prediction.replay, edit, interval=False)
-        except DaydreamError:  # it does not apply to this trace, or not together with the others
+        answer, both = asker.tried(name, own)
+        if both is None:  # it does not apply to this trace, or not together with the others
             continue
         simulated.append(place)
-        code = code_of(name, graph)
-        tried = WhatIfResult(name, own, prediction.simulated_ns, both.predicted_ns, code=code)
-        saving_ns = tried.saving_ns or 0
-        if saving_ns >= LEAST * tried.replayed_ns:
-            found.append((-saving_ns, preference(both.notes, name), tried))
+        saving_ns = answer.saving_ns or 0
+        if saving_ns >= LEAST * answer.replayed_ns:
+            answer = answer.but(optimization=name, options=own)
+            found.append((-saving_ns, preference(both.notes, name), answer))
     return min(found, key=itemgetter(0, 1))[2] if found else None

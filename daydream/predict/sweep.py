@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from math import inf, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from msgspec import field
 
@@ -27,9 +27,9 @@ from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import Replay, replay
 from daydream.results import Record
 from daydream.trace.trace import Trace
-from daydream.transforms.compose import arguments, edit_of, option_names, parse, qualified, spelled
+from daydream.transforms.compose import arguments, edit_of, goes_by, option_names, parse, spelled
 from daydream.transforms.registry import Optimization, find
-from daydream.transforms.user_file import mistake_in_own_file
+from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -237,8 +237,11 @@ def sweep(
     sent: list[Optimization | _Packed] = [*optimizations]
     if not runs_on.local:
         read = {name: _packed_trace(name, each) for name, each in read.items()}
-        sent = [_packed_optimization(each) for each in optimizations]
-    question = _Question(read, sent, options, table, contention, capacity)
+        sent = [
+            replace(each, apply=None) if each.own_file is None else _Packed.of(Path(each.own_file))
+            for each in optimizations
+        ]
+    question = read, sent, options, table, contention, capacity
     combinations = [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
     items = [*product(named, (None, *combinations))]
     what = f"predicting {len(named) * len(combinations):,} scenarios"
@@ -269,7 +272,6 @@ def checked(
     if not values:
         raise GraphError("a sweep needs an option with several values; `whatif` answers one question")
     named = option_names(optimizations)
-    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     for name, listed in values.items():
         if isinstance(listed, str) or not len(listed):
             raise GraphError(f"{name} needs a list of values, not {listed!r}")
@@ -279,7 +281,7 @@ def checked(
     used, _ = arguments(optimizations, {**options, **first})
     varied: dict[str, list[Any]] = {}
     for alias, listed in values.items():
-        name = aliases.get(alias, alias)
+        name = goes_by(named, alias)
         option = named[name][1]
         varied[name] = [option.checked(value) for value in listed]
         [(value, times)] = Counter(varied[name]).most_common(1)
@@ -305,29 +307,20 @@ def _named(source: Any) -> dict[str, Any]:
     return named
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """A file as it is sent to a worker."""
+class _Packed(NamedTuple):
+    """A file as it is sent to a worker, which does not see the folders of this process."""
 
     name: str
     data: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> _Packed:
+        return cls(path.name, path.read_bytes())
 
     def unpacked(self, folder: Path) -> Path:
         path = folder / self.name
         path.write_bytes(self.data)
         return path
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What all scenarios share; traces and a user's own files are packed where workers do not see them."""
-
-    traces: dict[str, Any]
-    optimizations: list[Optimization | _Packed]
-    options: dict[str, Any]
-    table: KernelTable | None
-    contention: ContentionOption
-    capacity: int | None
 
 
 def _packed_trace(name: str, trace: Any) -> _Packed:
@@ -340,23 +333,15 @@ def _packed_trace(name: str, trace: Any) -> _Packed:
     with own_folder("daydream") as folder:
         path = folder / "trace.parquet"
         trace.save(path)
-        return _Packed(path.name, path.read_bytes())
+        return _Packed.of(path)
 
 
-def _packed_optimization(optimization: Optimization) -> Optimization | _Packed:
-    """Return an optimization as it is sent: one of a user's own file as that file."""
-    if optimization.own_file is not None:
-        path = Path(optimization.own_file)
-        return _Packed(path.name, path.read_bytes())
-    return replace(optimization, apply=None)
-
-
-def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered | Refused]:
+def _answers_on(question: Sequence[Any]) -> Callable[[Item], SweepTrace | Answered | Refused]:
     """Return what answers the items of a sweep; a trace is built when it is first asked about."""
+    traces, sent, options, table, contention, capacity = question
     with own_folder("daydream") as folder:
         optimizations = [
-            find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each
-            for each in question.optimizations
+            find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each for each in sent
         ]
     replays: dict[str, Replay | str] = {}  # one at a time: graphs are large
 
@@ -364,29 +349,24 @@ def _answers_on(question: _Question) -> Callable[[Item], SweepTrace | Answered |
         name, varied = item
         if name not in replays:
             replays.clear()
-            source = question.traces[name]
+            source = traces[name]
             try:
                 if isinstance(source, _Packed):
                     with own_folder("daydream") as folder:
                         source = Trace.load(source.unpacked(folder))
-                replays[name] = source if isinstance(source, Replay) else replay(source, table=question.table)
+                replays[name] = source if isinstance(source, Replay) else replay(source, table=table)
             except GraphError as error:
                 replays[name] = str(error)
         before = replays[name]
         if isinstance(before, str):
             return SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
         if varied is None:
-            times = before.basis_measured_ns, before.basis_ns, before.basis_error
-            return SweepTrace(name, before.basis, *times, tuple(before.notes))
+            return SweepTrace(name, **before.basis_figures, notes=tuple(before.notes))
         try:
-            edit = edit_of(optimizations, {**question.options, **varied}, question.table)
-            found = predict(before, edit, contention=question.contention, capacity_bytes=question.capacity)
-            notes = [note for note in found.notes if note not in before.notes]
-            return found.shared(Answered, trace=name, options=varied, notes=notes)
-        except DaydreamError as error:
-            reason = str(mistake_in_own_file(error) or error)
+            edit = edit_of(optimizations, {**options, **varied}, table)
+            found = predict(before, edit, contention=contention, capacity_bytes=capacity)
+            return found.shared(Answered, trace=name, options=varied)
         except Exception as error:  # noqa: BLE001 - one that fails must not lose the others
-            reason = str(mistake_in_own_file(error) or f"it failed: {type(error).__name__}: {error}")
-        return Refused(name, varied, " ".join(reason.split()))
+            return Refused(name, varied, reason_of(error))
 
     return answer

@@ -37,7 +37,7 @@ def draw_step(figure: Any, timeline: Timeline, step: int | None, copy: int | Non
     Without `step` it is the median one. Raises `GraphError` if the timeline has no such step.
     """
     copy, step = _chosen(timeline, step, copy)
-    path, _, work, _ = timeline.path_to(copy, step)
+    path = timeline.path_to(copy, step)
     end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
     begin = end - timeline.step_times()[copy, step]
     unit, size = UNITS[0] if end - begin >= 1e6 else UNITS[1]
@@ -53,7 +53,7 @@ def draw_step(figure: Any, timeline: Timeline, step: int | None, copy: int | Non
             axes, row, timeline.start_ns[here], timeline.end_ns[here], phase[here], (begin, end, size)
         )
     start = np.maximum(timeline.start_ns[path.task], begin)
-    shown |= _bars(axes, len(lanes), start, start + work, phase[path.task], (begin, end, size))
+    shown |= _bars(axes, len(lanes), start, start + path.task_ns, phase[path.task], (begin, end, size))
     names = [shortened(printable(timeline.graph.lanes[lane].name), NAME_WIDTH) for lane in lanes]
     axes.set(
         yticks=range(len(lanes) + 1), yticklabels=[*names, PATH], xlim=(0, (end - begin) / size),

@@ -39,17 +39,16 @@ def simulate(
         GraphError: the graph has a cycle.
 
     """
-    from daydream.graph.lower import lower, steps_in
+    from daydream.graph.lower import lower
     from daydream.simulate.engine import run
 
     lowered, settled = lower(graph, copies, window), True
     if contention is None:
         start, end = run(lowered.plan)
     else:
-        plan, start, end, settled = contention.slowed(graph, lowered, copies, window)
+        plan, start, end, settled = contention.slowed(graph, lowered)
         lowered = replace(lowered, plan=plan)
-    repeats = {} if window is None else steps_in(graph, window)
-    return Timeline(graph, lowered, start, end, repeats=repeats, overlaps_settled=settled)
+    return Timeline(graph, lowered, start, end, overlaps_settled=settled)
 
 
 class _CallablePackage(ModuleType):

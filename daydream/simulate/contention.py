@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from daydream.arrays import unique
 from daydream.graph.calls import Coverage, sharing
-from daydream.graph.lower import Lowered, Window, lower, plan_key
+from daydream.graph.lower import Lowered, Window, lower
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL
 from daydream.simulate.engine import run
 
@@ -53,25 +53,24 @@ class Contention(Struct, frozen=True, eq=False):
     kernel: npt.ArrayLike
     transfer: float = 1.0
 
-    def slowed(
-        self, graph: Graph, lowered: Lowered, copies: int, window: Window | None
-    ) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
-        """Return the plan with durations as the overlap makes them, its starts and ends, and if they settled.
-
-        `copies` and `window` are what the graph was lowered with.
-        """
+    def slowed(self, graph: Graph, lowered: Lowered) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
+        """Return the plan with durations as the overlap makes them, starts, ends, and if they settled."""
         plan = lowered.plan
         start, end = run(plan)
-        slow = self._slow(graph, lowered, copies, window)
+        factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
+        slow = []  # who is slowed by whom, also with nothing beside them any more
+        for tasks, beside in _pairs(graph, lowered):
+            factor = factors[lowered.task[tasks]]
+            for each in unique(factor[factor > 1]).tolist():
+                mine = tasks[factor == each]
+                slow.append(_Slow(mine, beside, 1 - 1 / each, self._held(graph, lowered, mine)))
         if not slow:
             return plan, start, end, True
         slowed = np.concatenate([side.tasks for side in slow])
         own = duration = plan.duration_ns
         for turn in range(MOST_TURNS):
-            new = own.copy()
-            for side in slow:
-                new[side.tasks] = side.durations(own[side.tasks], start, end)
-            change = new[slowed] - duration[slowed]
+            new = np.concatenate([side.durations(own[side.tasks], start, end) for side in slow])
+            change = new - duration[slowed]
             if turn >= EXACT_TURNS:
                 change[np.abs(change) <= 1] = 0
             # No end moves by more than all durations together.
@@ -83,27 +82,13 @@ class Contention(Struct, frozen=True, eq=False):
             start, end = run(plan)
         return plan, start, end, False
 
-    def _slow(self, graph: Graph, lowered: Lowered, copies: int, window: Window | None) -> list[_Slow]:
-        """Return who is slowed by whom, also with nothing beside them any more."""
-        factors = np.where(graph.kind == COLLECTIVE, self.transfer, self.kernel)
-        found = []
-        for tasks, beside in _pairs(graph, lowered):
-            factor = factors[lowered.task[tasks]]
-            for each in unique(factor[factor > 1]).tolist():
-                mine = tasks[factor == each]
-                held = self._held(graph, lowered, mine, copies, window)
-                found.append(_Slow(mine, beside, 1 - 1 / each, held))
-        return found
-
-    def _held(
-        self, graph: Graph, lowered: Lowered, tasks: np.ndarray, copies: int, window: Window | None
-    ) -> np.ndarray:
+    def _held(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""
         before, duration, ids = self.baseline, lowered.plan.duration_ns[tasks], lowered.task[tasks]
         held = np.zeros(len(tasks), np.int64)
         if not (before.alive & (before.kind == COLLECTIVE)).any():
             return held
-        overlap, share = self._overlaps(copies, window)
+        overlap, share = self._overlaps(lowered.copies, lowered.window)
         # Which task of the baseline each device task is, or repeats; -1 for one that is new.
         row = graph.row
         device = np.flatnonzero((before.row >= 0) & (before.kind != CPU))
@@ -139,7 +124,7 @@ class Contention(Struct, frozen=True, eq=False):
             lasting = int(before.duration_ns[transfers].sum())
             return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
 
-        found: tuple[np.ndarray, float] = before.derived(("overlaps", *plan_key(copies, window)), overlaps)
+        found: tuple[np.ndarray, float] = before.derived(("overlaps", copies, repr(window)), overlaps)
         return found
 
 
@@ -177,10 +162,13 @@ class _Slow(NamedTuple):
 
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
-    kind, lane = graph.kind[lowered.task], lowered.plan.lane
-    pairs = []
-    for computing, transferring in sharing(graph.lanes):
-        kernels = np.flatnonzero((kind == KERNEL) & computing[lane])
-        transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
-        pairs += [(kernels, transfers), (transfers, kernels)]
-    return pairs
+    plan = lowered.plan
+    if "pairs" not in plan.cache:
+        kind = graph.kind[lowered.task]
+        pairs = plan.cache["pairs"] = []
+        for computing, transferring in sharing(graph.lanes):
+            kernels = np.flatnonzero((kind == KERNEL) & computing[plan.lane])
+            transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[plan.lane])
+            pairs += [(kernels, transfers), (transfers, kernels)]
+    found: list[tuple[np.ndarray, np.ndarray]] = plan.cache["pairs"]
+    return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from daydream.graph.graph import Graph
     from daydream.simulate.steady_state import SteadyState
-    from daydream.simulate.timeline import Timeline
 
 DATA = PHASES.index("data")
 NOT_TRACED = (UNTRACED_NODES, UNTRACED_HEAD)
@@ -156,7 +155,7 @@ class CriticalPath(NamedTuple):
     `delay_ns[k]` is what passed before task `k` started, counted from the end (or the
     start) of task `k - 1`: a gap, an edge's latency, or, for the first task, its start.
     `task_ns[k]` is the task's duration, or 0 if the next one counts from its start. All
-    of both add up to the sink's end exactly.
+    of both add up exactly to the sink's end, counted from the time that the chain goes back to.
     """
 
     task: np.ndarray  #: int64, task ids
@@ -171,13 +170,13 @@ def critical_path(
     end: np.ndarray,
     sink: int | None = None,
     *,
-    since: int = -1,
+    since: int = 0,
     bound: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
 
-    With `since` the chain goes back no further than to the task that runs at that time. `bound` is the
-    `binding` of these times, for who asks for several chains.
+    With `since` the chain goes back no further than to the task that runs at that time, and what lies before
+    it does not count. `bound` is the `binding` of these times, for who asks for several chains.
 
     Where several causes bind equally, an edge goes before the order on the lane, and that
     before the release; among edges the least cause, then the one whose source ran first.
@@ -186,7 +185,7 @@ def critical_path(
         empty = np.empty(0, np.int64)
         return CriticalPath(empty, empty.astype(np.int8), empty, empty)
     before, by = binding(plan, start, end) if bound is None else bound
-    ahead = np.where(start[: len(before)] > since, before, -1).data
+    ahead = (np.where(start[: len(before)] > since, before, -1) if since else before).data
     chain, each = [], int(np.argmax(end)) if sink is None else sink
     while each >= 0:
         chain.append(each)
@@ -198,11 +197,11 @@ def critical_path(
     cause = np.full(len(task), Cause.LANE, np.int8)
     cause[0] = Cause.RELEASE
     cause[by_edge] = plan.edge_cause[edge[by_edge]]
-    task_ns = plan.duration_ns[task]
-    task_ns[by_edge[plan.edge_from_start[edge[by_edge]]] - 1] = 0
-    delay = start[task]
-    delay[1:] -= start[task[:-1]] + task_ns[:-1]
-    return CriticalPath(task, cause, delay, task_ns)
+    begin, stop = start[task], end[task]
+    counts_from_start = by_edge[plan.edge_from_start[edge[by_edge]]] - 1
+    stop[counts_from_start] = begin[counts_from_start]
+    begin, stop = np.maximum([begin, stop], since)
+    return CriticalPath(task, cause, begin - np.append(since, stop[:-1]), stop - begin)
 
 
 def binding(
@@ -214,13 +213,9 @@ def binding(
     With `stop` only the tasks with lower ids are looked at, which no later one holds up.
     """
     stop = len(plan) if stop is None else stop
-    ahead = plan.before_on_lane()
-    if plan.scheduled:  # in the order that came out
-        order = np.lexsort((end + plan.gap_ns, start, plan.lane))
-        next_one = plan.lane[order[1:]] == plan.lane[order[:-1]]
-        ahead = np.full(len(plan), -1)
-        ahead[order[1:][next_one]] = order[:-1][next_one]
-    ahead = ahead[:stop]
+    # On a scheduled lane the order is the one that came out.
+    order = np.lexsort((end + plan.gap_ns, start, plan.lane)) if plan.scheduled else None
+    ahead = plan.before_on_lane(order)[:stop]
     before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == start[:stop]), ahead, -1)
     by = np.full(stop, -1)
     edges = slice(plan.edge_ptr[stop])
@@ -248,46 +243,12 @@ class Path(Struct, frozen=True, eq=False):
     edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
 
 
-def path_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Path:
-    """Return the critical path of some covered steps of one copy of a timeline's window."""
-    runs: list[list[int]] = []  # of which each step counts from the end of the one before it
-    run_of: dict[tuple[int, int] | None, list[int]] = {}
-    for step in steps:
-        run = run_of.get(timeline.spans[copy, step])
-        if run is None:
-            run = []
-            runs.append(run)
-        run.append(step)
-        run_of[copy, step] = run
-    # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
-    ranks = {lane.rank for lane in timeline.graph.lanes}
-    alone = ranks.pop() if len(ranks) == 1 else None
-    windows: list[tuple[int, int, int]] = []
-    pieces = [np.empty((6, 0), np.int64)]
-    for run in runs:
-        path, begin, work, delay = timeline.path_to(copy, *run)
-        rank = timeline.graph.steps[run[0]].get("rank", 0) if alone is None else alone
-        start, place = np.maximum(timeline.start_ns[path.task], begin), np.arange(len(path.task))
-        late = np.where(path.cause == Cause.LANE, np.maximum(place - 1, 0), place)
-        columns = np.stack([
-            np.full(2 * len(place), len(windows)),
-            np.tile(path.task, 2),
-            timeline.task[path.task[np.append(place, late)]],
-            np.append(start, start - delay),
-            np.append(work, delay),
-            np.append(np.full(len(place), -1), path.cause),
-        ])  # fmt: skip
-        pieces.append(columns[:, np.flatnonzero(columns[4])])
-        windows.append((begin, begin + int(columns[4].sum()), rank))
-    return Path(np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1))
-
-
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
     kind = graph.kind[task]
     on_cpu, work, lane = kind == CPU, edge < 0, edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
-    if not (device_work(graph) & graph.alive).any():
+    if not has_device_work(graph):
         by_kind[CPU] = PathCause.OPERATORS.code
     by_edge = np.array([OF_EDGE.get(each, PathCause.UNTRACED).code for each in Cause])
     found = np.where(work, by_kind[kind], by_edge[edge])

@@ -1,14 +1,13 @@
 """The engines: when each task of a plan starts and ends.
 
-`run` takes the compiled loop where it was built (`compiled/_engine.c`). Without it one pass over the tasks in
-Python gives the same times, and a plan with scheduled lanes goes through `algorithm_1`, the definition that
-every engine must equal. All are exact: times are whole ns.
+`run` takes the compiled loop where it was built (`compiled/_engine.c`), but for a plan with scheduled lanes.
+Else `algorithm_1`, the definition that every engine must equal, runs over those tasks that may wait for
+another one. All are exact: times are whole ns.
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import islice
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         ):  # fmt: skip
             return start, end
     in_floats = plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64)
-    start = in_python(plan) if in_floats < LONG_NS else _starts(plan)  # sums of int64 could wrap
+    start = in_python(plan) if in_floats < LONG_NS else algorithm_1(plan)[0]  # sums of int64 could wrap
     end = start + plan.duration_ns
     if end.min(initial=0) < 0:
         raise GraphError(TOO_LONG)
@@ -76,28 +75,8 @@ def in_python(plan: Plan) -> np.ndarray:
         scheduled=plan.scheduled,
         priority=None if plan.priority is None else plan.priority[head],
     )
-    found: np.ndarray = _starts(heads)[run] + offset
+    found: np.ndarray = algorithm_1(heads)[0][run] + offset
     return found
-
-
-def _starts(plan: Plan) -> np.ndarray:
-    return algorithm_1(plan)[0] if plan.scheduled else one_pass(plan)
-
-
-def one_pass(plan: Plan) -> np.ndarray:
-    """Return the start of each task, in ns, by one pass over the tasks; no lane may be scheduled."""
-    edges = zip(
-        plan.edge_src.tolist(), plan.edge_latency_ns.tolist(), plan.edge_from_start.tolist(), strict=True
-    )
-    duration, start, progress = plan.duration_ns.tolist(), plan.release_ns.tolist(), [0] * plan.lanes
-    columns = np.diff(plan.edge_ptr).tolist(), plan.lane.tolist(), duration, plan.gap_ns.tolist()
-    for task, (causes, lane, lasts, gap) in enumerate(zip(*columns, strict=True)):
-        at = max(start[task], progress[lane])
-        for src, latency, from_start in islice(edges, causes):
-            at = max(at, start[src] + latency + (0 if from_start else duration[src]))
-        start[task] = at
-        progress[lane] = at + lasts + gap
-    return _as_int64(start)
 
 
 def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +146,10 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
             causes[child] -= 1
             if not causes[child]:
                 add(child)
-    return _as_int64(start), np.array(ran, np.int64)
+    try:
+        return np.array(start, np.int64), np.array(ran, np.int64)
+    except OverflowError:
+        raise GraphError(TOO_LONG) from None
 
 
 def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:
@@ -190,10 +172,3 @@ def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:
         plan.edge_cause,
     )
     return fixed, ran
-
-
-def _as_int64(start: list[int]) -> np.ndarray:
-    try:
-        return np.array(start, np.int64)
-    except OverflowError:
-        raise GraphError(TOO_LONG) from None

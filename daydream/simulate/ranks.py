@@ -4,9 +4,9 @@ A rank's *jitter* makes each of its steps take a little longer or shorter than t
 a factor that is drawn anew for each step and is 1 in the mean of the steps; a *straggler* is
 slower by the same factor in all of them. Both are factors on everything a rank does but its
 collectives, whose transfers take as long on all ranks. Waiting for the last one comes out of
-the simulation: collectives begin, on all ranks of a group, with the last of them,
+the simulation: collectives begin, on all ranks, with the last of them,
 
-    start[i, r] = max over the ranks q of r's group of (what the plan alone makes of start[i, q])
+    start[i, r] = max over all ranks q of (what the plan alone makes of start[i, q])
 
 The ranks are columns of one pass over the plan: every number of that pass is a row with an entry a rank. A
 row is kept only while a task still has to read it, so memory grows with what is under way at one time. Rows
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from daydream.graph.plan import Plan
     from daydream.simulate.contention import Contention
 
-AS_PLANNED = -1  # of `scale`: the same costs on all ranks
-NOWHERE = -1  # of `meets`: no collective
+ALL_MEET = -1  # instead of a row of factors: a collective, which takes as long on all ranks
 STEPS = 16  # simulated after the steady pass: the mean over them is the job's step
 MOST_TASKS = 1_000_000  # of one rank's repeated window
 
@@ -73,15 +72,14 @@ def slowdown_of(
         wanted = settled_copy + 1 + ceil(STEPS / covered)
         copies = max(min(wanted, MOST_TASKS // len(graph)), settled_copy + 2)
     timeline = simulate(graph, copies=copies, window=window, contention=contention)
-    meets = np.where(graph.kind[timeline.task] == COLLECTIVE, 0, NOWHERE)
     first, step = distinct_rows([timeline.copy, timeline.column("step")])  # repetitions counted
     factors = factors_of(ranks, len(first), jitter=jitter, stragglers=stragglers, seed=seed)
-    job = Ranks(timeline.plan, factors, scale=np.where(meets == NOWHERE, step, AS_PLANNED), meets=meets)
+    row = np.where(graph.kind[timeline.task] == COLLECTIVE, ALL_MEET, step)
     closing = timeline.closing
     settled = min(settled_copy, int(timeline.copy[closing].max()) - 1)
     together, alone = (
         float(sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled))
-        for closing_ns in (ends(timeline.plan, job, closing).max(axis=1), timeline.end_ns[closing])
+        for closing_ns in (ends(timeline.plan, factors, row, closing).max(axis=1), timeline.end_ns[closing])
     )
     return together / alone if alone else 1.0
 
@@ -109,112 +107,71 @@ def factors_of(
     return np.maximum(factors, 0).T
 
 
-class Ranks:
-    """Ranks of one plan, a column each.
-
-    Row `scale[i]` of `factors` (rows x ranks, 0 or more) multiplies the duration and the gap of task i; with
-    -1 they are the plan's on every rank. Row `meets[i]` of `groups` (patterns x ranks) numbers the group that
-    each rank meets in before task i begins; with -1 nobody is waited for.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        factors: npt.ArrayLike,
-        scale: npt.ArrayLike,
-        meets: npt.ArrayLike,
-        groups: npt.ArrayLike | None = None,
-    ) -> None:
-        """Make the ranks of a plan; all of them are one group if none are given.
-
-        `factors` may be one number a rank. Raises `GraphError` for what does not fit together.
-        """
-        tasks = len(plan)
-        self.factors = np.atleast_2d(np.asarray(factors, np.float64))
-        self.count = count = self.factors.shape[1]
-        self.scale, self.meets = np.asarray(scale, np.int64), np.asarray(meets, np.int64)
-        self.groups = np.atleast_2d(np.zeros(count) if groups is None else groups).astype(np.int64)
-        if self.factors.ndim != 2 or not count or not (np.isfinite(self.factors) & (self.factors >= 0)).all():
-            raise GraphError("a factor of 0 or more is needed for each of one or more ranks")
-        if self.scale.shape != (tasks,) or self.meets.shape != (tasks,) or self.groups.shape[1] != count:
-            raise GraphError(
-                f"{tasks} tasks and {count} ranks were given {self.scale.shape} rows of factors, "
-                f"{self.meets.shape} collectives and {self.groups.shape} groups; give one per task, "
-                "groups per rank"
-            )
-        for what, rows, chosen in (
-            ("factors", self.factors, self.scale),
-            ("groups", self.groups, self.meets),
-        ):
-            if len(chosen) and not -1 <= chosen.min() <= chosen.max() < len(rows):
-                raise GraphError(f"a task names row {chosen.max()} of {len(rows)} rows of {what}")
-
-
-def ends(plan: Plan, ranks: Ranks, tasks: npt.ArrayLike) -> np.ndarray:
+def ends(plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.ArrayLike) -> np.ndarray:
     """Return when the given tasks end on each rank, in ns: tasks x ranks.
 
-    Raises `GraphError` for a plan with a policy on a lane: it decides in time order, by rank.
+    Args:
+        plan: of one rank.
+        factors: rows x ranks, 0 or more: what a rank's durations and gaps are multiplied by.
+        row: which row of the factors each task of the plan has; `ALL_MEET` for a collective.
+        tasks: those whose ends are asked for.
+
+    Raises `GraphError` for factors that cannot be, and for a plan with a policy on a lane: it decides in time
+    order, by rank.
+
     """
-    asked = np.asarray(tasks, np.int64)
-    if plan.scheduled and ranks.count > 1:
+    asked, row = np.asarray(tasks, np.int64), np.asarray(row, np.int64)
+    factors = np.atleast_2d(np.asarray(factors, np.float64))
+    if not factors.size or not (np.isfinite(factors) & (factors >= 0)).all():
+        raise GraphError("a factor of 0 or more is needed for each of one or more ranks")
+    if plan.scheduled and factors.shape[1] > 1:
         raise GraphError(
             "a lane that is scheduled by priority picks at other times on each rank; "
             "ranks cannot be lanes of one graph there"
         )
-    # Ranks that have the same factors and are in the same groups are one column.
-    alike = np.concatenate([ranks.factors, ranks.groups])
-    _, first, column = np.unique(alike, axis=1, return_index=True, return_inverse=True)
-    factors = np.concatenate([ranks.factors, np.ones((1, ranks.count))])[:, first]  # the last is that of -1
-    if len(first) == 1:
-        by = factors[ranks.scale, 0]
+    # Ranks that have the same factors are one column.
+    distinct, column = np.unique(factors, axis=1, return_inverse=True)
+    columns = distinct.shape[1]
+    factors = np.append(distinct, np.ones((1, columns)), axis=0)  # the last is that of collectives
+    if columns == 1:
+        by = factors[row, 0]
         costs = (np.floor(ns * by + 0.5).astype(np.int64) for ns in (plan.duration_ns, plan.gap_ns))
         found = run(plan.with_costs(*costs))[1][asked][:, None]
     else:
-        found = _in_columns(plan, factors, ranks, ranks.groups[:, first], asked)
+        found = _in_columns(plan, factors, row, asked)
     return found[:, column.reshape(-1)]
 
 
-def _in_columns(
-    plan: Plan, factors: np.ndarray, ranks: Ranks, groups: np.ndarray, asked: np.ndarray
-) -> np.ndarray:
+def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndarray) -> np.ndarray:
     """Return when the tasks asked for end in each column, in ns, by one pass over all tasks of the plan."""
-    by = [float(row[0]) if (row == row[0]).all() else row for row in factors]
-    patterns = []
-    for group in groups:
-        values, number = np.unique(group, return_inverse=True)
-        order = np.argsort(group, kind="stable")
-        patterns.append((order, np.searchsorted(group[order], values), number))
+    by = [float(each[0]) if (each == each[0]).all() else each for each in factors]
     key = 2 * plan.edge_src.astype(np.int64) + ~plan.edge_from_start  # of the start of a task; its end is odd
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
-    rows: dict[int, np.ndarray] = {}
+    times: dict[int, np.ndarray] = {}
     progress = np.zeros((plan.lanes, factors.shape[1]))
     end = dict.fromkeys(asked.tolist(), progress[:0])
-    columns = (
-        plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns,
-        np.diff(plan.edge_ptr), ranks.scale, ranks.meets,
-    )  # fmt: skip
-    for task, (lane, release, duration, gap, causes, scale, meets) in enumerate(
+    columns = plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns, np.diff(plan.edge_ptr), row
+    for task, (lane, release, duration, gap, causes, number) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        now, factor = progress[lane], by[scale]
+        now, factor = progress[lane], by[number]
         if release:
             np.maximum(now, release, out=now)
         for _ in range(causes):
             source, latency = next(edges)
-            np.maximum(now, rows[source] + latency, out=now)
+            np.maximum(now, times[source] + latency, out=now)
             readers[source] -= 1
             if not readers[source]:
-                del rows[source]
-        if meets != NOWHERE:
-            order, begin, number = patterns[meets]
-            now[:] = np.maximum.reduceat(now[order], begin)[number]
+                del times[source]
+        if number == ALL_MEET:
+            now[:] = now.max()
         if readers[2 * task]:
-            rows[2 * task] = now.copy()
+            times[2 * task] = now.copy()
         if duration:
             now += np.floor(factor * duration + 0.5)
         if readers[2 * task + 1]:
-            rows[2 * task + 1] = now.copy()
+            times[2 * task + 1] = now.copy()
         if task in end:
             end[task] = now.astype(np.int64)
         if gap:

@@ -75,10 +75,6 @@ class SteadyState(NamedTuple):
         """How often the window was simulated."""
         return int(self.timeline.copy.max(initial=0)) + 1
 
-    def first_pass(self) -> dict[int, int]:
-        """Return the times of the covered steps as recorded, not repeated."""
-        return self.step_times(0)
-
     def mean_after(self, after: SteadyState) -> int:
         """Return the mean step after a change, in ns, over the steps that both have."""
         now, then = self.step_times(), after.step_times()
@@ -169,9 +165,15 @@ def _reached(
 
 def _lane_ends(timeline: Timeline) -> np.ndarray:
     """Return when each lane ends with each pass, in ns: a row a pass."""
-    lanes = len(timeline.graph.lanes)
-    ends = np.zeros((int(timeline.copy.max(initial=0)) + 1) * lanes, np.int64)
-    np.maximum.at(ends, timeline.copy * lanes + timeline.plan.lane, timeline.end_ns)
+    plan, lanes = timeline.plan, len(timeline.graph.lanes)
+    if "last on lane" not in plan.cache:
+        last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
+        last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(len(plan))  # the last is written last
+        plan.cache["last on lane"] = last
+    last = plan.cache["last on lane"]
+    ends = np.where(last >= 0, timeline.end_ns[last], 0)
+    if plan.scheduled:
+        np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
     return ends.reshape(-1, lanes)
 
 

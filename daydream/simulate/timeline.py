@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.arrays import run_starts
 from daydream.display import NotebookFigure
+from daydream.graph.lower import steps_in
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
 from daydream.simulate.critical_path import (
@@ -16,14 +17,13 @@ from daydream.simulate.critical_path import (
     Path,
     binding,
     critical_path,
-    path_of,
     per_step,
     sums,
 )
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
 
@@ -56,14 +56,13 @@ class Timeline(NotebookFigure):
         start_ns: np.ndarray,
         end_ns: np.ndarray,
         *,
-        repeats: Mapping[int, tuple[int, int]] | None = None,
         overlaps_settled: bool = True,
     ) -> None:
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
         self.start_ns, self.end_ns = start_ns, end_ns
-        self.repeats = repeats or {}
+        self.repeats = {} if lowered.window is None else steps_in(graph, lowered.window)
         self.overlaps_settled = overlaps_settled
         self._paths: dict[tuple[int, ...], Path] = {}
         self._bound: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by copy, of its steps: see `binding`
@@ -107,17 +106,13 @@ class Timeline(NotebookFigure):
         The plan keeps them for timelines whose tasks complete the same steps.
         """
         completes = _completes(self.graph)
-        kept = self.plan.cache.get("completions")
-        if kept is None or not np.array_equal(kept[0], completes):
-            kept = self.plan.cache["completions"] = completes, self._close(completes[self.task])
-        found: tuple[np.ndarray, list[Key], np.ndarray] = kept[1]
-        return found
-
-    def _close(self, completes: np.ndarray) -> tuple[np.ndarray, list[Key], np.ndarray]:
-        """Return `_completions` of entries that may complete the step given for each, -1 for none."""
+        kept, found = self.plan.cache.get("completions", (None, None))
+        if found is not None and np.array_equal(kept, completes):
+            return found
+        completed = completes[self.task]
         steps, lanes = len(self.graph.steps), len(self.graph.lanes)
-        closing = np.flatnonzero(completes >= 0)
-        place = self.copy[closing] * np.int64(steps) + completes[closing]
+        closing = np.flatnonzero(completed >= 0)
+        place = self.copy[closing] * np.int64(steps) + completed[closing]
         if self.plan.scheduled:
             order = np.argsort(place, kind="stable")
             closing, place = closing[order], place[order]
@@ -127,7 +122,9 @@ class Timeline(NotebookFigure):
             used = np.flatnonzero(last >= 0)
             closing, place = last[used], used // lanes
         first = np.flatnonzero(run_starts(place))
-        return closing, [divmod(number, steps) for number in place[first].tolist()], first
+        found = closing, [divmod(number, steps) for number in place[first].tolist()], first
+        self.plan.cache["completions"] = completes, found
+        return found
 
     @cached_property
     def last_of_steps(self) -> dict[Key, int]:
@@ -206,11 +203,10 @@ class Timeline(NotebookFigure):
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
         return critical_path(self.plan, self.start_ns, self.end_ns, task)
 
-    def path_to(self, copy: int, *steps: int) -> tuple[CriticalPath, int, np.ndarray, np.ndarray]:
-        """Return the chain of causes behind steps that follow each other, and when they begin, in ns.
+    def path_to(self, copy: int, *steps: int) -> CriticalPath:
+        """Return the chain of causes behind steps that follow each other.
 
-        Also the work of each task on it and the delay before it. Only what lies within the steps counts: all
-        work and delays add up to them. Both arrays are in ns, int64, shape (tasks on the path,).
+        Only what lies within the steps counts: all work and delays add up to them.
         """
         last, before = self.last_of_steps, self.spans[copy, steps[0]]
         begin = self._begin_ns(copy, steps[0]) if before is None else int(self.end_ns[last[before]])
@@ -218,17 +214,43 @@ class Timeline(NotebookFigure):
         if copy not in self._bound:
             stop = 1 + max(entry for (of, _), entry in last.items() if of == copy)
             self._bound[copy] = binding(*times, None if self.plan.scheduled else stop)
-        path = critical_path(*times, last[copy, steps[-1]], since=begin, bound=self._bound[copy])
-        start = self.start_ns[path.task]
-        borders = np.maximum([start - path.delay_ns, start, start + path.task_ns], begin)
-        delay, work = np.diff(borders, axis=0)
-        return path, begin, work, delay
+        return critical_path(*times, last[copy, steps[-1]], since=begin, bound=self._bound[copy])
 
     def path(self, copy: int, steps: Sequence[int]) -> Path:
         """Return the critical path of some covered steps, as pieces of time; arrays are to be read only."""
         wanted = copy, *steps
-        if wanted not in self._paths:
-            self._paths[wanted] = path_of(self, copy, steps)
+        if wanted in self._paths:
+            return self._paths[wanted]
+        # By its last step, those of which each counts from the end of the one before it.
+        runs: dict[tuple[int, int] | None, list[int]] = {}
+        for step in steps:
+            runs[copy, step] = [*runs.pop(self.spans[copy, step], []), step]
+        # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
+        ranks = {lane.rank for lane in self.graph.lanes}
+        alone = ranks.pop() if len(ranks) == 1 else None
+        windows: list[tuple[int, int, int]] = []
+        pieces = [np.empty((6, 0), np.int64)]
+        for run in runs.values():
+            chain = self.path_to(copy, *run)
+            work, delay = chain.task_ns, chain.delay_ns
+            rank = self.graph.steps[run[0]].get("rank", 0) if alone is None else alone
+            end, place = int(self.end_ns[chain.task[-1]]), np.arange(len(chain.task))
+            begin = end - int(work.sum() + delay.sum())
+            start = np.maximum(self.start_ns[chain.task], begin)
+            late = np.where(chain.cause == Cause.LANE, np.maximum(place - 1, 0), place)
+            columns = np.stack([
+                np.full(2 * len(place), len(windows)),
+                np.tile(chain.task, 2),
+                self.task[chain.task[np.append(place, late)]],
+                np.append(start, start - delay),
+                np.append(work, delay),
+                np.append(np.full(len(place), -1), chain.cause),
+            ])  # fmt: skip
+            pieces.append(columns[:, np.flatnonzero(columns[4])])
+            windows.append((begin, end, rank))
+        self._paths[wanted] = Path(
+            np.array(windows, np.int64).reshape(-1, 3), *np.concatenate(pieces, axis=1)
+        )
         return self._paths[wanted]
 
     def breakdown(self, copy: int, *steps: int) -> dict[str, dict[str, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from daydream.text import meant
 from daydream.tools.tool import MARK, ToolError
 from daydream.transforms.user_file import own_code
 
@@ -46,8 +46,7 @@ def find_tool(name: str) -> type:
         if isinstance(loaded, type) and hasattr(loaded, MARK):
             return loaded
         raise ToolError(f"{point.value} is no class under @daydream.tool")
-    near = difflib.get_close_matches(name.replace("_", "-"), tools(), 1)
-    hint = f"Did you mean {near[0]!r}?" if near else "`daydream tool --list` shows those there are."
+    hint = meant(name.replace("_", "-"), tools(), "`daydream tool --list` shows those there are.")
     raise ToolError(f"unknown tool {name!r}. {hint}")
 
 

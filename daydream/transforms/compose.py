@@ -139,6 +139,12 @@ def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optim
     }
 
 
+def goes_by(named: Mapping[str, tuple[Optimization, Option]], name: str) -> str:
+    """Return the name among these (`option_names`) of an option that may be given by its qualified one."""
+    known = {qualified(owner, option.name): short for short, (owner, option) in named.items()}
+    return known.get(name, name)
+
+
 def qualified(optimization: Optimization, option: str) -> str:
     """Return the name of an option that no other optimization has: `fused_adam.memory_speedup`."""
     return f"{optimization.name.replace('-', '_')}.{option}"
@@ -197,10 +203,9 @@ def arguments(
     """
     check(optimizations)
     named = option_names(optimizations)
-    aliases = {qualified(owner, option.name): name for name, (owner, option) in named.items()}
     given: dict[str, Any] = {}
     for name, value in options.items():
-        known = aliases.get(name, name)
+        known = goes_by(named, name)
         if known not in named:
             there = ", ".join(named) or "none"
             raise GraphError(f"{spelled(optimizations)} has no option {name!r}; it has {there}")

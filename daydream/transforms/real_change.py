@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.graph.calls import device_work
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.model.optimizers import torch_optimizers
 from daydream.transforms.compose import arguments, parse
@@ -63,23 +63,20 @@ def code_of(name: str, graph: Graph | None = None) -> str | None:
 
 def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) -> str | None:
     """Return the lines that make changes together in the script that was recorded; None if one has none."""
-    lines = dict.fromkeys(line_of(each, graph) for each in optimizations)
+    lines: dict[str, None] = {}
+    for optimization in optimizations:
+        code = optimization.code
+        if graph is not None and graph.recorded.metadata.get("profiler") == JAX:
+            code = IN_JAX.get(optimization.name, "")
+        elif graph is not None and "train_step(" in code:
+            if not len(graph.select(phase=("backward", "optimizer"))):
+                code = code.replace("train_step(", "model(")
+        elif graph is not None and OPTIMIZER.search(code):
+            optimizers = torch_optimizers(graph)
+            if len(optimizers) == 1:
+                code = OPTIMIZER.sub(rf"torch.optim.{optimizers.pop()}(\1)", code)
+        lines[code] = None
     return "; ".join(lines) if lines and all(lines) else None
-
-
-def line_of(optimization: Optimization, graph: Graph | None = None) -> str:
-    """Return the line that makes a change in the script that was recorded; empty where none does."""
-    code = optimization.code
-    if graph is None:
-        return code
-    if graph.recorded.metadata.get("profiler") == JAX:
-        return IN_JAX.get(optimization.name, "")
-    if "train_step(" in code and not len(graph.select(phase=("backward", "optimizer"))):
-        return code.replace("train_step(", "model(")
-    optimizers = torch_optimizers(graph) if OPTIMIZER.search(code) else set()
-    if len(optimizers) == 1:
-        return OPTIMIZER.sub(rf"torch.optim.{optimizers.pop()}(\1)", code)
-    return code
 
 
 def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
@@ -90,7 +87,7 @@ def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
     """
     if optimization.paper_only:
         return "no framework makes this change: it is a paper's; `whatif` and `rank --all` predict it"
-    if optimization.needs_gpu and not device_work(graph)[graph.alive].any():
+    if optimization.needs_gpu and not has_device_work(graph):
         return f"`{optimization.code}` is for a GPU, and this trace has no GPU work"
     optimizers = torch_optimizers(graph) if optimization.optimizers else set()
     if optimizers and not optimizers & optimization.optimizers:

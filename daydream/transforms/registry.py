@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
-from daydream.text import closest
+from daydream.text import meant
 from daydream.transforms import stages
 from daydream.transforms.user_file import OWN_FILE, OwnFileError, own_code
 
@@ -206,8 +206,7 @@ def _meant(name: str) -> str:
             return f"Did you mean the file './{stem}.py'?"
     if Path(name).is_file():
         return f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
-    near = closest(name.replace("_", "-"), names())
-    return f"Did you mean {near[0]!r}?" if near else "`daydream whatif --list` shows those there are."
+    return meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
 
 
 @contextmanager

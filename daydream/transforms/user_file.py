@@ -66,6 +66,12 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
     return Mistake(place.filename, place.lineno or 0, place.line or "", said)
 
 
+def reason_of(error: Exception) -> str:
+    """Return in a line why a change that raised an error has no answer."""
+    said = str(error) if isinstance(error, DaydreamError) else f"it failed: {type(error).__name__}: {error}"
+    return " ".join(map(str.strip, str(mistake_in_own_file(error) or said).splitlines()))
+
+
 @contextlib.contextmanager
 def own_code(file: str) -> Iterator[None]:
     """Run the code of a file; what it prints goes to stderr.

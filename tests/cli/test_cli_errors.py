@@ -169,7 +169,10 @@ BAD_QUESTIONS = {
     "rank step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
     "whatif amp step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
     "whatif step.parquet": (FAILED, "a trace is given as --trace step.parquet"),
-    "whatif amp --hmtl x.html --trace step.parquet": (USAGE, "no such option '--hmtl'. Did you mean --html"),
+    "whatif amp --hmtl x.html --trace step.parquet": (
+        USAGE,
+        "no such option '--hmtl'. Did you mean '--html'",
+    ),
     "import": (USAGE, "missing argument 'SOURCE...'"),
     "import step.json.gz": (FAILED, "step.parquet exists already"),
     "import step.json.gz -o out.json": (USAGE, "name it .parquet"),

@@ -7,7 +7,7 @@ from shared import shared_replay
 
 import daydream
 from daydream.predict.breakdown import Share
-from daydream.predict.explain import Without, bound
+from daydream.predict.explain import bound
 from daydream.predict.suggest import WhatIfResult
 from daydream.report.text.explain import verdict
 from daydream.simulate.critical_path import Bound, PathCause
@@ -21,7 +21,7 @@ def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int |
     kinds = [(PathCause(key), share) for key, share in shares.items()]
     causes = [Share(cause, cause.bound, round(100 * share), share) for cause, share in kinds]
     device = None if without_device is None else answer(without_device)
-    return bound(causes, Without(answer(without_cpu), device, None))
+    return bound(causes, answer(without_cpu), device)
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,13 @@ def nodes(**attributes) -> nx.DiGraph:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"lane": None}, "node 'y' has no lane; nodes need a lane and a duration_ns"),
-        ({"duration_ns": None}, "node 'y' has no duration_ns; nodes need a lane and a duration_ns"),
-        ({"duration_ns": -1}, "node 'y' has duration_ns -1; it must not be negative"),
-        ({"gap_ns": "long"}, "node 'y' has gap_ns 'long'; times are numbers of nanoseconds"),
-        ({"duration_ns": float("nan")}, "node 'y' has duration_ns nan; times are numbers of nanoseconds"),
-        ({"kind": "gpu"}, "node 'y' has kind 'gpu'; the kinds are cpu, kernel"),
-        ({"phase": "fwd"}, "unknown phase 'fwd'"),
+        ({"lane": None}, "node 'y': it has no lane; nodes need a lane and a duration_ns"),
+        ({"duration_ns": None}, "node 'y': it has no duration_ns; nodes need a lane and a duration_ns"),
+        ({"duration_ns": -1}, "node 'y': duration_ns cannot be negative (-1 ns)"),
+        ({"gap_ns": "long"}, "node 'y': gap_ns must be a number of nanoseconds, not 'long'"),
+        ({"duration_ns": float("nan")}, "node 'y': duration_ns must be a finite number of nanoseconds"),
+        ({"kind": "gpu"}, "node 'y': unknown kind 'gpu'; the kinds are cpu, kernel"),
+        ({"phase": "fwd"}, "node 'y': unknown phase 'fwd'"),
     ],
 )
 def test_a_node_that_cannot_be_a_task_is_named(attributes, message):
@@ -139,8 +139,8 @@ def test_a_node_that_cannot_be_a_task_is_named(attributes, message):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"latency_ns": None}, "edge 'x' -> 'y' has latency_ns None"),
-        ({"cause": "magic"}, "edge 'x' -> 'y' has cause 'magic'; the causes are lane, launch, sync"),
+        ({"latency_ns": None}, "edge 'x' -> 'y': latency_ns must be a"),
+        ({"cause": "magic"}, "edge 'x' -> 'y': unknown cause 'magic'; the causes are lane, launch, sync"),
     ],
 )
 def test_an_edge_that_cannot_be_a_cause_is_named(attributes, message):

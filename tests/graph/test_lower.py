@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from daydream import load, replay
-from daydream.graph.cached import cached_plan, plan_arrays
 from daydream.graph.lower import lower
 from daydream.simulate.steady_state import repeatable
 
@@ -37,12 +36,3 @@ def test_between_copies_stands_the_gap_that_led_into_the_window(graph):
         later = np.flatnonzero(lane[entry + 1 :] == lane[entry]) + entry + 1
         assert lowered.copy[later[0]] == lowered.copy[entry] + 1
         assert lowered.gap_of[entry] == lowered.task[np.flatnonzero(ahead & (lane == lane[entry]))[-1]]
-
-
-def test_a_kept_plan_is_the_same(graph):
-    window = repeatable(graph)
-    lowered = lower(graph, 2, window)
-    again = cached_plan(graph.copy(), 2, window, plan_arrays(graph, 2, window))
-
-    assert again.gap_of.tolist() == lowered.gap_of.tolist()
-    assert again.plan.gap_ns.tolist() == lowered.plan.gap_ns.tolist()

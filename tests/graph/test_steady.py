@@ -30,7 +30,7 @@ def test_steps_that_take_the_same_have_settled_at_once():
     settled = settle(build(steps_of(50, 100, 100, 100)))
 
     assert (settled.settled, settled.copy, settled.step_ns) == (True, 0, 100_000)
-    assert settled.first_pass() == {1: 100_000, 2: 100_000, 3: 100_000}
+    assert settled.step_times(0) == {1: 100_000, 2: 100_000, 3: 100_000}
 
 
 def first_of_steps(graph: Graph) -> daydream.Selection:
@@ -92,7 +92,7 @@ def catching_up() -> Trace:
 def test_a_device_that_catches_up_has_not_settled_until_it_waits_for_the_threads():
     settled = settle(build(catching_up()))
 
-    assert settled.first_pass() == {1: 21_000, 2: 21_000, 3: 21_000}
+    assert settled.step_times(0) == {1: 21_000, 2: 21_000, 3: 21_000}
     assert (settled.settled, settled.step_ns) == (True, 30_000)
     assert settled.copy > 1
     assert settled.times[settled.copy - 2, 2] == 21_000
@@ -130,7 +130,7 @@ def test_all_covered_steps_are_repeated_as_they_differ():
     settled = settle(build(steps_of(*[100] * 20)))
 
     assert {step for copy, step in settled.times if copy == 1} == set(range(1, 20))
-    assert len(settled.first_pass()) == 19
+    assert len(settled.step_times(0)) == 19
 
 
 def test_of_a_very_long_recording_the_last_steps_are_repeated(monkeypatch):
@@ -138,7 +138,7 @@ def test_of_a_very_long_recording_the_last_steps_are_repeated(monkeypatch):
     settled = settle(build(steps_of(*[100] * 20)))
 
     assert {step for copy, step in settled.times if copy == 1} == set(range(10, 20))
-    assert len(settled.first_pass()) == 19
+    assert len(settled.step_times(0)) == 19
 
 
 # -- steps that cannot follow themselves -----------------------------------------------------------

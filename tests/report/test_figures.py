@@ -88,7 +88,7 @@ def test_a_row_is_as_high_as_its_lane_is_busy(replay):
         busy = np.clip(timeline.end_ns[here], begin, end) - np.clip(timeline.start_ns[here], begin, end)
         assert heights(axes, row).mean() == pytest.approx(busy.sum() / step_ns, abs=1e-6)
         assert heights(axes, row).max() <= 1 + 1e-9
-    _, _, work, _ = timeline.path_to(copy, step)
+    work = timeline.path_to(copy, step).task_ns
     assert names[-1] == "critical path"
     assert heights(axes, len(names) - 1).mean() == pytest.approx(work.sum() / step_ns, abs=1e-6)
 

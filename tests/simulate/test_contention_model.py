@@ -12,7 +12,7 @@ from daydream import Graph, simulate
 from daydream.graph.calls import Coverage, sharing
 from daydream.graph.tables import Lane
 from daydream.simulate import contention
-from daydream.simulate.contention import Contention
+from daydream.simulate.contention import Contention, _Slow
 
 KERNEL, COLLECTIVE = 1, 4
 
@@ -237,19 +237,14 @@ def test_with_transfers_at_given_times_a_higher_factor_is_never_faster(graph, se
     assert (slower >= slow - 1 - len(graph)).all()  # each duration is rounded
 
 
-class _ToAndFro:
-    """A task that takes 8,000 ns less three times what it took: 2,000 ns, and never by whole turns."""
-
-    tasks = np.array([0])
-
-    def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return np.clip(8_000 - 3 * (end - start)[self.tasks], 0, 8_000) + 0 * own
-
-
 def test_what_goes_to_and_fro_settles_between(monkeypatch):
+    #  A task takes 8,000 ns less three times what it took: 2,000 ns, and never by whole turns.
+    def durations(self, own, start, end):
+        return np.clip(8_000 - 3 * (end - start)[self.tasks], 0, 8_000)
+
     graph = Graph()
     graph.insert("work", kind="kernel", lane="stream 7", duration_ns=1_000)
-    monkeypatch.setattr(Contention, "_slow", lambda *_: [_ToAndFro()])
+    monkeypatch.setattr(_Slow, "durations", durations)
     timeline = simulate(graph, contention=Contention(Graph(), 2.0, 2.0))
 
     assert timeline.overlaps_settled

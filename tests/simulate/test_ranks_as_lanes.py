@@ -14,31 +14,22 @@ from daydream import Graph, simulate
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
 from daydream.simulate.engine import run
-from daydream.simulate.ranks import Ranks, ends, factors_of
+from daydream.simulate.ranks import ALL_MEET, ends, factors_of
 
 FACTORS = st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.0, 1.0, 1.3, 2.0])
 
 
 @st.composite
 def ranks_of(draw, plan, *, most=6):
-    """Return ranks of a plan: few distinct factors, any tasks as collectives, any groups."""
-    count, rows, patterns = draw(st.integers(1, most)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
-
-    def table(values, height, width):
-        row = st.lists(values, min_size=width, max_size=width)
-        return draw(st.lists(row, min_size=height, max_size=height))
-
-    return Ranks(
-        plan,
-        table(FACTORS, rows, count),
-        scale=table(st.integers(-1, rows - 1), 1, len(plan))[0],
-        meets=table(st.integers(-1, patterns - 1), 1, len(plan))[0],
-        groups=table(st.integers(0, 2), patterns, count),
-    )
+    """Return factors of ranks, few distinct ones, and the row of each task of a plan: any are collectives."""
+    count, rows = draw(st.integers(1, most)), draw(st.integers(1, 3))
+    factors = st.lists(FACTORS, min_size=count, max_size=count)
+    row = st.lists(st.integers(ALL_MEET, rows - 1), min_size=len(plan), max_size=len(plan))
+    return np.array(draw(st.lists(factors, min_size=rows, max_size=rows))), np.array(draw(row))
 
 
-def written_out(plan, ranks):
-    whole, place = explicit(plan, ranks)
+def written_out(plan, factors, row):
+    whole, place = explicit(plan, factors, row)
     return run(whole)[1][place].tolist()
 
 
@@ -47,8 +38,7 @@ def test_every_task_ends_on_every_rank_as_if_all_ranks_were_written_out(data):
     plan = data.draw(plans())
     ranks = data.draw(ranks_of(plan))
 
-    tasks = np.arange(len(plan))
-    assert ends(plan, ranks, tasks).tolist() == written_out(plan, ranks)
+    assert ends(plan, *ranks, np.arange(len(plan))).tolist() == written_out(plan, *ranks)
 
 
 @settings(max_examples=40)
@@ -58,9 +48,9 @@ def test_what_is_asked_of_a_few_tasks_is_what_they_say_among_all(data):
     ranks = data.draw(ranks_of(plan))
     tasks = np.array(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=4)), np.int64)
 
-    found = ends(plan, ranks, tasks)
+    found = ends(plan, *ranks, tasks)
 
-    assert found.tolist() == np.array(written_out(plan, ranks))[tasks].tolist()
+    assert found.tolist() == np.array(written_out(plan, *ranks))[tasks].tolist()
 
 
 @given(st.data())
@@ -68,46 +58,41 @@ def test_programs_with_launches_waits_and_queues(data):
     plan = lower(data.draw(graphs())).plan
     ranks = data.draw(ranks_of(plan, most=4))
 
-    assert ends(plan, ranks, np.arange(len(plan))).tolist() == written_out(plan, ranks)
+    assert ends(plan, *ranks, np.arange(len(plan))).tolist() == written_out(plan, *ranks)
 
 
 @settings(max_examples=40)
 @given(st.data())
 def test_equal_ranks_are_one_rank_alone(data):
     plan = data.draw(plans())
-    one = data.draw(ranks_of(plan, most=1))
-    factors, groups = (np.repeat(row, 64, axis=1) for row in (one.factors, one.groups))
-    many = Ranks(plan, factors, scale=one.scale, meets=one.meets, groups=groups)
+    factors, row = data.draw(ranks_of(plan, most=1))
 
-    found = ends(plan, many, np.arange(len(plan)))
+    found = ends(plan, np.repeat(factors, 64, axis=1), row, np.arange(len(plan)))
 
-    assert (found == ends(plan, one, np.arange(len(plan)))).all()
+    assert (found == ends(plan, factors, row, np.arange(len(plan)))).all()
 
 
 @settings(max_examples=40)
 @given(st.data())
 def test_many_ranks_of_several_classes(data):
     plan = data.draw(plans(max_tasks=8))
-    few = data.draw(ranks_of(plan, most=4))
-    which = data.draw(st.lists(st.integers(0, few.count - 1), min_size=20, max_size=40))
-    group = np.arange(len(which)) // data.draw(st.integers(1, 40))
-    factors = few.factors[:, which] * (1 + np.arange(len(which)) // 2)
-    ranks = Ranks(plan, factors, scale=few.scale, meets=np.minimum(few.meets, 0), groups=group)
+    few, row = data.draw(ranks_of(plan, most=4))
+    which = data.draw(st.lists(st.integers(0, few.shape[1] - 1), min_size=20, max_size=40))
+    factors = few[:, which] * (1 + np.arange(len(which)) // 2)
 
-    assert ends(plan, ranks, np.arange(len(plan))).tolist() == written_out(plan, ranks)
+    assert ends(plan, factors, row, np.arange(len(plan))).tolist() == written_out(plan, factors, row)
 
 
 @settings(max_examples=40)
 @given(st.data())
 def test_a_slower_rank_makes_no_rank_faster(data):
     plan = data.draw(plans())
-    ranks = data.draw(ranks_of(plan))
-    slower = ranks.factors.copy()
-    slower[:, data.draw(st.integers(0, ranks.count - 1))] *= 1.5
-    after = Ranks(plan, slower, scale=ranks.scale, meets=ranks.meets, groups=ranks.groups)
+    factors, row = data.draw(ranks_of(plan))
+    slower = factors.copy()
+    slower[:, data.draw(st.integers(0, factors.shape[1] - 1))] *= 1.5
 
     tasks = np.arange(len(plan))
-    assert (ends(plan, after, tasks) >= ends(plan, ranks, tasks)).all()
+    assert (ends(plan, slower, row, tasks) >= ends(plan, factors, row, tasks)).all()
 
 
 def step():
@@ -118,35 +103,11 @@ def step():
 
 def test_a_collective_begins_with_the_last_of_its_members():
     plan = step()
-    world = Ranks(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1])
 
-    found = ends(plan, world, [0, 1, 2])
+    found = ends(plan, [1.0, 1.5, 1.0, 1.0], [0, ALL_MEET, 0], [0, 1, 2])
 
     # Rank 1 takes 12 for its backward pass and 6 for its optimizer; all of them reduce from 12 + 1 on.
     assert found.tolist() == [[8, 12, 8, 8], [18] * 4, [18 + 4, 18 + 6, 18 + 4, 18 + 4]]
-
-
-def test_a_group_waits_for_its_own_members_only():
-    plan = step()
-    nodes = Ranks(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1], groups=[[0, 0, 7, 7]])
-
-    assert ends(plan, nodes, [1]).tolist() == [[18, 18, 14, 14]]
-
-
-def test_a_straggler_is_felt_one_group_further_with_each_meeting():
-    #  link  |inside the node 1|across the nodes 1|inside 1|
-    plan = drawn([Task(0, 10), Task(0, 1), Task(0, 1), Task(0, 1)], [])
-    rank = np.arange(16)
-    ranks = Ranks(
-        plan, np.where(rank == 5, 2.0, 1.0), scale=[0, -1, -1, -1], meets=[-1, 0, 1, 0],
-        groups=[rank // 4, rank % 4],
-    )  # fmt: skip
-
-    inside, across, back = ends(plan, ranks, [1, 2, 3])
-
-    assert inside.tolist() == [21 if r // 4 == 1 else 11 for r in range(16)]
-    assert across.tolist() == [22] * 16  # each rank of node 1 has a mate in every other node
-    assert back.tolist() == [23] * 16
 
 
 def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
@@ -154,12 +115,9 @@ def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
     plan = drawn([task for _ in range(steps) for task in (Task(0, 100_000), Task(0, 30))], [])
     factors = factors_of(ranks, steps, jitter=0.1, seed=3)
     reduces = np.arange(2 * steps) % 2 == 1
-    job = Ranks(
-        plan, factors, scale=np.where(reduces, -1, np.arange(2 * steps) // 2),
-        meets=np.where(reduces, 0, -1),
-    )  # fmt: skip
+    row = np.where(reduces, ALL_MEET, np.arange(2 * steps) // 2)
 
-    found = ends(plan, job, [2 * steps - 1])
+    found = ends(plan, factors, row, [2 * steps - 1])
 
     slowest = np.floor(100_000 * factors.max(axis=1) + 0.5).astype(int) + 30
     assert found.tolist() == [[slowest.sum()] * ranks]
@@ -187,33 +145,19 @@ def test_the_same_job_as_a_graph_of_several_ranks():
     lowered = lower(one)
     is_reduce = one.columns["kind"][lowered.task] == 4
 
-    ranks = Ranks(lowered.plan, slow, scale=np.where(is_reduce, -1, 0), meets=np.where(is_reduce, 0, -1))
-
-    found = ends(lowered.plan, ranks, np.arange(len(lowered.plan)))
+    found = ends(lowered.plan, slow, np.where(is_reduce, ALL_MEET, 0), np.arange(len(lowered.plan)))
     assert found.max() == simulate(job).makespan_ns
 
 
 def test_a_lane_with_a_policy_is_refused_for_several_ranks():
     plan = drawn([Task(0, 5), Task(0, 3)], [], priority={0: [1, 0]})
 
-    assert ends(plan, Ranks(plan, [1.0], [0, 0], [-1, -1]), [0, 1]).tolist() == [[8], [3]]
-    for answer in (ends, lambda *given: explicit(*given[:2])):
-        with pytest.raises(GraphError, match="scheduled by priority"):
-            answer(plan, Ranks(plan, [1.0, 2.0], [0, 0], [-1, -1]), [0])
+    assert ends(plan, [1.0], [0, 0], [0, 1]).tolist() == [[8], [3]]
+    with pytest.raises(GraphError, match="scheduled by priority"):
+        ends(plan, [1.0, 2.0], [0, 0], [0])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"factors": [-1.0]},
-        {"factors": [float("nan")]},
-        {"factors": []},
-        {"factors": [1.0], "scale": [0]},
-        {"factors": [1.0], "scale": [0, 1, 0]},
-        {"factors": [1.0], "meets": [0, 1, 0]},
-        {"factors": [1.0, 1.0], "groups": [[0]]},
-    ],
-)
-def test_what_does_not_fit_together_is_refused(wrong):
+@pytest.mark.parametrize("wrong", [[-1.0], [float("nan")], []])
+def test_factors_that_cannot_be_are_refused(wrong):
     with pytest.raises(GraphError):
-        Ranks(step(), **{"scale": [0] * 3, "meets": [-1] * 3, **wrong})
+        ends(step(), wrong, [0] * 3, [0])

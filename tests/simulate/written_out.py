@@ -14,18 +14,14 @@ order and lie near each other in memory. It takes ranks times the memory of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.plan import Cause, Plan
-
-if TYPE_CHECKING:
-    from daydream.simulate.ranks import Ranks
+from daydream.simulate.ranks import ALL_MEET
 
 
-def explicit(plan: Plan, ranks: Ranks) -> tuple[Plan, np.ndarray]:
+def explicit(plan: Plan, factors: np.ndarray, row: np.ndarray) -> tuple[Plan, np.ndarray]:
     """Return the plan of all ranks, and the id in it of each task on each rank, tasks x ranks.
 
     Lane k of rank r is k times the number of ranks + r; each hub has a lane of its own behind those.
@@ -36,30 +32,28 @@ def explicit(plan: Plan, ranks: Ranks) -> tuple[Plan, np.ndarray]:
             "a lane that is scheduled by priority picks among all its tasks: "
             "a collective on it cannot be written out as an arrival and a transfer"
         )
-    n, count = len(plan), ranks.count
+    count = factors.shape[1]
     rank = np.arange(count)
-    meeting = np.flatnonzero(ranks.meets >= 0)
-    hubs = ranks.groups.max(axis=1)[ranks.meets] + 1
-    size = np.where(ranks.meets >= 0, 2 * count + hubs, count)
+    meets = row == ALL_MEET
+    meeting = np.flatnonzero(meets)
+    size = np.where(meets, 2 * count + 1, count)
     base = np.cumsum(size) - size
     arrive = base[:, None] + rank
     begin = arrive.copy()
-    begin[meeting] += (count + hubs[meeting])[:, None]
+    begin[meeting] += count + 1
 
     total = int(size.sum())
     lane, duration, gap, release = (np.zeros(total, np.int64) for _ in range(4))
     lane[arrive] = lane[begin] = plan.lane[:, None] * np.int64(count) + rank
-    by = np.concatenate([ranks.factors, np.ones((1, count))])[ranks.scale]  # the last row is that of -1
+    by = np.append(factors, np.ones((1, count)), axis=0)[row]  # the last is that of collectives
     duration[begin], gap[begin] = (
         np.floor(ns[:, None] * by + 0.5).astype(np.int64) for ns in (plan.duration_ns, plan.gap_ns)
     )
     release[arrive] = plan.release_ns[:, None]
 
-    first = np.repeat(np.cumsum(hubs[meeting]) - hubs[meeting], hubs[meeting])
-    number = np.arange(len(first)) - first
-    hub = np.repeat(base[meeting] + count, hubs[meeting]) + number
+    hub = base[meeting] + count
     lane[hub] = plan.lanes * count + np.arange(len(hub))
-    met = base[meeting][:, None] + count + ranks.groups[ranks.meets[meeting]]
+    met = np.tile(hub[:, None], count)
     none = np.zeros(len(meeting), np.int64)
     own = (plan.edge_latency_ns, plan.edge_from_start, plan.edge_cause)
     through = (none, none > 0, none + Cause.COMMUNICATION)
@@ -70,4 +64,4 @@ def explicit(plan: Plan, ranks: Ranks) -> tuple[Plan, np.ndarray]:
     ]
     src, dst = (np.concatenate([part[side].reshape(-1) for part in edges]) for side in (0, 1))
     others = (np.concatenate([np.repeat(part[column], count) for part in edges]) for column in (2, 3, 4))
-    return Plan.from_edges(lane, duration, gap, release, src, dst, *others), begin.reshape(n, count)
+    return Plan.from_edges(lane, duration, gap, release, src, dst, *others), begin

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.costs.device.table import KernelTable
 from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
-from daydream.graph.graph import Graph, MeasuredTimes
+from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted
 
@@ -129,7 +130,7 @@ def _work(graph: Graph) -> Selection:
     return device if len(device) else graph.select(kind="cpu")
 
 
-def _entries(graph: Graph, table: MeasuredTimes) -> np.ndarray:
+def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
     """Return for each row of the trace its place in the table, -1 for none; the last entry is no row."""
     trace = graph.trace
     assert trace is not None  # noqa: S101 - the caller has looked

@@ -19,7 +19,7 @@ from daydream.costs.kernels import TF32_KERNEL, Work
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.shapes import Shape
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.graph import Graph, MeasuredTimes
+from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
 NewShapes = Mapping[int, tuple[str, Shape | None]]  # by distinct work: its new shapes, and output shape
@@ -68,7 +68,7 @@ def device_name(graph: Graph) -> str:
     return str(device_properties(graph).get("name") or "")
 
 
-def need_times_of(table: MeasuredTimes, device: str) -> None:
+def need_times_of(table: KernelTable, device: str) -> None:
     """Raise `NotApplicableError` if a table's times are those of another device."""
     if table.device is None:
         return
@@ -84,7 +84,7 @@ def need_times_of(table: MeasuredTimes, device: str) -> None:
 
 
 def from_table(
-    graph: Graph, selection: Selection, table: MeasuredTimes, task_work: Work, asked: TimeRequest
+    graph: Graph, selection: Selection, table: KernelTable, task_work: Work, asked: TimeRequest
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each task by the table, and a mask of those that it knows."""
     old = selection.duration_ns.astype(np.float64)
@@ -122,7 +122,7 @@ def from_table(
 
 
 def _answer(
-    table: MeasuredTimes,
+    table: KernelTable,
     call: tuple[str, str, Shape | None],
     key: tuple[int, str | None, str | None],
     asked: TimeRequest,

@@ -31,6 +31,7 @@ from daydream.costs.device.roofline import (
     is_tf32_kernel,
     names_fit,
 )
+from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, device_of, find_device
 from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
 from daydream.costs.workload.counters import (
@@ -40,7 +41,7 @@ from daydream.costs.workload.counters import (
     reached_l2,
 )
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.graph import Graph, MeasuredTimes
+from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.text import counted as number_of
@@ -303,7 +304,7 @@ def retime(
     flop_factor: float | np.ndarray = 1.0,
     bytes_factor: float | np.ndarray = 1.0,
     grid_factor: float | np.ndarray = np.nan,
-    table: MeasuredTimes | None = None,
+    table: KernelTable | None = None,
     shapes: NewShapes | None = None,
     model: str = "auto",
     assumed: str | None = None,

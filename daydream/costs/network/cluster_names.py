@@ -21,6 +21,7 @@ from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.collectives import Link
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
+from daydream.text import meant
 
 NVLINK_NS, PCI_NS, NETWORK_NS = 3_400, 5_700, 14_000
 NET_BW = 12.0  # GB/s for 100 Gbit/s
@@ -66,12 +67,9 @@ def find_cluster(text: str) -> Cluster:
             name, 1, gpus, Link(bandwidth, step_ns), Link(gbits / 100 * NET_BW, NETWORK_NS), source
         )
     else:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, MACHINES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = meant(name, MACHINES, "There is none like it.")
         raise DaydreamError(
-            f"unknown cluster {name!r}.{hint} Known are {', '.join(MACHINES)}; your own is described in a "
+            f"unknown cluster {name!r}. {hint} Known are {', '.join(MACHINES)}; your own is described in a "
             "file ending in .toml or .json."
         )
     return replace(found, nodes=int(count), nodes_given=True) if count else found

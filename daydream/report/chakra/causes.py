@@ -85,7 +85,8 @@ def causes_of(timeline: Timeline) -> Causes:
 def _given(timeline: Timeline, chosen: np.ndarray) -> Iterator[tuple[int, int, list[Dependency]]]:
     """Yield each entry with its earliest start and its causes as simulated, the lane's order last."""
     plan = timeline.plan
-    before = _before_on_lane(timeline, chosen)
+    order = chosen[np.lexsort((chosen, timeline.start_ns[chosen], timeline.plan.lane[chosen]))]
+    before = timeline.plan.before_on_lane(order).tolist()
     pointers, sources = plan.edge_ptr.tolist(), plan.edge_src.tolist()
     latencies, starts = plan.edge_latency_ns.tolist(), plan.edge_from_start.tolist()
     causes, releases = plan.edge_cause.tolist(), plan.release_ns.tolist()
@@ -119,13 +120,3 @@ def _joints(timeline: Timeline, chosen: np.ndarray) -> tuple[set[int], set[int]]
         return set(chosen[idle & named & (kind == code)].tolist())
 
     return of(ARRIVAL, COLLECTIVE), of(LAST_ARRIVAL, CPU)
-
-
-def _before_on_lane(timeline: Timeline, chosen: np.ndarray) -> list[int]:
-    """Return the entry before each on its lane, as simulated; -1 for the first."""
-    before = np.full(len(timeline.task), -1, np.int64)
-    lane = timeline.plan.lane[chosen]
-    order = chosen[np.lexsort((chosen, timeline.start_ns[chosen], lane))]
-    same = timeline.plan.lane[order][1:] == timeline.plan.lane[order][:-1]
-    before[order[1:][same]] = order[:-1][same]
-    return before.tolist()

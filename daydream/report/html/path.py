@@ -136,8 +136,8 @@ class StepPath:
 
 def step_path(timeline: Timeline, copy: int, step: int) -> StepPath:
     """Return the critical path of one step; its work and delays add up to the step."""
-    path, _, work, delay = timeline.path_to(copy, step)
-    return StepPath(timeline, copy, step, path.task, path.cause, work, delay)
+    path = timeline.path_to(copy, step)
+    return StepPath(timeline, copy, step, path.task, path.cause, path.task_ns, path.delay_ns)
 
 
 def _delay(cause: int, *, on_device: bool) -> str:

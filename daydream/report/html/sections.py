@@ -190,7 +190,7 @@ def steps(replay: Replay, comparison: Prediction | None) -> Html:
     figures = Figures(max(step.measured_ns for step in replay.steps))
     after = comparison.after if comparison is not None else None
     rows: list[list[Cell]] = []
-    for number_, step in zip(replay.recording.settled.first_pass(), replay.steps, strict=True):
+    for number_, step in zip(replay.recording.settled.step_times(0), replay.steps, strict=True):
         cells: list[Cell] = [
             f"rank {step.rank} {step.name}" if several else step.name,
             figures.time(step.measured_ns, bar=True), figures.time(step.replayed_ns, bar=True),

@@ -107,10 +107,7 @@ def simulated_slices(
 def waits(timeline: Timeline) -> np.ndarray:
     """Return each task's wait; none before the first of a lane, which did not wait but was not recorded."""
     wait = timeline.wait_ns.copy()
-    following = timeline.plan.next_on_lane()
-    first = np.ones(len(wait), bool)
-    first[following[following >= 0]] = False
-    wait[first] = 0
+    wait[timeline.plan.before_on_lane() < 0] = 0
     return wait
 
 

@@ -10,9 +10,8 @@ from daydream.report.text.numbers import listed, speedup, time_text
 from daydream.simulate.critical_path import Bound
 
 if TYPE_CHECKING:
-    from daydream.predict.avoidable import Avoidable
     from daydream.predict.explain import Explanation
-    from daydream.predict.suggest import WhatIfResult
+    from daydream.predict.suggest import Avoidable, WhatIfResult
 
 MOST = 5  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing

@@ -12,7 +12,7 @@ import numpy as np
 
 from daydream.costs.counters.listing import counted_in
 from daydream.errors import GraphError
-from daydream.graph.calls import Coverage, device_work
+from daydream.graph.calls import Coverage, has_device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
@@ -62,7 +62,7 @@ class Overview:
     @property
     def on_device(self) -> bool:
         """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
-        return bool(device_work(self.graph)[self.graph.alive].any())
+        return has_device_work(self.graph)
 
     @property
     def device_tasks(self) -> int:
