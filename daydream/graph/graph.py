@@ -238,13 +238,13 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
-    def read_otherwise(self, *, released: bool) -> Graph | None:
-        """Return a copy in which all doubtful pauses are waits (`released`) or all are work.
+    def read_otherwise(self, *, released: bool, lane: int | None = None) -> Graph | None:
+        """Return a copy in which all doubtful pauses, of all lanes or one, are waits (`released`) or work.
 
         None if they are so already.
         """
         task, ns = (self.doubts[name] for name in ("task", "ns"))
-        chosen = (ns < 0) == released
+        chosen = ((ns < 0) == released) & (True if lane is None else self.lane[task] == lane)
         if not chosen.any():
             return None
         gap = self.columns["gap_ns"].copy()

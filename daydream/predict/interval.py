@@ -47,6 +47,7 @@ from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
+from daydream.predict.readings import read_otherwise
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.steady_state import settle
 
@@ -177,6 +178,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
+    comparison.readings = read_otherwise(comparison) if interval else {}
     if comparison.removed and step_ns < NOTHING_LEFT * comparison.replayed_ns:
         comparison.reason = "nothing would be left of the step: all its work is what the change takes away"
     elif comparison.unplaced is not None and comparison.unplaced.is_much:
@@ -184,10 +186,13 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif not tells:
         comparison.reason = found.reason(comparison)
     elif interval:
-        ends = [max(round(step_ns - found.shorter_ns), 0), round(step_ns + found.total_ns)]
+        ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
+        of_the_change = replace(found, rerun=0.0, recording=0.0)
+        for other_ns in comparison.readings:
+            ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
-        comparison.predicted_low_ns, comparison.predicted_high_ns = min(ends), max(ends)
+        comparison.predicted_low_ns, comparison.predicted_high_ns = max(round(min(ends)), 0), round(max(ends))
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:

@@ -139,6 +139,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
     uncertainty = Live(Uncertainty())
     affected = Live(Affected())  # what the change affects of a step
     waited_for_ns = Live[Mapping[Bound, int]]({})  # what the step waits for then, in ns
+    readings = Live[Mapping[int, str]]({})  # the step in ns by other readings of pauses, and why
     left_out = Live[OutOfReach | None](None)  # what the change leaves as it is inside replays of CUDA graphs
     unplaced = Live[OutOfReach | None](None)  # what may be of the layers that were chosen, or of others
     memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
