@@ -199,7 +199,7 @@ def place(graph: Graph, lane: int, causes: np.ndarray, followers: np.ndarray) ->
             tasks = in_program_order(graph, np.append(tasks, there))
         return place_next_to(graph, tasks[-1:], behind=True)
     if len(followers):
-        return order[followers].min() - 1
+        return place_next_to(graph, in_program_order(graph, followers)[:1], behind=False)
     return order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
 
 

@@ -323,13 +323,11 @@ def avoidable_costs(chain: Chain) -> list[Avoidable]:
         [*_calls_that_block(chain), *_stretches(chain)],
         key=lambda each: (each.sort != BREAKS, -each.cost_ns),
     )
+    names = {name for cost in costs for name, _ in cost.asked}
+    offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
     named: list[WhatIf] = []
     for cost in costs:
-        cost.asked = [
-            each
-            for each in cost.asked
-            if each not in named and why_not_offered(find(each[0]), chain.graph) is None
-        ]
+        cost.asked = [each for each in cost.asked if each not in named and each[0] in offered]
         named += cost.asked
     return [cost for cost in costs if cost.asked or cost.made_of is not None]
 
@@ -361,11 +359,11 @@ def _exactly(name: str) -> str:
 
 def _copied(graph: Graph, tasks: Selection) -> list[str]:
     """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
-    found = [""] * len(tasks)
+    found, copied = [""] * len(tasks), {"from the device": FROM_DEVICE, TO: TO_DEVICE}
+    launches = {words: graph.select(kind="memcpy", name=name).launches() for words, name in copied.items()}
     for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
         waiting = getattr(tasks, column).tolist()
-        for words, pattern in (("from the device", FROM_DEVICE), (TO, TO_DEVICE)):
-            calls = graph.select(kind="memcpy", name=pattern).launches()
+        for words, calls in launches.items():
             known = {*getattr(calls, column).tolist()} - {-1}
             found = [words if call in known else said for call, said in zip(waiting, found, strict=True)]
     return found

@@ -165,10 +165,11 @@ def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]
     plan = lowered.plan
     if "pairs" not in plan.cache:
         kind = graph.kind[lowered.task]
-        pairs = plan.cache["pairs"] = []
+        pairs = []
         for computing, transferring in sharing(graph.lanes):
             kernels = np.flatnonzero((kind == KERNEL) & computing[plan.lane])
             transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[plan.lane])
             pairs += [(kernels, transfers), (transfers, kernels)]
+        plan.cache["pairs"] = pairs
     found: list[tuple[np.ndarray, np.ndarray]] = plan.cache["pairs"]
     return found
