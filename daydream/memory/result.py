@@ -60,7 +60,7 @@ class DeviceMemory(Record):
         device: `cuda:0`, `cpu`.
         capacity_bytes: what it was asked to fit in.
         peak_allocated_bytes: most that was allocated at once, replayed.
-        peak_reserved_bytes: most that the allocator had of the device at once, replayed.
+        peak_reserved_bytes: most that the allocator had at once, replayed; of a trace as it was recorded.
         recorded_allocated_bytes: the same as it was recorded.
         recorded_reserved_bytes: the same as it was recorded.
         peak_step: the step of the allocated peak.
