@@ -9,6 +9,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `streams` | device tasks in launch order | `streams` |
 | `graphs.holes` | nodes of a CUDA graph that the profiler left out | `device_graphs` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
+| `blocked` | threads that the recording says were blocked: what ended the wait | `recurrent_waits` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
 | `wakes` | a thread that goes on just behind a point of another, step after step | `recurrent_waits` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
@@ -46,7 +47,13 @@ from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over
 from daydream.graph.rules.latencies import cut_long_calls, measure_latencies, typical_latencies
 from daydream.graph.rules.queue import bound_queues
-from daydream.graph.rules.recurrent_waits import wait_for_lock, wait_in_spins, wake_up
+from daydream.graph.rules.recurrent_waits import (
+    wait_for_lock,
+    wait_for_wakers,
+    wait_in_spins,
+    wait_outside,
+    wake_up,
+)
 from daydream.graph.rules.streams import find_device_work, follow_the_device, order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads, tell_background
@@ -58,8 +65,10 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("graphs.holes", fill_holes),
     ("streams", order_streams),
     ("gloo", run_on_threads),
+    ("blocked", wait_for_wakers),
     ("handoff", hand_over),
     ("wakes", wake_up),
+    ("blocked", wait_outside),
     ("queue", bound_queues),
     ("lock", wait_for_lock),
     ("synchronization", wait_in_calls),

@@ -57,6 +57,7 @@ HELD_CHANCE = 0.01  # that as many late starts of a stream are so close
 # Threads that wait for each other.
 PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on: 15 to 60 us on two busy cores
+WOKEN_NS = 100_000  # before a switch in, what another thread did that may have woken it: 2 to 63 us, A100
 LEAST_PAUSES = 2  # of a kind that end alike
 STEADY_SHARE = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
