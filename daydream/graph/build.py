@@ -29,17 +29,18 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
 | `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
-| `doubtful` | matches between ranks that contradict each other are left out | `communication` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from daydream.arrays import unique
 from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
-from daydream.graph.rules.communication import leave_out_doubtful, match_ranks
+from daydream.graph.lower import CycleError, lower
+from daydream.graph.rules.communication import match_ranks
 from daydream.graph.rules.device_graphs import fill_heads, fill_holes
 from daydream.graph.rules.events import WAYS, follow_what_held
 from daydream.graph.rules.fused_parts import part_fused
@@ -83,7 +84,6 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("typical", typical_latencies),
     ("latencies", measure_latencies),
     ("fused", part_fused),
-    ("doubtful", leave_out_doubtful),
 )
 
 
@@ -105,4 +105,14 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     for name, rule in RULES:
         if names[name].isdisjoint(without):
             rule(draft)
-    return draft.finish()
+    graph = draft.finish()
+    if "communication" not in without and len(unique(graph.ranks)) > 1:
+        try:
+            lower(graph)
+        except CycleError:  # tasks would wait for themselves: no reason to refuse a job
+            graph = build(trace, without=[*without, "communication"])
+            graph.facts.notes.append(
+                "Collectives of the ranks could not be matched without a contradiction; each rank is "
+                "simulated by itself."
+            )
+    return graph

@@ -36,14 +36,10 @@ UNKNOWN_LAUNCH_NS = (
     25_000  # where no unblocked call shows the usual cost; twice as long is blocked for certain
 )
 
-# Ranks.
-MOST_DOUBTFUL = 100  # matches between ranks that are left out, one after the other
-
 # Calls that wait for the device.
 # Where no synchronize of the trace found the device done. Those that do take 2 to 5 us in all (V100), of
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
-NEAREST_RECORDS = 64  # before a call, that it may wait for
 
 # Event waits between streams.
 EVENT_NS = 20_000  # work that an event held back starts this soon after it
