@@ -98,9 +98,9 @@ def _device(
         recorded_reserved_bytes=recorded,
     )
     said: list[str] = []
-    as_recorded = reserved_for(held, rank, device, cached=True)
-    if as_recorded is not None:
-        needed = as_recorded if settings is None else reserved_for(held, rank, device, settings=settings)
+    needed = reserved_for(held, rank, device, settings=settings, cached=True)
+    as_recorded = needed if settings is None else reserved_for(held, rank, device, cached=True)
+    if needed is not None and as_recorded is not None:
         replayed = as_recorded.peak_reserved_bytes
         more = 0
         if recorded is not None and recorded >= (found.peak_allocated_bytes or 0):

@@ -99,14 +99,13 @@ def usage(
     at, reserved_then, failed = -1, reserved, None
     held = allocator.held
     for index, request in enumerate(requests):
-        what, name, *asked = request
-        if what != ALLOCATE:
+        if request.what != ALLOCATE:
             _serve(allocator, request)
             continue
-        if name in held:
-            raise DaydreamError(f"request {index} allocates {name}, which is allocated already")
+        if request.id in held:
+            raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
         try:
-            allocator.allocate(name, *asked)
+            allocator.allocate(*request[1:])
         except OutOfMemoryError as error:
             reserved_now = allocator.reserved
             failed = OutOfMemory(index + 1, len(requests), error.asked, allocator.allocated, reserved_now)
@@ -116,8 +115,8 @@ def usage(
         if allocator.allocated > peak:
             peak, at, reserved_then = allocator.allocated, index, allocator.reserved
     sizes = {name: block.size for name, block in held.items()}
-    retries, strays = allocator.retries, allocator.strays
-    return Usage(peak, requested, reserved, at, reserved_then, retries, failed, strays, sizes)
+    how = allocator.retries, failed, allocator.strays, sizes
+    return Usage(peak, requested, reserved, at, reserved_then, *how)
 
 
 def _serve(allocator: Allocator, request: Request) -> None:

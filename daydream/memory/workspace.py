@@ -29,7 +29,7 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
     threads = len(np.unique(trace["tid"][mine]))
     described = description_of(trace, rank, device)
     vendor = str(trace.metadata.get("vendor"))
-    capability = (described.get("compute_major"), described.get("compute_minor"))
+    capability = (described.get("compute_major", 0), described.get("compute_minor", 0))
     nbytes = BYTES.get((vendor, capability), OTHERS.get(vendor, 0))
     return [nbytes] * threads if nbytes and described else []
 
