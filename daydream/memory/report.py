@@ -107,7 +107,10 @@ def _device(
             more = recorded - replayed
             said = _said_of_reserved(found.device, recorded, replayed, events["reserved_bytes"][mine])
         found = found.but(peak_reserved_bytes=needed.peak_reserved_bytes + more)
-        found.having(reserved_at_peak_bytes=needed.reserved_at_peak_bytes + more)
+        found.having(
+            reserved_at_peak_bytes=needed.reserved_at_peak_bytes + more,
+            replayed_reserved_bytes=needed.peak_reserved_bytes,
+        )
     if odd := contradictory(held, rank, device):
         how = "contradicts itself or another" if odd == 1 else "contradict themselves or others"
         said.append(

@@ -67,12 +67,6 @@ class Usage:
     strays: int = 0
     held: Mapping[int, int] = field(default_factory=dict)
 
-    @property
-    def fragmentation(self) -> float:
-        """The share of the reserved memory that was not allocated when most was, 0 to 1."""
-        reserved = self.reserved_at_peak_bytes
-        return 1 - self.peak_allocated_bytes / reserved if reserved else 0.0
-
 
 def usage(
     requests: Sequence[Request],

@@ -86,6 +86,9 @@ class DeviceMemory(Record):
     by_layer: Mapping[str, int] = field(default_factory=dict)
 
     holders = Live[tuple[Holder, ...]]()  # the largest holders at the peak, the largest first
+    replayed_reserved_bytes = Live[int | None](
+        None
+    )  # the reserved peak of a replay where that does not count
     reserved_at_peak_bytes = Live[int | None]()  # what was reserved when most was allocated, replayed
     retries = Live[int]()  # how often a replay had to return all unused memory for lack of room
     out_of_memory = Live[OutOfMemory | None]()  # where it found no room all the same
