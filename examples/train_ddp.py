@@ -2,13 +2,15 @@
 
     daydream collect --nproc-per-node 2 examples/train_ddp.py
 
-The trace holds every rank. Without torchrun, or `--nproc-per-node`, it is a job of one rank.
+The trace holds every rank. Without torchrun, or `--nproc-per-node`, it is a job of one rank. With `--late-ms`
+the last rank comes so much later in each step, in a range that is called `late`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 
 import torch
 from torch import distributed, nn
@@ -26,7 +28,14 @@ def place() -> tuple[torch.device, str]:
 def main() -> None:
     """Train; rank 0 says how the loss went."""
     parser = argparse.ArgumentParser()
-    for name, value in (("steps", 60), ("batch", 32), ("width", 256), ("layers", 6), ("bucket-mb", 1)):
+    for name, value in (
+        ("steps", 60),
+        ("batch", 32),
+        ("width", 256),
+        ("layers", 6),
+        ("bucket-mb", 1),
+        ("late-ms", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
 
@@ -49,6 +58,9 @@ def main() -> None:
     for step in range(options.steps):
         rows = torch.randn(options.batch, options.width, device=device)
         labels = torch.randint(10, (options.batch,), device=device)
+        if options.late_ms and rank == distributed.get_world_size() - 1:
+            with torch.profiler.record_function("late"):
+                time.sleep(options.late_ms / 1000)
         loss = loss_of(model(rows), labels)
         optimizer.zero_grad()
         loss.backward()

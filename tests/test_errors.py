@@ -1,7 +1,4 @@
-"""Errors of daydream's own that no other test reaches: what was given, and what is said of it.
-
-`tools/unreached_errors.py` lists those that none does.
-"""
+"""Errors of daydream's own that no other test reaches: what was given, and what is said of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Write docs/accuracy.md: how well replays and predictions meet what is known, every trace and every failure kept.
 
     python validation/accuracy.py --traces ../shared/traces --write docs/accuracy.md
+    python validation/accuracy.py --traces ../shared/traces --ablation docs/accuracy.md     what each rule is worth
 
 Without `--traces` the parts that need them are left out and the page says so. The
 machine model is in tests/machine: an exact model of a training machine that is run
@@ -10,10 +11,12 @@ again with the change, so the true answer is known.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,11 +25,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 import gpu_pairs
 import ledger
 import ledger_plot
+import numpy as np
 import own_changes
 from machine import Machine
 from machine.harder import HARDER
 from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
+from parts_of_pages import put
 
 import daydream
 from daydream.graph.build import RULES
@@ -60,7 +65,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
     parser.add_argument("--write", type=Path, help="the page to write; standard output without it")
+    parser.add_argument("--ablation", type=Path, help="the page whose part on rules is replaced")
     options = parser.parse_args()
+    if options.ablation:
+        put(options.ablation, "\n".join(_ablation(options.traces)), BEGIN, END)
+        return
     found = ledger.predicted(options.traces)
     page = "\n".join(_page(options.traces, found))
     if options.write:
@@ -80,12 +89,12 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
         yield from _replays(loaded)
         yield from _steady(loaded)
     with tempfile.TemporaryDirectory() as folder:
-        machines = _machines(Path(folder))
-        yield from _machine_table(machines)
+        yield from _machine_table(_machines(Path(folder), PROGRAMS))
         yield HARDER_TITLE
         yield from _table(_machines(Path(folder), {**HARDER, **LOADERS}))
-        yield from _ablation(traces, loaded, machines | _machines(Path(folder), LOADERS))
     if traces is not None:
+        yield ""
+        yield from _ablation(traces)
         yield ""
         yield from gpu_pairs.page(list(gpu_pairs.rows(traces)))
     yield ""
@@ -214,17 +223,21 @@ def _steady(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
             yield f"| `{name}` | {len(ratios)} | {min(ratios):.3f}x | {max(ratios):.3f}x |"
 
 
-ALWAYS = ("threads", "streams", "background", "typical", "latencies", "doubtful", "fused")  # never ablated
-
-BUSY = (
-    "pairs/vit_a100/dali.sqlite.gz",
-    "formats/kineto_distributed/h800_deepseek_train_dualpipe_rank0of64.json.gz",
-    "rocprof/mi350x_rocprofv3_results.json.gz",
-)
+BEGIN, END = "<!-- begin: ablation -->", "<!-- end: ablation -->"
+ALWAYS = {"threads", "streams", "typical", "latencies", "fused"}  # no answer without them, or no heuristics
+ABLATED = (
+    "kineto/*.json.gz", "kineto/v100_dlrm_4_of_8_ranks", "nsys*/*.gz", "pairs/*/*.gz", "cases/*.gz",
+    "cases/h100_modded_nanogpt_2025_12_8ranks", "rocprof/*.gz", "formats/kineto_*/*.json.gz",
+    "formats/kineto_distributed/mi300_ddp_4ranks_unfused", "formats/jax/*.pb.gz",
+)  # fmt: skip
+SHOWN = {
+    "ViT": "dali.sqlite.gz", "MoE": "h800_deepseek_train_dualpipe_rank0of64.json.gz", "8 ranks":
+    "h100_modded_nanogpt_2025_12_8ranks", "no launches": "mi350x_rocprofv3_results.json.gz",
+}  # fmt: skip
 Machines = dict[tuple[str, str], tuple[daydream.Trace, dict[str, float]]]
 
 
-def _machines(folder: Path, programs: Mapping[str, Callable[[], Machine]] = PROGRAMS) -> Machines:
+def _machines(folder: Path, programs: Mapping[str, Callable[[], Machine]]) -> Machines:
     """Return, by program and window, its trace and the true step of each change, in ns."""
     machines = {}
     for program, make in programs.items():
@@ -264,49 +277,86 @@ def _table(machines: Machines) -> Iterator[str]:
     yield f"\nWorst: {worst:.2%}."
 
 
-def _ablation(traces: Path | None, loaded: dict[str, daydream.Trace], machines: Machines) -> Iterator[str]:
-    yield "\n## What each rule is worth\n"
-    yield (
-        "Each rule left out in turn. *Replay*: error of the median step of the training and GPU-bound traces with "
-        "typical costs, the mean and the worst of them (with measured costs a missing rule hides: its wait is kept as a cost "
-        "and the replay stays perfect). *Machine model*: error of the predictions above (the first table, and the programs with loaders "
-        "and locks), the mean and the worst. *GPU x 0.5*: what twice as fast a device gives where it is busy for over 99 % "
-        "of the step, on a ViT, on a mixture of experts, and where kernels were recorded without launches (rocprofv3).\n"
-    )
-    busy = [daydream.load(traces / name) for name in BUSY if (traces / name).exists()] if traces else []
-    yield (
-        "| left out | replay, mean | replay, worst | machine model, mean | machine model, worst "
-        "| GPU x 0.5, ViT | GPU x 0.5, MoE | GPU x 0.5, no launches |"
-    )
-    yield "|---|---|---|---|---|---|---|---|"
-    judged = {name: trace for name, trace in loaded.items() if name in TRAINING or name.startswith("nsys/")}
-    for rule in (None, *dict(RULES)):
-        without = [] if rule is None else [rule]
-        replays = []
-        for trace in judged.values():
-            try:
-                replays.append(
-                    abs(daydream.replay(daydream.build(trace, without=[*without, "latencies"])).error)
-                )
-            except daydream.GraphError:
-                continue
-        errors = [
-            abs(error)
-            for trace, truths in machines.values()
-            for error in _errors(trace, truths, without).values()
-        ]
-        replay = (f"{statistics.mean(replays):.2%}", f"{max(replays):.2%}") if replays else ("", "")
-        gains = [f"{_gain(trace, without):.2f}x" for trace in busy]
-        row = [rule or "nothing", *replay, f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}", *gains]
-        yield f"| {' | '.join(row)} |"
+def _ablation(traces: Path) -> Iterator[str]:
+    paths = [path for pattern in ABLATED for path in sorted(traces.glob(pattern))]
+    paths += sorted((ROOT / "validation").glob("h[12]00/*.parquet"))
+    judged = {}
+    for path in paths:
+        with contextlib.suppress(daydream.DaydreamError):
+            judged[path.name] = daydream.load(path)
+            daydream.replay(judged[path.name])
+    late, even = (daydream.load(ROOT / f"validation/gloo/{name}.parquet") for name in ("late", "even"))
+    with tempfile.TemporaryDirectory() as folder:
+        machines = _machines(Path(folder), {**PROGRAMS, **LOADERS, **HARDER})
+    known: dict[tuple[str, int], Sequence[float]] = {}
+    usual: dict[str, Sequence[float]] = {}
+    rows = []
+    for rule in ("nothing", *dict.fromkeys(part for name, _ in RULES for part in (name.split(".")[0], name))):
+        if rule in ALWAYS:
+            continue
+        without = [] if rule == "nothing" else [rule]
+        found = {name: _once(known, name, trace, without, _figures) for name, trace in judged.items()}
+        usual = usual or {name: each for name, each in found.items() if not np.isnan(each).any()}
+        replays = [found[name][0] for name in usual]
+        moved = sum(not abs(found[name][1] / gain - 1) < 0.01 for name, (_, gain) in usual.items())
+        errors = []
+        for program, (trace, truths) in machines.items():
+            predicted = partial(_machine_errors, truths)
+            errors += _once(known, repr(program), trace, without, predicted)
+        step = daydream.whatif(daydream.build(late, without=without), "scale", name="^late$", factor=0)
+        cells = [f"{statistics.mean(replays):.2%}", f"{np.nanmax(replays):.2%}", f"{moved}"]
+        cells += [f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}"]
+        cells += [f"{found[name][1]:.2f}x" for name in SHOWN.values()]
+        rows.append(f"| {' | '.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])} |")
+    measured = f"late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms"
+    yield BEGIN
+    yield "## What each rule is worth\n"
+    yield ABLATION.format(len(usual))
+    titles = ["left out", "replay, mean", "worst", "moved", "machine model, mean", "worst", *SHOWN, measured]
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
+    yield from rows
+    yield END
 
 
-def _gain(trace: daydream.Trace, without: Sequence[str]) -> float:
-    """Return what twice as fast a device gives, without some rules."""
-    replay = daydream.replay(daydream.build(trace, without=without))
-    changed = replay.graph.copy()
-    changed.select(on="gpu").scale(0.5)
-    return replay.settled.step_ns / settle(changed).step_ns
+def _once(
+    known: dict[tuple[str, int], Sequence[float]], name: str, trace: daydream.Trace,
+    without: list[str], figures: Callable[[daydream.Trace, list[str]], Sequence[float]],
+) -> Sequence[float]:  # fmt: skip
+    """Return figures of a trace without some rules; of equal graphs they are worked out once."""
+    graph = daydream.build(trace, without=without)
+    tables = (graph.columns, graph.links, graph.waits, graph.syncs)
+    columns = [np.asarray(table[name]).tobytes() for table in tables for name in table]
+    key = name, hash((*columns, repr(graph.lanes), repr(graph.queue_depth)))
+    if key not in known:
+        known[key] = figures(trace, without)
+    return known[key]
+
+
+def _machine_errors(truths: dict[str, float], trace: daydream.Trace, without: list[str]) -> Sequence[float]:
+    return [abs(error) for error in _errors(trace, truths, without).values()]
+
+
+def _figures(trace: daydream.Trace, without: list[str]) -> Sequence[float]:
+    """Return the replay's error with typical costs, and what twice as fast a device gives."""
+    try:
+        replay = daydream.replay(daydream.build(trace, without=without))
+        typical = daydream.replay(daydream.build(trace, without=[*without, "latencies"]))
+        changed = replay.graph.copy()
+        changed.select(on="gpu").scale(0.5)
+        return abs(typical.error), replay.settled.step_ns / settle(changed).step_ns
+    except daydream.DaydreamError:
+        return np.nan, np.nan
+
+
+ABLATION = """Each rule left out in turn, alone and with the others of its group. *Replay*: error of the median step of {} public
+recordings (of one rank and of several) with typical costs, the mean and the worst (with measured costs a missing rule hides: its
+wait is kept as a cost and the replay stays perfect). *Moved*: recordings of which twice as fast a device gives another answer by 1 % or
+more. *Machine model*: error of the predictions above, of all its programs. Then what twice as fast a device gives: where it is busy for
+over 99 % of the step (a ViT, a mixture of experts), on eight ranks, and where kernels were recorded without launches. The last: two
+ranks on gloo (`examples/train_ddp.py --late-ms 300`, `validation/gloo`), predicted in ms without what makes one late, beside the measured
+step of the same program without it.
+"""
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `streams` | device tasks in launch order | `streams` |
 | `graphs.holes` | nodes of a CUDA graph that the profiler left out | `device_graphs` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
+| `blocked` | threads that the recording says were blocked: what ended the wait | `recurrent_waits` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
 | `wakes` | a thread that goes on just behind a point of another, step after step | `recurrent_waits` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
@@ -29,17 +30,18 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
 | `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
-| `doubtful` | matches between ranks that contradict each other are left out | `communication` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from daydream.arrays import unique
 from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
-from daydream.graph.rules.communication import leave_out_doubtful, match_ranks
+from daydream.graph.lower import CycleError, lower
+from daydream.graph.rules.communication import match_ranks
 from daydream.graph.rules.device_graphs import fill_heads, fill_holes
 from daydream.graph.rules.events import WAYS, follow_what_held
 from daydream.graph.rules.fused_parts import part_fused
@@ -48,7 +50,13 @@ from daydream.graph.rules.handoff import hand_over
 from daydream.graph.rules.latencies import cut_long_calls, measure_latencies, typical_latencies
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.readings import read_pauses
-from daydream.graph.rules.recurrent_waits import wait_for_lock, wait_in_spins, wake_up
+from daydream.graph.rules.recurrent_waits import (
+    wait_for_lock,
+    wait_for_wakers,
+    wait_in_spins,
+    wait_outside,
+    wake_up,
+)
 from daydream.graph.rules.streams import find_device_work, follow_the_device, order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads, tell_background
@@ -60,8 +68,10 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("graphs.holes", fill_holes),
     ("streams", order_streams),
     ("gloo", run_on_threads),
+    ("blocked", wait_for_wakers),
     ("handoff", hand_over),
     ("wakes", wake_up),
+    ("blocked", wait_outside),
     ("queue", bound_queues),
     ("lock", wait_for_lock),
     ("synchronization", wait_in_calls),
@@ -77,7 +87,6 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("typical", typical_latencies),
     ("latencies", measure_latencies),
     ("fused", part_fused),
-    ("doubtful", leave_out_doubtful),
 )
 
 
@@ -99,4 +108,14 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     for name, rule in RULES:
         if names[name].isdisjoint(without):
             rule(draft)
-    return draft.finish()
+    graph = draft.finish()
+    if "communication" not in without and len(unique(graph.ranks)) > 1:
+        try:
+            lower(graph)
+        except CycleError:  # tasks would wait for themselves: no reason to refuse a job
+            graph = build(trace, without=[*without, "communication"])
+            graph.facts.notes.append(
+                "Collectives of the ranks could not be matched without a contradiction; each rank is "
+                "simulated by itself."
+            )
+    return graph

@@ -61,7 +61,6 @@ class Draft(Graph):
         self.thread_ids: list[tuple[int, int, int]] = []  # (rank, pid, tid) by CPU lane
         self.task_of_row = np.full(len(trace), -1, np.int64)  # the first CPU task of each row
         self.device_work: DeviceWork | None = None
-        self.checked: Graph | None = None  # the graph, if the last rule has lowered it already
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
         self.columns = Table({**types, "end_ns": np.int64, "waited": bool, "unit": np.int64})
         self._by_lane: dict[int, np.ndarray] = {}  # tasks in program order, as far as they are looked up
@@ -140,8 +139,6 @@ class Draft(Graph):
 
     def finish(self) -> Graph:
         """Return the graph of what was found so far."""
-        if self.checked is not None:
-            return self.checked
         graph = Graph(self.trace)
         for name in BUILT:
             setattr(graph, name, getattr(self, name))

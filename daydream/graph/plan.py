@@ -65,6 +65,8 @@ class Cause(IntEnum):
     RELEASE = 9, "before the recording"
     #: A call of another thread held the driver's lock.
     LOCK = 10, "driver's lock", "which needs the driver's lock"
+    #: Nothing in the trace ended the wait: a worker process, a disk, a timer.
+    OUTSIDE = 11, "outside the trace", "on its own thread, after a wait that nothing in the trace ended"
 
 
 TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64

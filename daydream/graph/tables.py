@@ -181,7 +181,6 @@ class Facts(Struct):
     doubtful_waits: int = 0  # stretches of CPU time that may be waits for what ended just before
     doubtful_ns: int = 0
     unresolved_syncs: int = 0
-    doubtful_matches: int = 0  # between ranks, left out as tasks would have waited for each other
     unlaunched_kernels: int = 0
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
     notes: list[str] = field(default_factory=list)

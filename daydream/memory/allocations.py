@@ -25,6 +25,8 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
+from daydream.memory.enclosing import rows_that
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -191,9 +193,8 @@ class Allocations:
             fits = {path: path is not None and fnmatchcase(path, layer) for path in set(paths)}
             found &= np.fromiter((fits[path] for path in paths), bool, len(self))
         if op is not None:
-            search = re.compile(op).search
-            hits = np.array([*(search(name) is not None for name in self.trace.text("op")), False], bool)
-            found &= hits[np.append(self.trace["op"], UNKNOWN)[self["begin_row"]]]
+            hits = rows_that(self.trace, re.compile(op).search, "op")
+            found &= np.append(hits, False)[self["begin_row"]]
         if on is not None:
             found &= (self["device"] < 0) == (on == "cpu")
         return found
@@ -254,7 +255,7 @@ class Allocations:
 
         The first is `BEFORE`. At one place what begins is held before what ends is let go.
         """
-        own = (self["rank"] == rank) & (self["device"] == device)
+        own = on_device(self, rank, device)
         nbytes = self["bytes"][own]
         begin, end = self["begin"][own], self["end"][own]
         freed = np.isfinite(end)
@@ -289,8 +290,8 @@ def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
 
 
-def on_device(held: Allocations, rank: int, device: int) -> np.ndarray:
-    """Return which rows are of a device of a rank: bool, shape (rows,)."""
+def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
+    """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
     return np.asarray((held["rank"] == rank) & (held["device"] == device))
 
 

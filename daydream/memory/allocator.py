@@ -7,8 +7,9 @@ eb42ad6; the settings are those of 2.13):
   small pool, whose segments have 2 MiB, else to the large pool: requests below 10 MiB are packed in segments
   of 20 MiB, others get a segment of their size, rounded up to 2 MiB.
 - Of the free blocks of the pool and stream the smallest that fits is taken, of equal ones that at the lowest
-  address. It is split where the rest is 512 bytes or more (small pool, expandable segments) or more than
-  1 MiB. A block that is freed merges with free neighbours of its segment.
+  address (from 2026 on the oldest: pytorch#178362 by block, #183591 by segment; one that was made later lies
+  higher here). It is split where the rest is 512 bytes or more (small pool, expandable segments) or more
+  than 1 MiB. A block that is freed merges with free neighbours of its segment.
 - An expandable segment is address space as large as the device; pages of 2 MiB (small pool) or 20 MiB are
   mapped into it where a request needs them, at the lowest address where it fits.
 - Blocks of `max_split_size_mb` or more are not split, and serve only requests of that size, with a limited
@@ -18,12 +19,16 @@ eb42ad6; the settings are those of 2.13):
   of memory.
 - A private pool (of a CUDA graph, say) shares no block with others and returns none while it lives.
 
+Where a recording tells which block served a request, or that none did, it counts and not the rule, as long as
+there is room without end: `strays` are requests for which the two differ by more than the order of equals.
+
 The device's context, buffers of NCCL and workspaces of libraries are outside the allocator: none is here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 
 from daydream.memory.blocks import Block, Pool
 from daydream.memory.settings import LEAST_LARGE, MIB, Settings
@@ -39,10 +44,9 @@ ADDRESS_SPACE = 1 << 40  # of an expandable segment; PyTorch takes 9/8 of the de
 class OutOfMemoryError(Exception):
     """The device has no room for a request, even after all unused memory was returned."""
 
-    def __init__(self, asked: int, size: int) -> None:
+    def __init__(self, asked: int) -> None:
         super().__init__(f"{asked} bytes were asked for")
-        self.asked = asked  # bytes that the program asked for
-        self.size = size  # bytes that the device would have had to give
+        self.asked = asked
 
 
 class Allocator:
@@ -56,6 +60,7 @@ class Allocator:
         ranges: start and end of every segment, in order of address.
         held: the blocks that the program holds, by their names.
         deferred: those that it has freed and another stream still uses.
+        strays: how many requests the rules would have served from a block of another size.
 
     Args:
         settings: PYTORCH_CUDA_ALLOC_CONF, parsed.
@@ -66,7 +71,8 @@ class Allocator:
     def __init__(self, settings: Settings | None = None, capacity_bytes: int | None = None) -> None:
         self.settings = settings or Settings()
         self.limit = None if capacity_bytes is None else int(capacity_bytes * self.settings.memory_fraction)
-        self.allocated = self.requested = self.reserved = self.retries = 0
+        self.allocated = self.requested = self.reserved = self.retries = self.strays = 0
+        self.expandable = self.settings.expandable_segments  # as the device's last segment shows it
         self._collects = self.limit is not None and self.settings.garbage_collection_threshold > 0
         self._pools: dict[tuple[int, bool], Pool] = {}
         self.held: dict[int, Block] = {}
@@ -76,7 +82,13 @@ class Allocator:
         self._rounds = any(each > 1 for each in self.settings.roundup_divisions)
 
     def allocate(
-        self, name: int, requested: int, stream: int = 0, private: int = 0, address: int | None = None
+        self,
+        name: int,
+        requested: int,
+        stream: int = 0,
+        private: int = 0,
+        address: int | None = None,
+        fresh: str = "",
     ) -> Block:
         """Return the block that serves a request.
 
@@ -85,7 +97,8 @@ class Allocator:
             requested: bytes, at least one.
             stream: any number that names the stream.
             private: the private pool, 0 for none.
-            address: where a segment was recorded, if one has to be made for this request.
+            address: where it was recorded.
+            fresh: what the device gave for it then: "segment_alloc", "segment_map", or nothing.
 
         Raises:
             OutOfMemoryError: the device has no room.
@@ -94,21 +107,27 @@ class Allocator:
         size = self.rounded(requested)
         pool = self.pool(private, small=size <= LARGEST_SMALL)
         block = self._best_fit(pool, stream, size)
+        fresh = "" if self.limit is not None else fresh
+        if address is not None and self.limit is None:
+            block = self._recorded(block, size, address, fresh)
         if block is None:
             if self._collects:
                 self._collect_garbage()
-            block = self._new(pool, stream, size, address)
+            new = partial(self._new, pool, stream, size, address, fresh)
+            block = new()
             if block is None and self._return_oversized(pool, stream, size):
-                block = self._new(pool, stream, size, address)
+                block = new()
             if block is None:
                 self.retries += 1
                 self.return_unused()
-                block = self._new(pool, stream, size, address)
+                block = new()
             if block is None:
-                raise OutOfMemoryError(requested, self._segment_size(size))
-        rest = block.size - size
-        if self.splits(pool, size, rest):
-            pool.add(block.split(size))
+                raise OutOfMemoryError(requested)
+        else:
+            block.pool.take(block)
+        grows = block.grows or (self.expandable and not block.pool.private)
+        if self.splits(block.pool, size, block.size - size, grows=grows):
+            block.pool.add(block.split(size))
         block.in_use, block.requested = True, requested
         self.allocated += block.size
         self.requested += requested
@@ -169,7 +188,7 @@ class Allocator:
         if not free:
             return None
         at = bisect_left(free, (size,))
-        if self.settings.expandable_segments:
+        if self.expandable:
             # A block at the end of what is mapped could grow: it counts with all that it could have.
             while at + 1 < len(free) and free[at][2].grows and free[at + 1][2].extent < free[at][2].extent:
                 at += 1
@@ -183,45 +202,64 @@ class Allocator:
             return None
         if size >= self._largest_split and found >= size + self.settings.non_split_rounding_bytes:
             return None
-        return free.pop(at)[2]
+        return free[at][2]
 
-    def splits(self, pool: Pool, size: int, rest: int) -> bool:
-        """Tell whether a block is split where a request leaves so many bytes of it."""
-        if pool.small or self.settings.expandable_segments:
+    def _recorded(self, best: Block | None, size: int, address: int, fresh: str) -> Block | None:
+        """Return the block that served a request as it was recorded, the best fit where that is not free."""
+        there = None if fresh else next(iter(self._at(address)), best)
+        if there is not None and (not there.mapped or there.size < size):
+            there = best
+        self.strays += (there and there.size) != (best and best.size)
+        return there
+
+    def _at(self, address: int) -> list[Block]:
+        """Return what is not in use and begins at an address."""
+        found = (pool.at.get(address) for pool in self._pools.values())
+        return [block for block in found if block is not None]
+
+    def splits(self, pool: Pool, size: int, rest: int, *, grows: bool) -> bool:
+        """Tell whether a block, of an expandable segment or not, is split where so many bytes are left."""
+        if pool.small or grows:
             return rest >= LEAST
         return size < self._largest_split and rest > LARGEST_SMALL
 
     # Segments ------------------------------------------------------------------------------------
 
-    def _new(self, pool: Pool, stream: int, size: int, address: int | None) -> Block | None:
+    def _new(self, pool: Pool, stream: int, size: int, address: int | None, fresh: str) -> Block | None:
         """Return a block of new memory, or None where the device has no room."""
-        if self.settings.expandable_segments:
-            return self._expand(pool, stream, size, address)
+        if fresh and not pool.private:
+            self.expandable = fresh == "segment_map"
+        if fresh == "segment_map" or (self.expandable and not fresh):
+            return self._expand(pool, stream, size, address, fresh)
         given = self._segment_size(size)
         if not self._has_room(given):
             return None
         self.reserved += given
-        return Block(pool, stream, self._place(given, address), given)
+        return Block(pool, stream, *self._place(given, given, address))
 
     def _has_room(self, size: int) -> bool:
         return self.limit is None or self.reserved + size <= self.limit
 
-    def _place(self, size: int, address: int | None) -> int:
-        """Return where a new segment lies: as recorded where that is free, else after all others."""
+    def _place(self, size: int, least: int, address: int | None) -> tuple[int, int]:
+        """Return where a new segment lies, and its size: as recorded where it fits, else after all others."""
         if address is not None:
             at = bisect_left(self.ranges, (address,))
-            before = at == 0 or self.ranges[at - 1][1] <= address
-            if before and (at == len(self.ranges) or address + size <= self.ranges[at][0]):
-                self.ranges.insert(at, (address, address + size))
-                return address
+            for pool in self._pools.values():  # address space behind a segment that another is recorded in
+                for start, block in [each for some in pool.unmapped.values() for each in some]:
+                    if start < address < start + block.size and block.next is None:
+                        block.size, self.ranges[at - 1] = address - start, (self.ranges[at - 1][0], address)
+            room = self.ranges[at][0] - address if at < len(self.ranges) else size
+            if room >= least and (at == 0 or self.ranges[at - 1][1] <= address):
+                self.ranges.insert(at, (address, address + min(size, room)))
+                return address, min(size, room)
         address = max(FIRST_ADDRESS, self.ranges[-1][1] if self.ranges else 0)
         address = -(-address // LARGE_STEP) * LARGE_STEP
         self.ranges.append((address, address + size))
-        return address
+        return address, size
 
-    def _expand(self, pool: Pool, stream: int, size: int, address: int | None) -> Block | None:
+    def _expand(self, pool: Pool, stream: int, size: int, address: int | None, fresh: str) -> Block | None:
         """Return a free block of this size at the lowest address where pages can be mapped to have it."""
-        block = self._with_address_space(pool, stream, size, address)
+        block = self._with_address_space(pool, stream, size, address, fresh)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -229,14 +267,18 @@ class Allocator:
             if after is None or not self._map(after, min(size - block.size, after.size)):
                 return None
             block = after
-        pool.take(block)
+        block.pool.take(block)
         return block
 
-    def _with_address_space(self, pool: Pool, stream: int, size: int, address: int | None) -> Block:
-        for _, found in pool.unmapped.get(stream, ()):
-            block = found
-            if block.prev is not None and not block.prev.in_use:
-                block = block.prev
+    def _with_address_space(
+        self, pool: Pool, stream: int, size: int, address: int | None, fresh: str
+    ) -> Block:
+        places = [each for _, each in pool.unmapped.get(stream, ())]
+        if fresh:
+            places = self._at(address or 0)
+        for block in places:
+            if not block.mapped and block.prev is not None and not block.prev.in_use:
+                block = block.prev  # noqa: PLW2901 - what is free before it serves, too
             room, each = 0, block
             while room < size and not each.in_use:
                 room += each.size
@@ -246,7 +288,7 @@ class Allocator:
             if room >= size:
                 return block
         space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page  # whole pages
-        start = self._place(space, address)
+        start, space = self._place(space, size, address)
         block = Block(pool, stream, start, space, start)
         block.grows, block.mapped = True, False
         pool.add(block)
@@ -284,16 +326,29 @@ class Allocator:
         self.reserved -= block.size
         block.mapped = False
         block.merge()
-        pool.add(block)
+        if block.prev is not None or block.next is not None:
+            pool.add(block)
+        else:  # the segment is gone
+            del self.ranges[bisect_left(self.ranges, (block.address,))]
 
     # Returning memory to the device --------------------------------------------------------------
 
-    def return_unused(self) -> None:
-        """Return all unused segments and pages, as `torch.cuda.empty_cache()` does."""
+    def return_unused(self, private: int = 0, address: int | None = None) -> None:
+        """Return all unused segments and pages, as `torch.cuda.empty_cache()` does.
+
+        Args:
+            private: the private pool that is returned, 0 for all that is in none.
+            address: of what was recorded as returned; where it is unused, nothing else is.
+        """
+        if address is not None and self.limit is None:
+            unused = [block for pool in self._pools.values() for block in pool.blocks()]
+            if found := [each for each in unused if 0 <= address - each.address < each.size]:
+                self._return(found[0])
+                return
         while self.deferred:  # the device is waited for
             self._release(self.deferred.popitem()[1])
         for pool in self._pools.values():
-            if not pool.private:
+            if pool.private == private:
                 for block in pool.blocks():
                     self._return(block)
 

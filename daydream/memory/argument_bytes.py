@@ -6,11 +6,17 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from daydream.collect.derive.device_names import ITEM_BYTES
-from daydream.costs.workload.shapes import parse_shapes
+from daydream.costs.workload.shapes import Argument, parse_shapes
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def arguments_of(trace: Trace, row: int) -> list[Argument]:
+    """Return the shapes of a row's arguments, none where they are not recorded."""
+    code = int(trace["shapes"][row])
+    return (parse_shapes(trace.text("shapes")[code]) if code >= 0 else None) or []
 
 
 def argument_bytes(trace: Trace, rows: np.ndarray) -> list[tuple[int, ...]]:

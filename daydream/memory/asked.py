@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.costs.workload.calls import forward_rows
 from daydream.memory.allocations import Allocations
+from daydream.memory.enclosing import innermost, outermost, rows_that
 from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
 
@@ -47,6 +48,12 @@ def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.
     return begin, end
 
 
+def forward_calls(held: Allocations, *, at: str = "begin") -> np.ndarray:
+    """Return the forward call whose gradient the row computes that began (or ended) each, -1 for none."""
+    rows = held[f"{at}_row"]
+    return np.where(rows >= 0, forward_rows(held.trace, np.maximum(rows, 0)), UNKNOWN)
+
+
 def in_phase(held: Allocations, phase: str, *, at: str = "begin") -> np.ndarray:
     """Return which allocations begin (or end) in a phase.
 
@@ -72,15 +79,11 @@ def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np
     Returns:
         rows of the trace, int64, shape (rows,).
     """
-    trace = held.trace
-    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
     up = held["begin_row"].copy()
     if forward:
         mine = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
-        up[mine] = forward_rows(trace, up[mine])
-    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
-        up[climbing] = parent[up[climbing]]
-    return up
+        up[mine] = forward_rows(held.trace, up[mine])
+    return innermost(held.trace, up, rows)
 
 
 def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = None) -> np.ndarray:
@@ -96,18 +99,10 @@ def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = N
         in the backward pass around the forward call whose gradient that computes; -1 for none.
     """
     trace = held.trace
-    search = re.compile(pattern).search
-    hits = np.array([*(search(text) is not None for text in trace.text("name")), False])[trace["name"]]
-    hits &= trace.is_kind("operator")
-    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    hits = rows_that(trace, re.compile(pattern).search) & trace.is_kind("operator")
     every = np.arange(len(held)) if rows is None else rows
     up = held["begin_row"][every]
     backward = np.flatnonzero(in_phase(held, "backward")[every] & (up >= 0))
     call = forward_rows(trace, up[backward])
     up[backward] = np.where(call >= 0, call, up[backward])
-    found = np.full(len(every), UNKNOWN, np.int64)
-    while (climbing := np.flatnonzero(up >= 0)).size:
-        fits = climbing[hits[up[climbing]]]
-        found[fits] = up[fits]
-        up[climbing] = parent[up[climbing]]
-    return found
+    return outermost(trace, up, hits)

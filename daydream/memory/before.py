@@ -74,9 +74,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         rest = np.flatnonzero(
             on_device(held, rank, device) & (held["begin"] == BEFORE) & (held["end"] == AFTER)
         )
-        known = (
-            events["allocated_bytes"][(events["rank"] == rank) & (events["device"] == device)] >= 0
-        ).any()
+        known = (events["allocated_bytes"][on_device(events, rank, device)] >= 0).any()
         if known and device != HOST and len(rest) == 1:
             _split(held, int(rest[0]), described, first_step=first_step)
         else:

@@ -90,20 +90,23 @@ class Pool:
         small: whether it serves requests of up to 1 MiB.
         page: bytes by which its expandable segments grow.
         searched: how often a free block was looked for.
+        at: what is not in use, by address.
         free: for each stream size, address and block of what is free, in this order.
         unmapped: for each stream address and block of what has no memory, in this order.
 
     """
 
-    __slots__ = ("free", "page", "private", "searched", "small", "unmapped")
+    __slots__ = ("at", "free", "page", "private", "searched", "small", "unmapped")
 
     def __init__(self, private: int, *, small: bool, page: int) -> None:
         self.private, self.small, self.page, self.searched = private, small, page, 0
+        self.at: dict[int, Block] = {}
         self.free: dict[int, list[tuple[int, int, Block]]] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
 
     def add(self, block: Block) -> None:
         """Enter a block that is not in use."""
+        self.at[block.address] = block
         if block.mapped:
             block.born = self.searched
             insort(self.free.setdefault(block.stream, []), (block.size, block.address, block))
@@ -112,6 +115,7 @@ class Pool:
 
     def take(self, block: Block) -> None:
         """Remove a block that is not in use."""
+        del self.at[block.address]
         if block.mapped:
             free = self.free[block.stream]
             del free[bisect_left(free, (block.size, block.address))]

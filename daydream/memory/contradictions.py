@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.memory.allocations import on_device
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 
@@ -16,7 +17,9 @@ def trusted(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> Pairs:
     `begin` and `end` are numbers of events, -1 where there is none: int64, shape (pairs,).
     """
     notes = [*_sizes(events, begin, end), *_twice(events, begin, end), *_totals(events, begin, end)]
-    stale = _stale(events, begin, end)
+    # Such a free on the CPU is recorded only of what an earlier recording of the process saw: torch does not
+    # notice what goes and comes between the two (`ProfiledCPUMemoryReporter`, c10/core/CPUAllocator.cpp).
+    stale = (begin < 0) & (events["device"][end] == HOST)
     if found := int(stale.sum()):
         was = "was" if found == 1 else "were"
         notes.append(
@@ -24,15 +27,6 @@ def trusted(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> Pairs:
             f"same process, whose size is not known for sure, and {was} left out."
         )
     return begin[~stale], end[~stale], notes
-
-
-def _stale(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return which pairs free on the CPU what was allocated before the recording: bool, shape (pairs,).
-
-    Such a free is recorded only of what an earlier recording of the process saw. Torch does not notice what
-    is freed and allocated there between the two (`ProfiledCPUMemoryReporter`, c10/core/CPUAllocator.cpp).
-    """
-    return np.asarray((begin < 0) & (events["device"][end] == HOST))
 
 
 def _sizes(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
@@ -50,9 +44,7 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     keys = [events[name][first] for name in ("address", "device", "rank")]
     order = np.lexsort((first, *keys))
     first, last = first[order], last[order]
-    place = np.zeros(len(first), np.int64)
-    for key in keys:
-        place[1:] |= key[order][1:] != key[order][:-1]
+    place = first_of_each([key[order] for key in keys])
     above = np.cumsum(place) * (len(events) + 1)  # keeps the places apart
     held_until = np.maximum.accumulate(above + last)
     odd = int((above[1:] + first[1:] < held_until[:-1]).sum())
@@ -64,13 +56,22 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     return [f"{found} {were} that had not been freed: {missing}."]
 
 
+def first_of_each(keys: list[np.ndarray]) -> np.ndarray:
+    """Return which elements differ from the one before in some key: bool, shape (n,)."""
+    found = np.zeros(len(keys[0]), bool)
+    found[:1] = True
+    for key in keys:
+        found[1:] |= key[1:] != key[:-1]
+    return found
+
+
 def _totals(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
     """Say where recorded totals contradict the running sum of the events."""
     notes = []
     owners = sorted(set(zip(events["rank"].tolist(), events["device"].tolist(), strict=True)))
     freed = np.abs(events["bytes"][end[begin < 0]])
     for rank, device in owners:
-        own = (events["rank"] == rank) & (events["device"] == device)
+        own = on_device(events, rank, device)
         total, held = events["allocated_bytes"][own], np.cumsum(events["bytes"][own])
         before = (total - held)[total >= 0]  # what each total says was held at the start
         if not len(before):

@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 
-from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import Allocations, parts_of, place_before, renumber
-from daydream.memory.asked import calls_that_made
+from daydream.memory.argument_bytes import arguments_of
+from daydream.memory.asked import calls_that_made, forward_calls
+from daydream.memory.enclosing import rows_that
 from daydream.trace.schema import UNKNOWN
 
 LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
@@ -28,17 +29,16 @@ def hold_8_bits(held: Allocations) -> None:
     products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
     sizes = []
     for row in products.keys[:, -1].tolist():
-        code = int(held.trace["shapes"][row])
-        arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
-        sizes.append(sum(sorted((elements(part) for part in arguments), reverse=True)[:2]))
+        arguments = map(elements, arguments_of(held.trace, row))
+        sizes.append(sum(sorted(arguments, reverse=True)[:2]))
     like = np.full(len(products), UNKNOWN)
     rows = np.flatnonzero(products.of >= 0)
     like[products.of[rows]] = rows
     ends = place_before(held, products.until)
     held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
-    last = np.where(held["end_row"] >= 0, forward_rows(held.trace, np.maximum(held["end_row"], 0)), UNKNOWN)
-    names = np.array([*(re.search(LINEAR, text) is not None for text in held.trace.text("name")), False])
-    saved = held.where(kind="activation") & (last >= 0) & np.append(names[held.trace["name"]], False)[last]
+    last = forward_calls(held, at="end")
+    linear = np.append(rows_that(held.trace, re.compile(LINEAR).search), False)
+    saved = held.where(kind="activation") & (last >= 0) & linear[last]
     widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
     width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
     held.scale(saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum()))))

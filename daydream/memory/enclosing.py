@@ -1,14 +1,38 @@
-"""Which row of the trace an instant lies in: the innermost host row of its thread at that time."""
+"""Rows of the trace: those whose text fits, those around others, those that an instant lies in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
+
+
+def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:
+    """Return which rows have a text that fits: bool, shape (rows of the trace,)."""
+    hits = np.array([*(bool(fits(text)) for text in trace.text(column)), False])
+    return np.asarray(hits[trace[column]])
+
+
+def innermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the first of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
+    parent, up = np.asarray(trace["parent"], np.int64), places.copy()
+    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return up
+
+
+def outermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the last of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
+    parent, up = np.asarray(trace["parent"], np.int64), places
+    found = np.full(len(places), UNKNOWN, np.int64)
+    while ((up := innermost(trace, up, rows)) >= 0).any():
+        found = np.where(up >= 0, up, found)
+        up = np.append(parent, UNKNOWN)[up]
+    return found
 
 
 def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:

@@ -10,9 +10,9 @@ import numpy as np
 
 from daydream.memory.allocations import BEFORE, KINDS, Allocations
 from daydream.memory.argument_bytes import argument_bytes
+from daydream.memory.enclosing import innermost, rows_that
 from daydream.results import Record
 from daydream.trace.schema import PHASES
-from daydream.trace.trace import Trace
 
 
 class OperatorFootprint(Record):
@@ -112,32 +112,19 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
 def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the outermost operators, and for every row its footprint and what it asks for, in bytes."""
     trace = held.trace
-    operators = trace.is_kind("operator") & _is_torch_s(trace)
-    parent = np.asarray(trace["parent"], np.int64)
-    around = parent.copy()  # the nearest operator around each row
-    while (climbing := np.flatnonzero((around >= 0) & ~np.append(operators, False)[around])).size:
-        around[climbing] = parent[around[climbing]]
-    rows = np.flatnonzero(operators & (around < 0))
+    ranges = "autograd::", "torch::"  # such as autograd's nodes, around operators
+    operators = rows_that(trace, lambda text: "::" in text and not text.startswith(ranges))
+    operators &= trace.is_kind("operator")
+    rows = np.flatnonzero(
+        operators & (innermost(trace, np.asarray(trace["parent"], np.int64), operators) < 0)
+    )
     asked = np.zeros(len(trace), np.int64)
     begun = np.flatnonzero((held["begin"] > BEFORE) & (held["begin_row"] >= 0))
-    row = held["begin_row"][begun].copy()
-    outer = np.zeros(len(trace) + 1, bool)
+    outer = np.zeros(len(trace), bool)
     outer[rows] = True
-    while (climbing := np.flatnonzero((row >= 0) & ~outer[row])).size:
-        row[climbing] = parent[row[climbing]]
+    row = innermost(trace, held["begin_row"][begun], outer)
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
     total[rows] += np.array([sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64).reshape(-1)
     return rows, total, asked
-
-
-def _is_torch_s(trace: Trace) -> np.ndarray:
-    """Return the rows of operators proper; autograd's nodes are ranges around them."""
-    proper = np.array(
-        [
-            *("::" in text and not text.startswith(("autograd::", "torch::")) for text in trace.text("name")),
-            False,
-        ]
-    )
-    return np.asarray(proper[trace["name"]])

@@ -29,6 +29,7 @@ from daydream.graph.groups import Groups
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, rounded
 from daydream.memory.asked import in_phase, nearest
+from daydream.memory.enclosing import rows_that
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -117,12 +118,11 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
 
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
     """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
-    trace = held.trace
-    tells = np.array([*(_hasall_tensors(text) for text in trace.text("shapes")), False])[trace["shapes"]]
-    return nearest(held, tells)[rows]
+    return nearest(held, rows_that(held.trace, has_tensors, "shapes"))[rows]
 
 
-def _hasall_tensors(text: str) -> bool:
+def has_tensors(text: str) -> bool:
+    """Tell whether there are elements in the shapes of a call's arguments."""
     return any(elements(part) for part in parse_shapes(text) or [])
 
 
@@ -252,9 +252,7 @@ def within(held: Allocations, pattern: str) -> np.ndarray:
     Returns:
         bool, shape (rows,).
     """
-    search = re.compile(pattern).search
-    hits = np.array([*(search(text) is not None for text in held.trace.text("name")), False])
-    return nearest(held, hits[held.trace["name"]]) >= 0
+    return nearest(held, rows_that(held.trace, re.compile(pattern).search)) >= 0
 
 
 def fuse(held: Allocations, chains: Groups, words: Mapping[str, str], *, first_stays: bool = False) -> None:
@@ -277,10 +275,9 @@ def fuse(held: Allocations, chains: Groups, words: Mapping[str, str], *, first_s
     calls, chain = calls[order], chain[order]
     first, last = (np.full(len(chains), UNKNOWN) for _ in range(2))
     first[chain[::-1]], last[chain] = calls[::-1], calls
-    rows, is_first, is_last, is_sum = (np.zeros(len(trace) + 1, bool) for _ in range(4))
+    rows, is_first, is_last = (np.zeros(len(trace) + 1, bool) for _ in range(3))
     rows[calls] = is_first[first[first >= 0]] = is_last[last[last >= 0]] = True
-    sums = np.array([*(SUM.search(text) is not None for text in trace.text("name")), False])
-    is_sum[:-1] = sums[trace["name"]]
+    is_sum = np.append(rows_that(trace, SUM.search), False)
 
     call = nearest(held, rows[:-1], forward=True)
     inside, backward = call >= 0, in_phase(held, "backward")

@@ -15,6 +15,7 @@ from daydream.memory.settings import Settings
 from daydream.text import counted
 
 PRESSED = -2  # the id of an EMPTY_CACHE that the allocator made by itself, because the device had no room
+ALSO = -3  # of one that is part of the one before it
 
 
 @dataclass
@@ -81,7 +82,8 @@ class _Reading:
         self.bytes = [block.size for block in blocks]  # of each id
         self.allocated = self.peak = sum(block.size for block in blocks if not block.pending)
         self.reserved_peak = peak
-        self.returned = 0  # bytes that have just been returned to the device
+        self.returned: list[Request] = []  # what has just been returned to the device
+        self.fresh = ""  # what has just been got from it
         self.by_program = False  # whether the program asked for that
         self.requests: list[Request] = []
         self.doubts: Counter[str] = Counter()
@@ -128,7 +130,10 @@ class _Reading:
         private = record.private or (region.private if region is not None else 0)
         name = len(self.frames)
         self.frames.append(record.frames)
-        self.requests.append(Request(ALLOCATE, name, record.size, record.stream, private, record.address))
+        self.requests.append(
+            Request(ALLOCATE, name, record.size, record.stream, private, record.address, self.fresh)
+        )
+        self.fresh = ""
         self.ids[record.address] = name
         # Overlaps are judged by what was asked for: how large the block is, is not recorded.
         self.layout.hold(Held(record.address, record.size, record.size))
@@ -143,7 +148,8 @@ class _Reading:
             return size
         rest = self.layout.free_until(record.address, region) - record.address - size
         pool = self.sizes.pool(0, small=region.small)
-        splits = region.expandable or self.sizes.splits(pool, size, rest)
+        grows = region.expandable or (self.sizes.expandable and not region.private)
+        splits = self.sizes.splits(pool, size, rest, grows=grows)
         return size if splits else size + max(rest, 0)
 
     def free(self, record: Record) -> None:
@@ -178,12 +184,19 @@ class _Reading:
     def move(self, record: Record) -> None:
         """Read what happened between the allocator and the device."""
         if record.action in {"segment_free", "segment_unmap"}:
+            region = self.layout.region_at(record.address)
+            private = record.private or (region.private if region is not None else 0)
             if not self.layout.remove(record.address, record.size):
                 self.doubts["segment"] += 1
-            self.returned += record.size
+            self.returned.append(
+                Request(EMPTY_CACHE, ALSO, record.size, record.stream, private, record.address)
+            )
             self.by_program = _asked_for(record.frames)
             return
         self.end_return(record.size)
+        self.fresh = "" if record.action == "oom" else record.action
+        if self.fresh and not record.private:
+            self.sizes.expandable = self.fresh == "segment_map"
         if record.action == "oom":
             self.doubts["oom"] += 1
         elif not self.layout.add(region_of(self.layout, record, self.settings)):
@@ -193,14 +206,19 @@ class _Reading:
         """Tell who had unused memory returned: the program, or the allocator that needed `needed` bytes.
 
         The device was full only if what was reserved before, with what was needed, exceeds all that it is
-        ever seen to give.
+        ever seen to give. Below that, `garbage_collection_threshold` returns memory.
         """
-        if self.returned:
-            before = self.layout.reserved + self.returned
-            pressed = needed > 0 and not self.by_program and before + needed > self.reserved_peak
-            self.requests.append(Request(EMPTY_CACHE, PRESSED if pressed else -1))
-            self.doubts["pressed"] += pressed
-        self.returned = 0
+        before = self.layout.reserved + sum(each.size for each in self.returned)
+        full = before + needed > self.reserved_peak
+        collects = self.settings.garbage_collection_threshold > 0
+        pressed = needed > 0 and not self.by_program and (full or collects)
+        self.doubts["pressed"] += bool(self.returned) and pressed and full
+        pools = {each.private for each in self.returned}
+        for each in self.returned:  # the first of each pool stands for all of it
+            first = each.private in pools
+            pools.discard(each.private)
+            self.requests.append(each._replace(id=ALSO if not first else PRESSED if pressed else -1))
+        self.returned = []
 
 
 def _asked_for(frames: object) -> bool:

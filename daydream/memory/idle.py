@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, on_device
 from daydream.memory.argument_bytes import argument_bytes
 from daydream.memory.report import INSTANCE, NOWHERE, operators
 from daydream.results import Record
@@ -54,7 +54,7 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     if not np.isfinite(place):
         return []
     stays = np.isin(held["kind"], [KINDS.index(kind) for kind in STAYS])
-    mine = held.held_at(place) & (held["rank"] == rank) & (held["device"] == device) & ~stays
+    mine = held.held_at(place) & on_device(held, rank, device) & ~stays
     rows = np.flatnonzero(mine & (held["begin"] > BEFORE) & (held["end"] < AFTER) & (held["bytes"] > 0))
     users = _users(held, rank, device)
     if not users:

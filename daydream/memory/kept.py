@@ -10,6 +10,7 @@ import numpy as np
 from daydream.costs.workload.calls import forward_rows
 from daydream.memory.allocations import Allocations, Parts, parts_of, place_before
 from daydream.memory.asked import calls_that_made, in_phase
+from daydream.memory.enclosing import outermost, rows_that
 from daydream.memory.readers import input_of_parts, next_call
 from daydream.trace.schema import UNKNOWN
 
@@ -124,16 +125,9 @@ def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> Kep
 def _freed_by(held: Allocations, pattern: str, calls: Parts) -> np.ndarray:
     """Return the call within whose autograd node each row is freed, -1 for none."""
     trace = held.trace
-    search = re.compile(pattern).search
-    hits = np.array([*(search(text) is not None for text in trace.text("name")), False])[trace["name"]]
-    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
     up = np.full(len(held), UNKNOWN)
     rows = np.flatnonzero(in_phase(held, "backward", at="end") & (held["end_row"] >= 0))
     up[rows] = forward_rows(trace, held["end_row"][rows])
-    found = np.full(len(held), UNKNOWN)
-    while (climbing := np.flatnonzero(up >= 0)).size:
-        fits = climbing[hits[up[climbing]]]
-        found[fits] = up[fits]
-        up[climbing] = parent[up[climbing]]
+    found = outermost(trace, up, rows_that(trace, re.compile(pattern).search))
     keys = np.stack([held["rank"], held["repeat"], found], axis=1)
     return calls.find(keys)

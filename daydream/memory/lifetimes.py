@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
+from daydream.memory.enclosing import innermost, rows_that
 from daydream.memory.moments import Moments, moments
 from daydream.memory.pairing import paired
 from daydream.text import counted
@@ -125,13 +127,7 @@ class _Lifetimes:
 
 def under(held: Allocations, pattern: re.Pattern[str]) -> np.ndarray:
     """Return what was asked for within a row whose name matches: bool, shape (rows,)."""
-    trace = held.trace
-    hit = np.array([*(bool(pattern.search(text)) for text in trace.text("name")), False])
-    inside = np.append(hit[trace["name"]], False)
-    parent, up = np.asarray(trace["parent"], np.int64), held["begin_row"].copy()
-    while (climbing := np.flatnonzero((up >= 0) & ~inside[up])).size:
-        up[climbing] = parent[up[climbing]]
-    return np.asarray(up >= 0)
+    return innermost(held.trace, held["begin_row"], rows_that(held.trace, pattern.search)) >= 0
 
 
 def _passes(held: Allocations, when: Moments) -> tuple[np.ndarray, np.ndarray]:
@@ -181,21 +177,12 @@ def _input(of: _Lifetimes) -> np.ndarray:
     loaded = (of.phase == DATA) & (of.end_phase != DATA)
     layer = np.append(of.trace["layer"], UNKNOWN)[of.held["begin_row"]]
     in_layer = of.begun & (layer >= 0) & (of.phase == FORWARD)
-    first = np.full(int(of.passes.max(initial=0)) + 1, np.inf)
-    outside = np.zeros(len(of.held), bool)
-    for rank in np.unique(of.held["rank"]).tolist():
-        own = of.held["rank"] == rank
-        first[:] = np.inf
-        np.minimum.at(first, of.passes[own & in_layer], of.held["begin"][own & in_layer])
-        begins = first[of.passes]
-        outside |= (
-            own
-            & (layer < 0)
-            & np.isin(of.phase, (FORWARD, OTHER, DATA))
-            & np.isfinite(begins)
-            & (of.held["begin"] < begins)
-            & (of.held["end"] > begins)
-        )
+    _, of_pass = distinct_rows([of.held["rank"], of.passes])
+    first = np.full(len(of.held), np.inf)
+    np.minimum.at(first, of_pass[in_layer], of.held["begin"][in_layer])
+    begins = first[of_pass]
+    outside = (layer < 0) & np.isin(of.phase, (FORWARD, OTHER, DATA))
+    outside &= (of.held["begin"] < begins) & (of.held["end"] > begins)
     return of.begun & ~of.kept & (loaded | outside)
 
 

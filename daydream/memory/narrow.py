@@ -17,18 +17,20 @@ import numpy as np
 from daydream.arrays import distinct_rows
 from daydream.costs.device.call_scaling import NO_WORK
 from daydream.costs.resize.new_shapes import WEIGHT_ARGUMENTS
-from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import bare_name
-from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.costs.workload.shapes import elements
 from daydream.lazy import regex
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
-from daydream.memory.asked import nearest
+from daydream.memory.argument_bytes import arguments_of
+from daydream.memory.asked import forward_calls, nearest
+from daydream.memory.enclosing import rows_that
+from daydream.memory.growth import SUM, has_tensors
 from daydream.memory.onednn import (
+    LAYER,
     add_scratch,
     gradients_of_layers,
     resize_scratch,
     resize_workspaces,
-    rows_of_layers,
 )
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -53,7 +55,6 @@ WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 WEIGHTS = {**WEIGHT_ARGUMENTS, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (2,))}
 NORM = regex(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
 LOSS = regex(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
-SUM = regex(r"^aten::(add|sub)_?$")
 FACTOR = regex(r"^aten::(mul|div)_?$")
 FLOAT = "float32"
 OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
@@ -69,7 +70,7 @@ def narrow(held: Allocations) -> None:
     if types.on_gpu:
         held.own_error = max(held.own_error, OWN_ERROR_ON_GPU)
     begin_row = held["begin_row"]
-    call = np.where(begin_row >= 0, forward_rows(held.trace, np.maximum(begin_row, 0)), UNKNOWN)
+    call = forward_calls(held)
     backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
     maker = np.where(backward, call, begin_row)
     made_in = np.append(types.result, 0)[types.outermost[maker]]
@@ -81,9 +82,7 @@ def narrow(held: Allocations) -> None:
 
     _add_copies(held, types, maker)
     size = len(begin_row)
-    last = np.where(
-        held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN
-    )
+    last = forward_calls(held, at="end")[:size]
     # torch's written-out attention works in 32 bits whatever it is given (attention.cpp).
     in_math = nearest(held, types.math, forward=True)[:size] >= 0
     into_math = np.append(types.in_math, False)[last] & (last >= 0) & ~in_math
@@ -95,7 +94,7 @@ def narrow(held: Allocations) -> None:
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
     into_32 = backward & of_product & ~gradient & (np.append(types.given, 0)[types.outermost[maker]] == 32)
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
-    recurrent = nearest(held, rows_of_layers(held.trace), forward=True)[:size]
+    recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
     half &= ~gradients_of_layers(held, recurrent)
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     inside = copied[forward.of[copied] >= 0]
@@ -155,8 +154,7 @@ def _of_other_types(held: Allocations) -> np.ndarray:
 
 def _statistics(held: Allocations) -> np.ndarray:
     """Return what norms keep of mean and deviation, in 32 bits: all that is smaller than their result."""
-    names = np.array([*(NORM.search(text) is not None for text in held.trace.text("name")), False])
-    norm = nearest(held, names[held.trace["name"]])
+    norm = nearest(held, rows_that(held.trace, NORM.search))
     rows = np.flatnonzero((norm >= 0) & held.where(phase=("forward", "loss")))
     first, call = distinct_rows([held["repeat"][rows], norm[rows]])
     largest = np.zeros(len(first), np.int64)
@@ -219,12 +217,9 @@ class _Types:
         size = len(trace)
         operator = np.append(trace.is_kind("operator"), False)
         parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
-        names = trace.text("name")
 
         def among(pattern: re.Pattern[str]) -> np.ndarray:
-            hits = np.array([*(pattern.search(name) is not None for name in names), False])
-            found: np.ndarray = operator & np.append(hits[trace["name"]], False)
-            return found
+            return operator & np.append(rows_that(trace, pattern.search), False)
 
         outermost = np.where(operator, np.arange(size + 1), UNKNOWN)
         up = np.where(operator, parent, UNKNOWN)
@@ -242,8 +237,7 @@ class _Types:
         self.loss = self._any_inside(loss)
         self.keeps_result, self.view = self._any_inside(among(KEEPS_RESULT)), among(NO_WORK)
         self.sum, self.factor = among(SUM), among(FACTOR)
-        math = np.array([*(text == WRITTEN_OUT for text in names), False])
-        self.math = math[trace["name"]]
+        self.math = rows_that(trace, WRITTEN_OUT.__eq__)
         self.in_math = self.math.copy()
         inner = np.asarray(trace["parent"], np.int64)
         for _ in range(DEEPEST):  # calls lie a few deep in it
@@ -268,7 +262,7 @@ class _Types:
         passes = [trace.code("phase", name) for name in ("forward", "loss")]
         own = np.arange(size) == self.outermost[:-1]
         rows = np.flatnonzero(own & np.isin(phase[:-1], [code for code in passes if code >= 0]))
-        rows = rows[self._has_tensors(rows)]
+        rows = rows[rows_that(trace, has_tensors, "shapes")[rows]]
         order = np.lexsort((rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows]))
         now = stream = 32
         kept = False  # whether what the last operator made is kept in 32 bits by itself
@@ -296,26 +290,16 @@ class _Types:
             self.result[row] = now
             stream = stream or now
 
-    def _has_tensors(self, rows: np.ndarray) -> np.ndarray:
-        tells = [
-            any(elements(part) for part in parse_shapes(text) or [])
-            for text in self.held.trace.text("shapes")
-        ]
-        found: np.ndarray = np.array([*tells, False])[self.held.trace["shapes"][rows]]
-        return found
-
     @cached_property
     def _parameters(self) -> set[tuple[int, ...]]:
         return {tuple(each["shape"]) for listed in self.held.parameters.values() for each in listed}
 
     def _reads_parameter(self, row: int) -> bool:
         """Tell whether a sum or factor takes a parameter, which is 32 bits wide, to a larger tensor."""
-        tensors = [part for part in self._arguments(row)[:2] if isinstance(part, tuple) and part]
+        tensors = [
+            part for part in arguments_of(self.held.trace, row)[:2] if isinstance(part, tuple) and part
+        ]
         return len(tensors) == 2 and tensors[0] != tensors[1] and not self._parameters.isdisjoint(tensors)
-
-    def _arguments(self, row: int) -> list[tuple[int, ...] | list[tuple[int, ...]]]:
-        code = int(self.held.trace["shapes"][row])
-        return (parse_shapes(self.held.trace.text("shapes")[code]) if code >= 0 else None) or []
 
     def weight_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of matrices and kernels that each product takes as parameters: int64."""
@@ -325,7 +309,7 @@ class _Types:
                 found.append(0)
                 continue
             name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
-            arguments = self._arguments(row)
+            arguments = arguments_of(self.held.trace, row)
             places = [place for place in WEIGHTS.get(name, ()) if place < len(arguments)]
             weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
             found.append(sum(elements(weight) for weight in weights))
@@ -333,7 +317,9 @@ class _Types:
 
     def value_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of the values that each call of attention reads, its third argument: int64."""
-        return np.array([elements((self._arguments(row) + [()] * 3)[2]) for row in rows.tolist()], np.int64)
+        return np.array(
+            [elements((arguments_of(self.held.trace, row) + [()] * 3)[2]) for row in rows.tolist()], np.int64
+        )
 
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""

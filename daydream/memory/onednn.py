@@ -9,9 +9,10 @@ import numpy as np
 
 from daydream.costs.resize.new_shapes import FIRST, result_size
 from daydream.costs.workload.operator import bare_name
-from daydream.costs.workload.shapes import Argument, elements, parse_shapes
+from daydream.costs.workload.shapes import Argument, elements
 from daydream.lazy import regex
 from daydream.memory.allocations import Allocations
+from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.asked import in_phase
 from daydream.trace.trace import Trace
 
@@ -21,13 +22,6 @@ PRODUCT = r"^aten::(addmm|mm)$"
 PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
 
 
-def rows_of_layers(trace: Trace) -> np.ndarray:
-    """Return which rows of the trace are oneDNN's recurrent layers: bool."""
-    names = np.array([*(LAYER.search(text) is not None for text in trace.text("name")), False])
-    found: np.ndarray = names[trace["name"]]
-    return found
-
-
 def gradients_of_layers(held: Allocations, layer: np.ndarray) -> np.ndarray:
     """Return what holds gradients of recurrent layers, which oneDNN computes in 32 bits: bool, shape (n,).
 
@@ -35,7 +29,7 @@ def gradients_of_layers(held: Allocations, layer: np.ndarray) -> np.ndarray:
 
     Args:
         held: the allocations.
-        layer: which of the trace's `rows_of_layers` each belongs to, of the first n; -1 for none.
+        layer: which `LAYER` of the trace each belongs to, of the first n; -1 for none.
     """
     tensors = ~held.where(op=LAYER.pattern)[: len(layer)]
     return np.asarray((layer >= 0) & in_phase(held, "backward")[: len(layer)] & tensors)
@@ -48,14 +42,14 @@ def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
 
     Args:
         held: the allocations.
-        layer: which of the trace's `rows_of_layers` each belongs to, of the first n; -1 for none.
+        layer: which `LAYER` of the trace each belongs to, of the first n; -1 for none.
 
     Returns:
         which these are, bool, shape (n,).
     """
     trace, found = held.trace, np.zeros(len(layer), bool)
     for row in np.flatnonzero((layer >= 0) & held.where(kind="activation")[: len(layer)]).tolist():
-        arguments = _arguments(trace, int(layer[row]))
+        arguments = arguments_of(trace, int(layer[row]))
         nbytes, recorded = int(held["bytes"][row]), int(held["recorded_bytes"][row])
         if recorded <= WIDE * max(map(elements, arguments), default=0):
             continue
@@ -111,18 +105,13 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
 
 
 def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:
-    name, arguments = bare_name(trace.text("name")[int(trace["name"][row])]), _arguments(trace, row)
+    name, arguments = bare_name(trace.text("name")[int(trace["name"][row])]), arguments_of(trace, row)
     if name not in FIRST:
         gradient = WIDE * elements(arguments[2]) if len(arguments) > 2 else 0
         return 0, gradient, gradient + WIDE // 2 * sum(map(elements, arguments[:2]))
     operands = sum(elements(part) for part in arguments[FIRST[name] : FIRST[name] + 2])
     most = WIDE * math.prod(result_size(name, arguments)) + WIDE // 2 * operands
     return 0, most // 2, most
-
-
-def _arguments(trace: Trace, row: int) -> list[Argument]:
-    code = int(trace["shapes"][row])
-    return (parse_shapes(trace.text("shapes")[code]) if code >= 0 else None) or []
 
 
 def lstm_workspace(arguments: Sequence[Argument], width: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
-from daydream.memory.contradictions import trusted
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.memory.contradictions import first_of_each, trusted
 from daydream.memory.moments import Moments, moments
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
@@ -65,12 +65,12 @@ def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
     keys = (where, events["device"][event], events["rank"][event])
     order = np.lexsort((event, *keys))
     event, step = event[order], change[event[order]]
-    first = _first_of_each([key[order] for key in keys])
+    first = first_of_each([key[order] for key in keys])
     height = np.cumsum(step) + (step < 0)  # of a free: the height it comes from
     own = np.cumsum(first)
     by_height = np.lexsort((event, height, own))
     event, step = event[by_height], step[by_height]
-    first = _first_of_each([own[by_height], height[by_height]])
+    first = first_of_each([own[by_height], height[by_height]])
     opens = step > 0
     closed = opens & np.append((step < 0) & ~first, False)[1:]
     begins = np.where(opens, event, UNKNOWN)
@@ -79,15 +79,6 @@ def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
     ends[alone] = event[alone]
     kept = opens | alone
     return begins[kept], ends[kept]
-
-
-def _first_of_each(keys: list[np.ndarray]) -> np.ndarray:
-    """Return which elements differ from the one before in some key: bool, shape (n,)."""
-    found = np.zeros(len(keys[0]), bool)
-    found[:1] = True
-    for key in keys:
-        found[1:] |= key[1:] != key[:-1]
-    return found
 
 
 def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -101,7 +92,7 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
     for rank, device in pairs:
         if device == HOST:
             continue
-        own = np.flatnonzero((events["rank"] == rank) & (events["device"] == device))
+        own = np.flatnonzero(on_device(events, rank, device))
         total = events["allocated_bytes"][own]
         known = np.flatnonzero(total >= 0)
         if not len(known):

@@ -43,7 +43,8 @@ class MemoryPrediction(Record):
         low_bytes: the least it may be: what no shape or lifetime tells taken at its best, less the
             table's `own_error`.
         high_bytes: the most it may be.
-        before_reserved_bytes: what the caching allocator takes from the device now; None on a CPU.
+        before_reserved_bytes: what the caching allocator takes from the device now, as recorded where it
+            was; None on a CPU.
         after_reserved_bytes: likewise after the change.
         capacity_bytes: what the device has; None if unknown.
         fits: whether it fits into that; None if that is unknown, or too close to tell.
@@ -122,6 +123,13 @@ def memory_after(
         own = round(after_bytes * after.own_error)
         low, high = max(low - own, 0), high + own
     reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
+    from daydream.memory.reserved import recorded_reserved
+
+    recorded = recorded_reserved(held, *now) or 0
+    if reserved is not None and reserved_after is not None and recorded >= before_bytes:
+        # What requests do not explain was there before them, and stays.
+        reserved_after = max(reserved_after + recorded - reserved, after_bytes)
+        reserved = recorded
     ranks = len({rank for rank, _ in held.devices()}) > 1
     from daydream.memory.report import device_bytes  # most traces hold no memory events
 

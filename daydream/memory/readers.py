@@ -10,6 +10,8 @@ from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.memory.allocations import BEFORE, GRANULE, Allocations, Parts, place_before, rounded
 from daydream.memory.asked import calls_that_made
+from daydream.memory.enclosing import rows_that
+from daydream.memory.growth import has_tensors
 from daydream.trace.schema import UNKNOWN
 
 
@@ -126,10 +128,10 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.nd
         bool, shape (n,).
     """
     trace = held.trace
-    shapes = trace.text("shapes")
-    tells = np.array([*(any(elements(part) for part in parse_shapes(text) or []) for text in shapes), False])
     passes = [trace.code("phase", name) for name in ("forward", "loss")]
-    told = tells[trace["shapes"]] & np.isin(trace["phase"], [code for code in passes if code >= 0])
+    told = rows_that(trace, has_tensors, "shapes") & np.isin(
+        trace["phase"], [code for code in passes if code >= 0]
+    )
     readers = np.flatnonzero(trace.is_kind("operator") & told)
     start = np.asarray(trace["start_ns"], np.int64)
     rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.memory.allocations import on_device
 from daydream.results import Record
 from daydream.trace.memory_events import HOST, MemoryEvents
 
@@ -36,7 +37,7 @@ def recorded_memory(events: MemoryEvents) -> list[RecordedMemory]:
                      events["device"].tolist(), strict=True))  # fmt: skip
     found = []
     for rank, on_host, device in sorted(owners):
-        own = (events["rank"] == rank) & (events["device"] == device)
+        own = on_device(events, rank, device)
         total, reserved = events["allocated_bytes"][own], events["reserved_bytes"][own]
         since_start = on_host or bool((total < 0).all())
         held = np.cumsum(events["bytes"][own])

@@ -10,7 +10,7 @@ LARGEST = 1 << 48  # bytes of a request: more than any device has, by far
 LAST_ADDRESS = 1 << 64
 FREES = frozenset({"free", "free_requested", "free_completed"})
 SEGMENTS = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
-WITHOUT_MEMORY = frozenset({"snapshot", "user_defined"})
+WITHOUT_MEMORY = frozenset({"snapshot", "user_defined", "annotate"})
 
 
 class Record(NamedTuple):

@@ -9,17 +9,20 @@ import numpy as np
 
 from daydream.collect.load import load
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.memory.enclosing import innermost, rows_that
 from daydream.memory.lifetimes import allocations
-from daydream.memory.reserved import reserved_for
+from daydream.memory.reserved import recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.settings import Settings
 from daydream.memory.start import contradictory
+from daydream.memory.workspace import description_of
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
+MOVED = 0.03  # a replay that is further off the record is told
 EARLIER = "held before"  # a phase and a layer that no row tells
 NOWHERE = "no layer"
 NO_PHASE = "unknown"
@@ -80,29 +83,34 @@ def memory_of(
 
 def device_bytes(trace: Trace, rank: int, device: int) -> int | None:
     """Return how much memory a device has, None if the trace does not tell."""
-    by_rank = trace.metadata.get("devices_by_rank") or {}
-    for place, each in enumerate(by_rank.get(str(rank)) or trace.metadata.get("devices") or []):
-        if (place if each.get("id") is None else each["id"]) == device:
-            nbytes: int | None = each.get("memory_bytes")
-            return nbytes or None
-    return None
+    return description_of(trace, rank, device).get("memory_bytes") or None
 
 
 def _device(
     held: Allocations, events: MemoryEvents, rank: int, device: int, capacity: int | None,
     settings: Settings | None,
 ) -> tuple[DeviceMemory, list[str]]:  # fmt: skip
-    mine = (events["rank"] == rank) & (events["device"] == device)
-    reserved = events["reserved_bytes"][mine]
-    needed = reserved_for(held, rank, device, settings=settings, cached=True)
+    mine = on_device(events, rank, device)
+    recorded = recorded_reserved(held, rank, device)
     found = at_peak(held, rank, device).but(
         capacity_bytes=capacity,
-        peak_reserved_bytes=None if needed is None else needed.peak_reserved_bytes,
         recorded_allocated_bytes=_recorded(held, events, rank, device),
-        recorded_reserved_bytes=None if needed is None or (reserved < 0).all() else int(reserved.max()),
+        recorded_reserved_bytes=recorded,
     )
-    found.having(reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes)
-    said = _said_of_reserved(found, reserved)
+    said: list[str] = []
+    needed = reserved_for(held, rank, device, settings=settings, cached=True)
+    as_recorded = needed if settings is None else reserved_for(held, rank, device, cached=True)
+    if needed is not None and as_recorded is not None:
+        replayed = as_recorded.peak_reserved_bytes
+        more = 0
+        if recorded is not None and recorded >= (found.peak_allocated_bytes or 0):
+            more = recorded - replayed
+            said = _said_of_reserved(found.device, recorded, replayed, events["reserved_bytes"][mine])
+        found = found.but(peak_reserved_bytes=needed.peak_reserved_bytes + more)
+        found.having(
+            reserved_at_peak_bytes=needed.reserved_at_peak_bytes + more,
+            replayed_reserved_bytes=needed.peak_reserved_bytes,
+        )
     if odd := contradictory(held, rank, device):
         how = "contradicts itself or another" if odd == 1 else "contradict themselves or others"
         said.append(
@@ -125,9 +133,9 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
         Amounts in bytes; capacity, what was recorded and what is reserved are None.
     """
     peak, place = held.peak(rank, device)
-    then = held.held_at(place) & (held["rank"] == rank) & (held["device"] == device)
+    then = held.held_at(place) & on_device(held, rank, device)
     step, phase, layer = _moment(held, place)
-    layers = _layers(held)
+    layers = _texts(held, "layer", NOWHERE)
     return DeviceMemory(
         rank=rank,
         device="cpu" if device == HOST else f"cuda:{device}",
@@ -136,7 +144,7 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
         peak_phase=phase,
         peak_layer=layer,
         by_kind=_sums(held, then, [KINDS[kind] for kind in held["kind"].tolist()]),
-        by_phase=_sums(held, then, _phases(held)),
+        by_phase=_sums(held, then, _texts(held, "phase", NO_PHASE)),
         by_layer=_sums(held, then, layers),
     ).having(holders=_holders(held, then, layers))
 
@@ -156,16 +164,11 @@ def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | Non
     )
 
 
-def _phases(held: Allocations) -> list[str]:
+def _texts(held: Allocations, column: str, unknown: str) -> list[str]:
+    """Return the phase or the layer of each allocation, as reports name it."""
     before = (held["begin"] == BEFORE).tolist()
-    texts = zip(held.texts("phase"), before, strict=True)
-    return [text or (EARLIER if early else NO_PHASE) for text, early in texts]
-
-
-def _layers(held: Allocations) -> list[str]:
-    before = (held["begin"] == BEFORE).tolist()
-    texts = zip(held.texts("layer"), before, strict=True)
-    return [text or (EARLIER if early else NOWHERE) for text, early in texts]
+    texts = zip(held.texts(column), before, strict=True)
+    return [text or (EARLIER if early else unknown) for text, early in texts]
 
 
 def _sums(held: Allocations, which: np.ndarray, names: list[str]) -> dict[str, int]:
@@ -179,30 +182,33 @@ def _sums(held: Allocations, which: np.ndarray, names: list[str]) -> dict[str, i
 
 def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -> int | None:
     """Return the highest recorded total, where there is none the highest running sum of the events."""
-    mine = (events["rank"] == rank) & (events["device"] == device)
+    mine = on_device(events, rank, device)
     totals = events["allocated_bytes"][mine]
     if device != HOST and (totals >= 0).any():
         return int(totals.max())
     if not mine.any():
         return None
     # What was freed and not seen to come had been there; rows that were added end between events.
-    on = (held["rank"] == rank) & (held["device"] == device)
+    on = on_device(held, rank, device)
     seen = on & (held["begin"] == BEFORE) & np.isfinite(held["end"]) & (held["end"] == np.floor(held["end"]))
     start = int(held["bytes"][seen].sum())
     return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
 
 
-def _said_of_reserved(found: DeviceMemory, recorded: np.ndarray) -> list[str]:
-    known = recorded[recorded >= 0]
-    if found.recorded_reserved_bytes is None or found.peak_reserved_bytes is None:
+def _said_of_reserved(device: str, recorded: int, replayed: int, events: np.ndarray) -> list[str]:
+    """Return where the recorded peak is from if not from the requests; `events` have each total, or -1."""
+    known = events[events >= 0]
+    still = " when the recording began, and that never moved" if (known == known[0]).all() else ""
+    off = replayed / recorded - 1
+    if abs(off) <= MOVED and not still:
         return []
-    said = []
-    if (known == known[0]).all():
-        said.append(
-            f"{found.device}: {bytes_text(found.recorded_reserved_bytes)} were reserved when the recording "
-            "began, and that never moved: what earlier steps needed may be in it."
+    said = f"{device}: {bytes_text(recorded)} were reserved{still}: what earlier steps needed may be in it."
+    if abs(off) > MOVED:
+        said += (
+            f" The requests replayed need {bytes_text(replayed)}, {100 * off:+.0f} %: the recorded figure "
+            "counts, and a change leaves what requests do not explain."
         )
-    return said
+    return [said]
 
 
 # Who holds it ------------------------------------------------------------------------------------
@@ -240,12 +246,8 @@ def operators(held: Allocations) -> list[str | None]:
     """Return the operator that asked for each allocation; the one above it where that only allocates."""
     trace = held.trace
     names = trace.text("name")
-    only = np.array([*(name in ONLY_ALLOCATE for name in names), False])[trace["name"]]
-    tells = np.append(trace.is_kind("operator") & ~only, False)
-    parent = np.asarray(trace["parent"], np.int64)
-    row = held["begin_row"].copy()
-    while (climbing := np.flatnonzero((row >= 0) & ~tells[row])).size:
-        row[climbing] = parent[row[climbing]]
+    tells = trace.is_kind("operator") & ~rows_that(trace, ONLY_ALLOCATE.__contains__)
+    row = innermost(trace, held["begin_row"], tells)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = np.append(trace["name"], UNKNOWN)[row].tolist()
     return [

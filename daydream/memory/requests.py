@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocator import Allocator, OutOfMemoryError
 from daydream.memory.restore import restore
+from daydream.memory.result import OutOfMemory
 from daydream.memory.segments import Segment
 from daydream.memory.settings import Settings
 
@@ -24,8 +25,9 @@ class Request(NamedTuple):
         id: any number that names the allocation.
         size: bytes asked for, of ALLOCATE.
         stream: any number that names the stream, of ALLOCATE.
-        private: the private pool (of a CUDA graph, say), of ALLOCATE; 0 for none.
-        address: where it was recorded, of ALLOCATE; a new segment is placed there if it can be.
+        private: the private pool (of a CUDA graph, say), 0 for none.
+        address: where it was recorded; a new segment is placed there if it can be.
+        fresh: what the device gave for it when it was recorded, as `Allocator.allocate` has it.
 
     """
 
@@ -35,26 +37,7 @@ class Request(NamedTuple):
     stream: int = 0
     private: int = 0
     address: int | None = None
-
-
-@dataclass(frozen=True)
-class OutOfMemory:
-    """Where the device had no room.
-
-    Attributes:
-        index: of the request that failed.
-        asked_bytes: what the program asked for.
-        segment_bytes: what the device would have had to give.
-        allocated_bytes: what the program held then.
-        reserved_bytes: what the device had given then, all that was unused returned.
-
-    """
-
-    index: int
-    asked_bytes: int
-    segment_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
+    fresh: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +52,8 @@ class Usage:
         reserved_at_peak_bytes: what the device had given then.
         retries: how often all unused memory was returned because there was no room.
         out_of_memory: where it ended, None if all requests were served.
+        strays: how many requests were recorded where the allocator's rules do not place them.
+        held: what the program holds at the end: bytes of the block of each id.
 
     """
 
@@ -79,12 +64,8 @@ class Usage:
     reserved_at_peak_bytes: int
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
-
-    @property
-    def fragmentation(self) -> float:
-        """The share of the reserved memory that was not allocated when most was, 0 to 1."""
-        reserved = self.reserved_at_peak_bytes
-        return 1 - self.peak_allocated_bytes / reserved if reserved else 0.0
+    strays: int = 0
+    held: Mapping[int, int] = field(default_factory=dict)
 
 
 def usage(
@@ -112,54 +93,31 @@ def usage(
     at, reserved_then, failed = -1, reserved, None
     held = allocator.held
     for index, request in enumerate(requests):
-        what, name, size, stream, private, address = request
-        if what != ALLOCATE:
+        if request.what != ALLOCATE:
             _serve(allocator, request)
             continue
-        if name in held:
-            raise DaydreamError(f"request {index} allocates {name}, which is allocated already")
+        if request.id in held:
+            raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
         try:
-            allocator.allocate(name, size, stream, private, address)
+            allocator.allocate(*request[1:])
         except OutOfMemoryError as error:
-            failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
+            reserved_now = allocator.reserved
+            failed = OutOfMemory(index + 1, len(requests), error.asked, allocator.allocated, reserved_now)
             break
         requested = max(requested, allocator.requested)
         reserved = max(reserved, allocator.reserved)
         if allocator.allocated > peak:
             peak, at, reserved_then = allocator.allocated, index, allocator.reserved
-    return Usage(peak, requested, reserved, at, reserved_then, allocator.retries, failed)
-
-
-def held_after(
-    requests: Iterable[Request],
-    *,
-    settings: Settings | None = None,
-    capacity_bytes: int | None = None,
-    start: Iterable[Segment] = (),
-) -> dict[int, int]:
-    """Return what the program holds after a sequence of requests: bytes of the block of each id.
-
-    Args:
-        requests: in program order, all of which can be served.
-        settings: PYTORCH_CUDA_ALLOC_CONF, parsed; by default PyTorch's own.
-        capacity_bytes: what the device may give to the allocator; None: without end.
-        start: what the allocator holds at the beginning.
-
-    """
-    allocator = Allocator(settings, capacity_bytes)
-    restore(allocator, start)
-    for request in requests:
-        _serve(allocator, request)
-    return {name: block.size for name, block in allocator.held.items()}
+    sizes = {name: block.size for name, block in held.items()}
+    how = allocator.retries, failed, allocator.strays, sizes
+    return Usage(peak, requested, reserved, at, reserved_then, *how)
 
 
 def _serve(allocator: Allocator, request: Request) -> None:
-    what, name, size, stream, private, address = request
-    if what == ALLOCATE:
-        allocator.allocate(name, size, stream, private, address)
-    elif what == FREE:
+    what, name = request.what, request.id
+    if what == FREE:
         allocator.free(name)
     elif what == DEFER:
         allocator.defer(name)
     else:
-        allocator.return_unused()
+        allocator.return_unused(request.private, request.address)

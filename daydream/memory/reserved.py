@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from daydream.memory.allocations import Allocations
+from daydream.memory.allocations import Allocations, on_device
 from daydream.memory.requests import ALLOCATE, FREE, Request, Usage, usage
 from daydream.memory.settings import Settings
 from daydream.memory.start import start_of
+from daydream.trace.schema import UNKNOWN
 
 
 def reserved_for(
@@ -44,6 +45,16 @@ def reserved_for(
     )
 
 
+def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
+    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
+    events = held.trace.memory
+    if events is None or device < 0:
+        return None
+    mine = on_device(events, rank, device)
+    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
+    return None if most < 0 else most
+
+
 def requests_of(
     held: Allocations, rank: int, device: int, inside: Mapping[int, int] | None = None
 ) -> list[Request]:
@@ -51,7 +62,7 @@ def requests_of(
 
     `inside` are bytes of rows that the allocator holds already: these are not asked for, and freed as others.
     """
-    rows = np.flatnonzero((held["rank"] == rank) & (held["device"] == device) & (held["bytes"] > 0))
+    rows = np.flatnonzero(on_device(held, rank, device) & (held["bytes"] > 0))
     sizes = held["bytes"].copy()
     if inside:
         sizes[list(inside)] -= list(inside.values())

@@ -60,7 +60,7 @@ class DeviceMemory(Record):
         device: `cuda:0`, `cpu`.
         capacity_bytes: what it was asked to fit in.
         peak_allocated_bytes: most that was allocated at once, replayed.
-        peak_reserved_bytes: most that the allocator had of the device at once, replayed.
+        peak_reserved_bytes: most that the allocator had at once, replayed; of a trace as it was recorded.
         recorded_allocated_bytes: the same as it was recorded.
         recorded_reserved_bytes: the same as it was recorded.
         peak_step: the step of the allocated peak.
@@ -86,6 +86,9 @@ class DeviceMemory(Record):
     by_layer: Mapping[str, int] = field(default_factory=dict)
 
     holders = Live[tuple[Holder, ...]]()  # the largest holders at the peak, the largest first
+    replayed_reserved_bytes = Live[int | None](
+        None
+    )  # the reserved peak of a replay where that does not count
     reserved_at_peak_bytes = Live[int | None]()  # what was reserved when most was allocated, replayed
     retries = Live[int]()  # how often a replay had to return all unused memory for lack of room
     out_of_memory = Live[OutOfMemory | None]()  # where it found no room all the same

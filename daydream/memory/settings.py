@@ -82,16 +82,13 @@ def settings_of(text: str) -> Settings:
             raise DaydreamError(f"the allocator setting {name}:{value} is wrong: {error}") from None
         if field:
             settings = replace(settings, **{field: found})
-    if settings.non_split_rounding_bytes < settings.large_segment_bytes:
-        raise DaydreamError(
-            "the allocator setting max_non_split_rounding_mb is wrong: at least "
-            f"{settings.large_segment_bytes // MIB}, the size of a large segment, was needed"
-        )
-    if settings.max_split_bytes is not None and settings.max_split_bytes < settings.large_segment_bytes:
-        raise DaydreamError(
-            "the allocator setting max_split_size_mb is wrong: at least "
-            f"{settings.large_segment_bytes // MIB}, the size of a large segment, was needed"
-        )
+    for name in ("max_non_split_rounding_mb", "max_split_size_mb"):
+        given, least = getattr(settings, READERS[name][0]), settings.large_segment_bytes
+        if given is not None and given < least:
+            raise DaydreamError(
+                f"the allocator setting {name} is wrong: at least {least // MIB}, the size of a large "
+                "segment, was needed"
+            )
     return settings
 
 

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from daydream.costs.workload.calls import forward_rows
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, renumber
-from daydream.memory.asked import block_of_rows, in_phase
+from daydream.memory.asked import block_of_rows, forward_calls, in_phase
 from daydream.memory.shares import divide
 from daydream.memory.states import let_states_shrink
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -187,9 +186,7 @@ def _with_next(some: Sequence[One]) -> Iterator[tuple[One, One | None]]:
 
 def _of_loss(held: Allocations) -> np.ndarray:
     """Return what the loss asks for, and in the backward pass its own gradient: bool, shape (rows,)."""
-    call = np.where(
-        held["begin_row"] >= 0, forward_rows(held.trace, np.maximum(held["begin_row"], 0)), UNKNOWN
-    )
+    call = forward_calls(held)
     loss = held.trace.code("phase", "loss")
     return np.asarray((call >= 0) & (np.append(held.trace["phase"], UNKNOWN)[call] == loss))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, Allocations, on_device
 from daydream.memory.asked import codes_of_rows
 
 
@@ -16,7 +16,7 @@ def gradient_bytes(held: Allocations, rank: int, device: int) -> int:
         rank: rank of the process.
         device: index of the GPU, -1 for the CPU.
     """
-    own = held.where(kind="gradient") & (held["rank"] == rank) & (held["device"] == device)
+    own = held.where(kind="gradient") & on_device(held, rank, device)
     lasting = own & (held["begin"] == BEFORE) & (held["end"] == AFTER)
     of_steps = np.bincount(held["step"][own & ~lasting] + 1, held["bytes"][own & ~lasting])[1:]
     return int(held["bytes"][lasting].sum() + of_steps.max(initial=0))
@@ -37,13 +37,7 @@ def add_buckets(held: Allocations, *, as_views: bool) -> None:
     gradient = held.where(kind="gradient")
     if not held["bytes"][gradient].any():
         held.note("Buckets are not counted in the peak: no memory of this trace is known to be gradients.")
-    for rank, device in held.devices():
-        total = gradient_bytes(held, rank, device)
-        like = np.flatnonzero((held["rank"] == rank) & (held["device"] == device))[:1]
-        if total:
-            held.add(
-                like, bytes=total, begin=BEFORE, end=AFTER, kind="bucket", begin_row=-1, end_row=-1, step=-1
-            )
+    add_copies(held, 1, kind="bucket", begin_row=-1, end_row=-1, step=-1)
     if as_views:
         held.remove(np.append(gradient, np.zeros(len(held) - len(gradient), bool)))
 
@@ -62,18 +56,20 @@ def divide(held: Allocations, which: np.ndarray, workers: int) -> None:
     held.resize(which, -(-held["bytes"][which] // workers))
 
 
-def add_copies(held: Allocations, times: float) -> None:
+def add_copies(held: Allocations, times: float, *, kind: str = "optimizer_state", **columns: int) -> None:
     """Add what is kept of every gradient from step to step: `times` the bytes of all of them.
 
     Args:
         held: the allocations.
         times: how many values there are for each gradient.
+        kind: of that memory.
+        **columns: what else its rows hold.
     """
     for rank, device in held.devices():
         total = gradient_bytes(held, rank, device)
-        like = np.flatnonzero((held["rank"] == rank) & (held["device"] == device))[:1]
+        like = np.flatnonzero(on_device(held, rank, device))[:1]
         if total:
-            held.add(like, bytes=round(total * times), begin=BEFORE, end=AFTER, kind="optimizer_state")
+            held.add(like, bytes=round(total * times), begin=BEFORE, end=AFTER, kind=kind, **columns)
 
 
 def hold_throughout(held: Allocations, which: np.ndarray, *, besides: bool) -> None:
@@ -89,7 +85,7 @@ def hold_throughout(held: Allocations, which: np.ndarray, *, besides: bool) -> N
     """
     size = len(held)
     for rank, device in held.devices():
-        own = np.flatnonzero(which & (held["rank"][:size] == rank) & (held["device"][:size] == device))
+        own = np.flatnonzero(which & on_device(held, rank, device)[:size])
         own = own[held["step"][own] >= 0]
         if not len(own):
             continue

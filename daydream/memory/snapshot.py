@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ import msgspec
 from daydream.errors import DaydreamError, FileError, TraceError
 from daydream.files.input_files import Counted, Readable, check_regular, most_unpacked
 from daydream.memory import pickles
+from daydream.memory.allocator import LARGEST_SMALL, Allocator
 from daydream.memory.history import History, history
 from daydream.memory.layout import Held, Layout, Region
 from daydream.memory.records import LARGEST, LAST_ADDRESS, Records, normal, whole
@@ -114,10 +116,10 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
         action, address, size, stream = (0 if at is None else event[at] for at in order)
         free = {"device_free": address} if action == "oom" else {}
         records.add(action, address, size, stream, free)
-    settings = _settings(header.get("settings"))
     at_start = isinstance(header.get("start_segments"), list)
     segments = header.get("start_segments" if at_start else "final_segments", [])
     layout = _layout(segments, records, path)
+    settings = _settings(header.get("settings"), layout)
     pending = header.get("start_pending")
     if at_start and isinstance(pending, list):
         for address in pending:
@@ -144,7 +146,6 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
     lists = isinstance(traces, list | tuple) and all(isinstance(each, list | tuple) for each in traces)
     if not lists or not isinstance(segments, list | tuple) or len(traces) > DEVICES:
         raise TraceError(f"{path}: its segments or device_traces are not lists. {NEEDED}")
-    settings = _settings(document.get("allocator_settings"))
     by_device: dict[int, list[Any]] = {at: [] for at, trace in enumerate(traces) if trace}
     for segment in segments:
         device = segment.get("device", 0) if isinstance(segment, dict) else 0
@@ -166,6 +167,7 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
             else:
                 records.doubts["shape"] += 1
         layout = _layout(by_device[device], records, path)
+        settings = _settings(document.get("allocator_settings"), layout)
         found.append(_history(layout, records, settings, device, at_start=False))
     return found
 
@@ -249,10 +251,9 @@ def _blocks(blocks: Any, where: str) -> Iterator[tuple[int, int | None, bool, ob
         yield size, asked or size, pending, frames
 
 
-def _settings(given: Any) -> Settings:
-    """Return the settings that a snapshot tells, PyTorch's own where it tells none."""
-    if not isinstance(given, dict):
-        return Settings()
+def _settings(given: Any, layout: Layout) -> Settings:
+    """Return the settings that a snapshot tells, PyTorch's own, or what blocks show, where it tells none."""
+    given = given if isinstance(given, dict) else {}
     text = given.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         settings = settings_of(text) if isinstance(text, str) else Settings()
@@ -262,17 +263,35 @@ def _settings(given: Any) -> Settings:
     divisions = given.get("roundup_power2_divisions")
     steps = list(divisions.values()) if isinstance(divisions, dict) else []
     legal = len(steps) == INTERVALS and all(whole(each) and 0 <= each < LARGEST for each in steps)
+    shown = settings.roundup_divisions if text else _divisions(layout)
     return Settings(
         expandable_segments=given.get("expandable_segments") is True,
         max_split_bytes=split if whole(split) and 0 < split < LARGEST else None,
         max_non_split_rounding_bytes=settings.max_non_split_rounding_bytes,
-        roundup_divisions=tuple(steps) if legal else settings.roundup_divisions,
+        roundup_divisions=tuple(steps) if legal else shown,
         garbage_collection_threshold=float(threshold)
         if isinstance(threshold, float) and 0 < threshold < 1
         else 0.0,
         large_segment_bytes=settings.large_segment_bytes,
         memory_fraction=settings.memory_fraction,
     )
+
+
+def _divisions(layout: Layout) -> tuple[int, ...]:
+    """Return `roundup_power2_divisions` as blocks show them: of each interval the least that explain all."""
+    blocks: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for block in layout.held.values():
+        region = layout.region_at(block.address)
+        rest = 0 if region is None or region.small or region.expandable else LARGEST_SMALL
+        at = min(max(block.requested.bit_length() - 21, 0), INTERVALS - 1)
+        blocks[at].append((block.requested, block.size - rest, block.size))
+    found = [0] * INTERVALS
+    for steps in (64, 32, 16, 8, 4, 2, 0):
+        rounded = Allocator(Settings(roundup_divisions=(steps,) * INTERVALS)).rounded
+        for at, some in blocks.items():
+            if all(least <= rounded(asked) <= size for asked, least, size in some):
+                found[at] = steps
+    return tuple(found)
 
 
 def _told(value: Any) -> str:

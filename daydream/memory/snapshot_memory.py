@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from daydream.lazy import regex
-from daydream.memory.history import PRESSED, History
-from daydream.memory.requests import ALLOCATE, DEFER, Request, Usage, held_after, usage
-from daydream.memory.result import DeviceMemory, Holder, MemoryReport, OutOfMemory
+from daydream.memory.history import ALSO, PRESSED, History
+from daydream.memory.requests import ALLOCATE, DEFER, Request, Usage, usage
+from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.segments import Segment
 from daydream.memory.settings import Settings, settings_text
 from daydream.memory.snapshot import read_snapshot
@@ -54,6 +55,7 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
     notes = list(found.doubts)
     as_recorded = settings == found.settings
     start: Sequence[Segment] = found.start
+    placed: list[Request] = []
     requests: Sequence[Request] = found.requests
     reserved = sum(segment.size for segment in start)
     if not as_recorded or (
@@ -61,18 +63,20 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
     ):
         # What was held at the start would have been laid out otherwise, too.
         placed = _requests_of(start)
-        requests, start = [*placed, *(each._replace(address=None) for each in requests)], ()
+        requests, start = [*placed, *by_rule(requests)], ()
         if placed:
             blocks = counted(sum(each.what == ALLOCATE for each in placed), "block")
             notes.append(f"{blocks} from before the recording placed anew, in order of address")
     if not as_recorded or capacity_bytes is not None:
-        requests = [each for each in requests if each.id != PRESSED]
+        requests = [each for each in requests if each.id not in {PRESSED, ALSO}]
     if settings.garbage_collection_threshold and capacity_bytes is None:
         notes.append(
             "garbage_collection_threshold is a share of the capacity: without one it collects nothing."
         )
     needed = failed = usage(requests, settings=settings, capacity_bytes=capacity_bytes, start=start)
-    if failed.out_of_memory is not None:
+    where = failed.out_of_memory
+    if where is not None:
+        requests = by_rule(requests)
         needed = usage(requests, settings=settings, start=start)
     if not as_recorded:
         notes.append(
@@ -81,10 +85,19 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
         )
     elif capacity_bytes is None:
         notes += _differences(found, needed)
+        if needed.strays:
+            ruled = usage(by_rule(requests), settings=settings, start=start).peak_reserved_bytes
+            off = ruled / needed.peak_reserved_bytes - 1
+            notes.append(
+                f"{counted(needed.strays, 'request')} of {len(found.requests):,} lie where the allocator's "
+                "rules with these settings do not place them: another version, or settings that changed. "
+                f"By the rules alone the reserved peak is {100 * off:+.2f} % off: so may other settings be."
+            )
     if not found.requests:
         notes.append("The snapshot has no events: what was held when it was taken stands for the peak.")
     limit = capacity_bytes if needed is failed else None
-    held = held_after(requests[: needed.peak_index + 1], settings=settings, capacity_bytes=limit, start=start)
+    until_peak = requests[: needed.peak_index + 1]
+    held = usage(until_peak, settings=settings, capacity_bytes=limit, start=start).held
     device = DeviceMemory(
         rank=0,
         device=f"cuda:{found.device}",
@@ -98,7 +111,8 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
         holders=_holders(held, found),
         reserved_at_peak_bytes=needed.reserved_at_peak_bytes,
         retries=failed.retries,
-        out_of_memory=_out_of_memory(failed, len(requests) - len(found.requests), len(found.requests)),
+        out_of_memory=where
+        and replace(where, request=max(where.request - len(placed), 0), requests=len(found.requests)),
     )
     return device, notes
 
@@ -117,6 +131,11 @@ def _differences(found: History, replayed: Usage) -> list[str]:
     ]
 
 
+def by_rule(requests: Sequence[Request]) -> list[Request]:
+    """Return requests without where they were recorded: the allocator's rules alone place them."""
+    return [each._replace(address=None, fresh="") for each in requests]
+
+
 def _requests_of(start: Sequence[Segment]) -> list[Request]:
     """Return requests that allocate what is held at the start."""
     found = []
@@ -126,19 +145,6 @@ def _requests_of(start: Sequence[Segment]) -> list[Request]:
                 found.append(Request(ALLOCATE, part.id, part.requested, segment.stream, segment.private))
                 found += [Request(DEFER, part.id)] if part.pending else []
     return found
-
-
-def _out_of_memory(failed: Usage, before: int, requests: int) -> OutOfMemory | None:
-    where = failed.out_of_memory
-    if where is None:
-        return None
-    return OutOfMemory(
-        max(where.index + 1 - before, 0),
-        requests,
-        where.asked_bytes,
-        where.allocated_bytes,
-        where.reserved_bytes,
-    )
 
 
 # Who holds it ------------------------------------------------------------------------------------

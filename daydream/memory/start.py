@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
 from daydream.memory.segments import Part, Segment
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
@@ -89,7 +89,7 @@ def _placed(
     held: Allocations, rank: int, device: int, blocks: dict[int, int]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the id of what lies at each address, and of each row how many bytes lie somewhere."""
-    own = (held["rank"] == rank) & (held["device"] == device) & (held["begin"] == BEFORE)
+    own = on_device(held, rank, device) & (held["begin"] == BEFORE)
     own &= (held["bytes"] > 0) & (held["bytes"] == held["recorded_bytes"])
     rows = np.flatnonzero(own).tolist()
     ids: dict[int, int] = {}

@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 
 from daydream.memory.allocations import BEFORE, Allocations, freed, is_kind, on_device
+from daydream.memory.enclosing import rows_that
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -23,7 +24,7 @@ def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int)
     if not len(steps) or _is_the_first(held.trace, int(steps[0])):
         return
     first = int(steps[0])
-    mine = (events["rank"] == rank) & (events["device"] == HOST) & (events["bytes"] > 0)
+    mine = on_device(events, rank, HOST) & (events["bytes"] > 0)
     asked = np.flatnonzero(mine)
     if len(steps) > 1:
         second = int(steps[1])
@@ -67,8 +68,8 @@ def _is_the_first(trace: Trace, step: int) -> bool:
 def _clears_gradients(held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray) -> float | None:
     """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
     trace = held.trace
-    named = np.array([*(text.startswith("Optimizer.zero_grad") for text in trace.text("name")), False])
-    rows = np.flatnonzero(named[trace["name"]] & (np.maximum(trace["rank"], 0) == rank))
+    named = rows_that(trace, lambda text: text.startswith("Optimizer.zero_grad"))
+    rows = np.flatnonzero(named & (np.maximum(trace["rank"], 0) == rank))
     on = on_device(held, rank, HOST)
     backward = held["begin"][on & (held["phase"] == PHASES.index("backward"))]
     if not len(rows) or not len(backward) or not len(asked):

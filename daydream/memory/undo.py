@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from daydream.memory.allocator import Allocator
 from daydream.memory.layout import Held, Layout, region_of, with_tail
 from daydream.memory.records import Record
 from daydream.memory.settings import Settings
 
 
-def undo(layout: Layout, records: Sequence[Record], settings: Settings) -> int:
+def undo(layout: Layout, records: list[Record], settings: Settings) -> int:
     """Turn the state at the end of a recording into that at its beginning.
 
     The size of a block that was freed meanwhile is that of its request, rounded up, with the rest that was
@@ -19,7 +17,7 @@ def undo(layout: Layout, records: Sequence[Record], settings: Settings) -> int:
 
     Args:
         layout: the state at the end; it is changed.
-        records: all events, in order.
+        records: all events, in order; those of segments get the private pool that the end tells.
         settings: those of the recording.
 
     Returns:
@@ -28,7 +26,7 @@ def undo(layout: Layout, records: Sequence[Record], settings: Settings) -> int:
     """
     sizes = Allocator(settings)
     contradictions = 0
-    for record in reversed(records):
+    for at, record in reversed(list(enumerate(records))):
         action, held = record.action, layout.held.get(record.address)
         if action == "alloc":
             possible = held is not None
@@ -44,6 +42,8 @@ def undo(layout: Layout, records: Sequence[Record], settings: Settings) -> int:
             if held is not None:
                 held.pending = False
         elif action in {"segment_alloc", "segment_map"}:
+            if (region := layout.region_at(record.address)) is not None:
+                records[at] = record._replace(private=record.private or region.private)
             possible = layout.remove(record.address, record.size)
         elif action in {"segment_free", "segment_unmap"}:
             possible = layout.add(region_of(layout, record, settings))

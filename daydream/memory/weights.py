@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.device_names import ITEM_BYTES
-from daydream.costs.workload.shapes import parse_shapes
+from daydream.memory.argument_bytes import arguments_of
+from daydream.memory.enclosing import innermost, rows_that
 from daydream.text import bytes_text
-from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 WEIGHTS = {  # operator -> the arguments that a module owns: weight and bias, running mean and variance
@@ -34,7 +34,7 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     In the order of use. Of a call within another of the same kind (autocast repeats it) the outer one counts.
     """
     names = trace.text("name")
-    kinds = np.array([*(name in WEIGHTS for name in names), False])[trace["name"]]
+    kinds = rows_that(trace, WEIGHTS.__contains__)
     rows = np.flatnonzero(kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank))
     rows = rows[trace["shapes"][rows] >= 0]
     if not len(rows):
@@ -43,13 +43,13 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     if forward.any():
         rows = rows[forward]
     rows = rows[trace["step"][rows] == trace["step"][rows[-1]]]  # the last step: the first may be cut
-    inner = set(rows[_within(trace, rows)].tolist())
+    own = np.zeros(len(trace), bool)
+    own[rows] = True
+    rows = rows[innermost(trace, np.asarray(trace["parent"], np.int64)[rows], own) < 0]
     found, seen = [], set()
     for row in rows.tolist():
-        if row in inner:
-            continue
         name, layer = names[trace["name"][row]], _text(trace, "layer", row)
-        arguments = parse_shapes(_text(trace, "shapes", row)) or []
+        arguments = arguments_of(trace, row)
         for place in WEIGHTS[name]:
             shape = arguments[place] if place < len(arguments) else ()
             if (
@@ -85,17 +85,6 @@ def without_head(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
     linear = [each for each in weights if each["op"] == "aten::linear" and len(each["shape"]) > 1]
     shared = linear[-1] if linear and linear[-1]["shape"] in embeddings else None
     return [each for each in weights if each is not shared]
-
-
-def _within(trace: Trace, rows: np.ndarray) -> np.ndarray:
-    """Return which rows lie in another of them: bool, shape (n,)."""
-    own = np.zeros(len(trace) + 1, bool)
-    own[rows] = True
-    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
-    up = parent[rows]
-    while (climbing := np.flatnonzero((up >= 0) & ~own[up])).size:
-        up[climbing] = parent[up[climbing]]
-    return np.asarray(up >= 0)
 
 
 def _text(trace: Trace, column: str, row: int) -> str | None:

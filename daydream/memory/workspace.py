@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from daydream.lazy import regex
+from daydream.memory.enclosing import rows_that
 from daydream.trace.trace import Trace
 
 PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|addmv|mv)$")
@@ -20,14 +23,21 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
     A workspace belongs to a handle, and each thread has its own: that of the backward pass, too.
     """
-    products = np.array([*(bool(PRODUCT.match(text)) for text in trace.text("name")), False])
-    mine = products[trace["name"]] & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
+    mine = (
+        rows_that(trace, PRODUCT.match) & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
+    )
     threads = len(np.unique(trace["tid"][mine]))
+    described = description_of(trace, rank, device)
+    vendor = str(trace.metadata.get("vendor"))
+    capability = (described.get("compute_major", 0), described.get("compute_minor", 0))
+    nbytes = BYTES.get((vendor, capability), OTHERS.get(vendor, 0))
+    return [nbytes] * threads if nbytes and described else []
+
+
+def description_of(trace: Trace, rank: int, device: int) -> dict[str, Any]:
+    """Return what the metadata says of a rank's device; empty if nothing."""
     devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get("devices")
     for place, each in enumerate(devices or []):
         if (place if each.get("id") is None else each["id"]) == device:
-            vendor = str(trace.metadata.get("vendor"))
-            capability = (each.get("compute_major"), each.get("compute_minor"))
-            nbytes = BYTES.get((vendor, capability), OTHERS.get(vendor, 0))
-            return [nbytes] * threads if nbytes else []
-    return []
+            return dict(each)
+    return {}

@@ -108,6 +108,7 @@ class PathCause(Word):
     INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
     RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
     UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
+    OUTSIDE = "waits outside the trace", Bound.OTHER, "a worker, disk or timer"
     PAUSES = "pauses of unknown cause", Bound.OTHER, "no CPU was recorded"
 
     @property
@@ -137,6 +138,7 @@ OF_EDGE = {
     Cause.USER: PathCause.INSERTED,
     Cause.RELEASE: PathCause.RECORDING,
     Cause.LOCK: PathCause.SYNC,
+    Cause.OUTSIDE: PathCause.OUTSIDE,
 }
 CAUSES = tuple(PathCause)  # by code
 

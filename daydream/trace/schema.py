@@ -10,6 +10,7 @@ One row per event. A row is of one of these kinds:
 | `module` | a layer's forward call on a CPU thread (`nn.Module` frames) |
 | `kernel`, `memcpy`, `memset`, `collective` | work on a device stream |
 | `sync` | the device's own record of a synchronization or a stream wait |
+| `blocked` | time in which a CPU thread was off the CPU or in a call that waits, by the call |
 
 Times are integer nanoseconds. Unknown is null in the file and in `to_pandas()`;
 in the arrays it is `UNKNOWN` (-1) for integers, `NO_ID` for pid and tid (real
@@ -25,6 +26,7 @@ IMPORT_AGAIN = "Import the profiler's file again."  # what to do about a file th
 METADATA_KEY = b"daydream"
 UNKNOWN = -1
 NO_ID = -(2**63)
+OFF_CPU = "off the CPU"  # name of blocked rows that are a thread's switches
 
 HOST_KINDS = ("operator", "annotation", "runtime", "module")
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
@@ -71,5 +73,6 @@ FIELDS: dict[str, Field] = {
     "handle": Field("int32", "compiled code: place of its identifier in the trace's map of debug handles"),
     "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
     "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
+    "waker": Field("int64", "blocked rows: the thread that ended the wait, where that is known", NO_ID),
     "stack": Field("text", "source line or call stack of an operator"),
 }

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 NEEDED = ("kind", "name", "start_ns", "duration_ns")
-KINDS = (*HOST_KINDS, *DEVICE_KINDS, "sync")
+KINDS = (*HOST_KINDS, *DEVICE_KINDS, "sync", "blocked")
 LONGEST_NS = (
     2**50
 )  # 13 days: no recording lasts that long, and places in program order, 4,096 a ns, fit 63 bits
 LARGEST_SUM = 2.0**61
 LARGEST_AMOUNT = 2**48  # of bytes or elements, in one tensor or transfer: 281 TB
 AMOUNTS = ("bytes", "elements")
-SMALLEST = {"start_ns": 0, "duration_ns": 0, "pid": NO_ID, "tid": NO_ID}
+SMALLEST = {"start_ns": 0, "duration_ns": 0, "pid": NO_ID, "tid": NO_ID, "waker": NO_ID}
 LARGEST = {"start_ns": LONGEST_NS, "duration_ns": LONGEST_NS, **dict.fromkeys(AMOUNTS, LARGEST_AMOUNT)}
 EXTENTS = regex(r"\d{1,10},\d{1,10},\d{1,10}", re.ASCII)
 DEEPEST = 4  # arguments, lists of tensors, shapes, sizes

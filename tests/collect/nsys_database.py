@@ -31,6 +31,7 @@ NAMES = (
     "_Z3addi",
     "a registered range",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
+    "read",
 )
 ID = {name: code for code, name in enumerate(NAMES)}
 LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
@@ -45,6 +46,10 @@ OTHER_TABLES = (
     "NVTX",
     "PROCESSES",
     "TARGET",
+    "SCHED",
+    "OSRT",
+    "COMPOSITE",
+    "PROFILER",
 )
 
 

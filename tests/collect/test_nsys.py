@@ -227,12 +227,6 @@ def test_a_file_of_several_processes_splits_into_ranks(tmp_path):
     assert second.metadata["notes"] == []
 
 
-def test_a_recording_of_one_process_is_its_own_only_rank(tmp_path):
-    recording = read_nsys(write_export(tmp_path / "a.sqlite", {"KERNEL": [kernel(0, 1, 1)]}))
-
-    assert split_ranks(recording) == [recording]
-
-
 def test_times_count_from_the_first_row_and_the_origin_is_absolute(tmp_path):
     path = write_export(tmp_path / "a.sqlite", {
         "RUNTIME": [call(-50, -40, 1, LAUNCH)], "KERNEL": [kernel(-30, 20, 1)],
@@ -358,3 +352,46 @@ def test_a_trace_comes_of_it(tmp_path):
     assert trace.values("dtype", device)[::2] == ["float32", "float32"]
     assert trace.values("op", device) == ["aten::add", "aten::add", None]
     assert trace.values("step", device) == [0, 0, 1]
+
+
+def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):
+    def switch(start: int, is_in: int, tid: int) -> dict[str, int]:
+        return {"start": 1000 * start, "cpu": 0, "isSchedIn": is_in, "globalTid": packed(tid)}
+
+    def waits(start: int, end: int, name: str) -> dict[str, int]:
+        return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
+
+    path = write_export(tmp_path / "a.sqlite", {
+        "RUNTIME": [
+            call(0, 1000, 1, LAUNCH),
+            call(999_000, 1_000_000, 2, LAUNCH, tid=OTHER),
+        ],
+        "SCHED_EVENTS": [
+            switch(5, 0, MAIN), switch(45, 1, MAIN),
+            switch(100, 0, MAIN), switch(300, 1, MAIN),  # woken by the other, which blocks 10 us later
+            switch(20, 1, OTHER), switch(310, 0, OTHER), switch(990, 1, OTHER),  # by nobody
+            switch(0, 0, 777), switch(900, 1, 777),  # of a thread without other rows
+        ],
+        "OSRT_API": [waits(400, 500, "read")],
+        "PROFILER_OVERHEAD": [waits(700, 800, "read")],
+    })  # fmt: skip
+    recording = read_nsys(path)
+
+    found = rows_of(recording, "kind", "name", "start_ns", "duration_ns", "tid", "waker")
+    assert [each[1:] for each in found if each[0] == "blocked"] == [
+        ("off the CPU", 100_000, 200_000, MAIN, OTHER),
+        ("off the CPU", 310_000, 680_000, OTHER, None),
+        ("read", 400_000, 100_000, OTHER, None),
+        ("profiler: read", 700_000, 100_000, OTHER, None),
+    ]
+
+
+def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_path):
+    samples = [{"start": 1_000_000 * at, "globalTid": packed(MAIN)} for at in (0, 1, 49, 110)]
+    path = write_export(tmp_path / "a.sqlite", {
+        "RUNTIME": [call(0, 10, 1, LAUNCH), call(120_000_000, 120_000_010, 2, LAUNCH)],
+        "COMPOSITE_EVENTS": samples,
+    })  # fmt: skip
+
+    found = rows_of(read_nsys(path), "kind", "name", "start_ns", "duration_ns")
+    assert found[1:-1] == [("blocked", "no CPU sample", 49_000_000, 61_000_000)]

@@ -42,7 +42,9 @@ def in_flight(recording: Recording) -> tuple[int, int]:
 def test_the_shared_a100_trace_has_its_counts_and_its_full_queue():
     recording = read_nsys(shared("a100_gpt2.7b_forward_eager"))
 
-    assert kinds_and_names(recording) == {"runtime": 18_322, "kernel": 18_320, "sync": 2}
+    assert kinds_and_names(recording) == {
+        "runtime": 18_322, "kernel": 18_320, "sync": 2, "blocked": 7,
+    }  # fmt: skip
     assert Counter(names_of(recording, "runtime"))["cudaLaunchKernel"] == 18_320
     assert names_of(recording, "sync") == ["Context Sync", "Context Sync"]
     assert recording.metadata["source"].startswith("nsys 3.16.1 ")
@@ -57,6 +59,7 @@ def test_the_shared_rtx_trace_has_its_counts_and_its_full_queue():
 
     assert kinds_and_names(recording) == {
         "runtime": 20_436, "kernel": 17_032, "memset": 1_510, "memcpy": 272, "sync": 169, "annotation": 31,
+        "blocked": 514,
     }  # fmt: skip
     assert Counter(names_of(recording, "sync")) == {"Context Sync": 15, "Event Query": 42, "Stream Sync": 112}
     assert Counter(names_of(recording, "memcpy")) == {

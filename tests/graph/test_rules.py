@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
@@ -11,7 +10,6 @@ from rule_traces import (
     blocked,
     full_queue_trace,
     graph_trace,
-    latency_trace,
     long_launch_trace,
     ranks_trace,
     unlaunched_trace,
@@ -47,15 +45,6 @@ def test_without_a_rule_the_prediction_is_worse(rule):
 
     assert predicted[0] == pytest.approx(truth, abs=5)
     assert abs(predicted[1] - truth) > 10 + abs(predicted[0] - truth)
-
-
-def test_without_measured_latencies_the_replay_is_worse():
-    def off(graph: daydream.Graph) -> int:
-        timeline = daydream.simulate(graph)
-        return int(np.abs(timeline.start_ns - graph.measured_start_ns[timeline.task]).sum())
-
-    assert off(build(latency_trace())) == 0
-    assert off(build(latency_trace(), without=["latencies"])) > 0
 
 
 PROGRAMS_OF = {  # rules: a program of the machine model that lives by them, and a change

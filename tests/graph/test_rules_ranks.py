@@ -6,11 +6,10 @@ import pytest
 from daydream.optimizations._stragglers import blocked_ns, waited_for_others_ns, waiting_words
 from small_traces import call, kernel, launched, op, starts, total, trace
 
-from daydream import GraphError, build, simulate
+from daydream import build, simulate
 from daydream.graph.build import RULES
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
-from daydream.graph.rules.communication import leave_out_doubtful
 
 
 def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
@@ -75,28 +74,17 @@ def test_a_call_waits_for_no_event_of_another_rank():
     assert graph.facts.unresolved_syncs == 1
 
 
-@pytest.mark.parametrize(("of", "end"), [("a call", 91), ("a collective", 91 + 20)])
-def test_a_match_between_ranks_that_cannot_be_is_left_out_and_counted(of, end):
-    draft = Draft(two_ranks())
-    for name, rule in RULES:
-        if name != "doubtful":
-            rule(draft)
-    graph = draft.finish()
-    members = graph.select(kind="collective", name="ncclAllReduce")
-    first = members.where(rank=0).ids
-    if of == "a call":  # rank 1's first launch waits for rank 0's transfer, which waits for rank 1
-        early = slow_work(graph).launches().ids
-        draft.syncs.add(task=early, lane=draft.lane[first], point=first, latency_ns=0)
-    else:  # rank 1 arrives when rank 0 has transferred
-        arrival = graph.select(name="^arrival$").where(rank=1).ids
-        draft.link(first, arrival, cause=Cause.USER)
-    with pytest.raises(GraphError, match="cycle"):
-        total(draft.finish())
-    leave_out_doubtful(draft)
-    graph = draft.finish()
-    assert graph.facts.doubtful_matches == 1
+def test_ranks_whose_matches_contradict_each_other_are_left_apart_and_it_is_said(monkeypatch):
+    def contradict(draft: Draft) -> None:  # rank 1 arrives when rank 0 has transferred
+        tasks = draft.select(kind="collective")
+        first = tasks.where(rank=0, name="ncclAllReduce").ids
+        draft.link(first, tasks.where(rank=1, name="^arrival$").ids, cause=Cause.USER)
+
+    monkeypatch.setattr("daydream.graph.build.RULES", (*RULES, ("communication", contradict)))
+    graph = build(two_ranks())
     assert "without a contradiction" in graph.facts.notes[-1]
-    assert total(graph) == end
+    assert "arrival" not in graph.texts["name"]
+    assert total(graph) == 91
 
 
 def transfers(graph):

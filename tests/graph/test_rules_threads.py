@@ -39,13 +39,6 @@ def test_removing_an_operator_removes_its_own_time_and_no_other():
     assert simulate(graph).makespan_ns == 15_000 - 3_000
 
 
-def test_a_thread_begins_when_it_was_recorded_to():
-    graph = build(trace(op("a", 3, 5), op("b", 1, 2, tid=2)))
-
-    assert sorted(graph.measured_start_ns.tolist()) == [1_000, 3_000]
-    assert sorted(simulate(graph).start_ns.tolist()) == [1_000, 3_000]
-
-
 def late_thread() -> Graph:
     """Thread 1 works from the beginning, thread 2 from 50 us on."""
     return build(trace(op("a", 0, 10), op("b", 50, 60, tid=2), op("c", 60, 70, tid=2)))
@@ -181,15 +174,6 @@ def test_tasks_gaps_and_waits_of_a_thread_add_up_to_its_span(program, tmp_path):
         ].sum()
         assert time == ends[here].max()
         assert abs(int(ends[here].max()) - end) <= 0.001 * (end - begin)
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_with_no_rule_that_finds_waits_tasks_and_gaps_alone_are_the_span(program, tmp_path):
-    recorded = daydream.load(PROGRAMS[program]().run(steps=8).write(tmp_path / "t.json", 4, 6))
-    graph = build(recorded, without=NOTHING)
-    for lane, (begin, end) in spans(recorded).items():
-        tasks = graph.select(lane=lane)
-        assert tasks.duration_ns.sum() + tasks.gap_ns[:-1].sum() == end - begin
 
 
 @st.composite

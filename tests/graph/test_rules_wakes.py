@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from small_traces import Row, call, kernel, launched, note, op, starts, trace
+import pytest
+from shared import shared_trace
+from small_traces import PID, Row, call, kernel, launched, note, op, row, starts, trace
 
 import daydream
 from daydream import Trace, build
 from daydream.graph.plan import Cause
+from daydream.trace.schema import OFF_CPU
 
 PERIOD = 2_000
 
 
-def loader_trace(*, decode_after: float = 80, copy_after: float = 20, uneven: float = 50) -> Trace:
+def loader_trace(*more: Row, decode_after: float = 80, copy_after: float = 20, uneven: float = 50) -> Trace:
     #  thread 1  |main 300, 350 or 400|   idle until the next period   |main
     #  thread 2                        80 |decode 200|
     #  thread 3                                       20 |copy 100|
@@ -24,7 +27,7 @@ def loader_trace(*, decode_after: float = 80, copy_after: float = 20, uneven: fl
             op("decode", decoded - 200, decoded, tid=2),
             op("copy", decoded + copy_after, decoded + copy_after + 100, tid=3),
         ]
-    return trace(rows)
+    return trace(rows, *more)
 
 
 def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
@@ -89,13 +92,13 @@ def test_a_point_that_is_everywhere_explains_nothing():
 # -- the driver's lock ---------------------------------------------------------------------------------
 
 
-def lock_trace(*more: Row) -> Trace:
+def lock_trace(*more: Row, times: int = 2) -> Trace:
     #  thread 1  |5|  |copy of a few bytes to pageable memory: until the kernel is done, 1,010|
     #  stream 7     |k: 10 to 1,000                                                   |2|
     #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
     #  stream 16                                                                                  |copy 99|
     rows: list[Row] = []
-    for n in range(2):
+    for n in range(times):
         at, ids = PERIOD * n, 10 * n
         rows += [
             *launched("k", at, at + 10, at + 1_000, ids + 1),
@@ -119,13 +122,6 @@ def test_a_call_that_needs_the_driver_returns_behind_the_one_that_holds_it():
     #  k ends at 505, the small copy at 507, its call returns at 515 and the next
     #  begins 990 later; again 515, and then 50
     assert starts(graph)["next"] == 515 + 990 + 515 + 50
-
-
-def test_without_the_lock_the_call_stays_as_long_as_it_was():
-    graph = build(lock_trace(), without=["lock"])
-    graph.select(name="^k$").scale(0.5)
-
-    assert starts(graph)["next"] == 3_060
 
 
 def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
@@ -213,3 +209,82 @@ def test_late_starts_that_nothing_ends_with_keep_their_delay():
     graph.select(name="^a$").scale(0.5)
 
     assert starts(graph)["b"] == 15_000 + 180
+
+
+# -- recorded evidence ---------------------------------------------------------------------------------
+
+
+def off(start: float, end: float, waker: int | None = None, name: str = OFF_CPU) -> Row:
+    return row("blocked", name, start, end, pid=PID, tid=2, waker=waker)
+
+
+#  thread 1  |main 900                         |
+#  thread 2  |first 100|   off the CPU from 110 to 980 |20|next 50
+TWO = [op("main", 0, 900), op("first", 0, 100, tid=2), op("next", 1_000, 1_050, tid=2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # one instance of a hand-over, 80 behind the end of the other thread's task: 450 + 80 + 10
+        ([*TWO, off(110, 980, 1)], 540),
+        ([*TWO, off(110, 980)], 540),
+        # a thread of which nothing else is known, or nobody: 50 + 5, then 870 that stay, then 10
+        ([*TWO[1:], op("main", 0, 300), off(110, 980, 3)], 935),
+        ([*TWO[1:], op("main", 0, 300), off(110, 980, name="read")], 935),
+        # points of the other thread are everywhere: kept as the thread's own time
+        ([*TWO[1:], *(op("main", 50 * n, 50 * n + 20) for n in range(20)), off(110, 980)], 500),
+    ],
+)
+def test_what_ended_a_blocked_interval_tells_what_it_waited_for(rows, expected):
+    graph = build(trace(rows), without=["handoff", "wakes"])
+    assert starts(graph)["next"] == 1_000
+    graph.select(kind="cpu").scale(0.5, gaps=True)
+
+    assert starts(graph)["next"] == expected
+
+
+def test_two_waits_in_one_range_are_each_cut_out_of_it():
+    #  thread 1  |a 300  |      |b 500 to 600|
+    #  thread 2  |range to 1,000: blocked 50 to 310 and 320 to 620|next
+    rows = [
+        op("a", 0, 300),
+        op("b", 500, 600),
+        note("range", 0, 1_000, tid=2),
+        op("next", 1_000, 1_050, tid=2),
+        off(50, 310, 1),
+        off(320, 620, 1),
+    ]
+    graph = build(trace(rows), without=["handoff", "wakes"])
+    graph.select(name="^range$").scale(0)
+
+    assert starts(graph)["next"] == 620
+    assert not graph.facts.doubtful_waits
+
+
+def test_one_call_that_was_off_the_cpu_until_the_lock_came_free_is_enough():
+    graph = build(lock_trace(off(110, 1_055), times=1), without=["lock"])
+
+    assert graph.links["cause"].tolist() == [Cause.LOCK]
+
+
+def test_where_it_is_recorded_who_ran_regularity_explains_no_time_on_a_cpu():
+    assert not (build(loader_trace(off(0, 60))).links["cause"] == Cause.HANDOFF).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "faster"),
+    [
+        ("vit_a100/dali", 1.99),
+        ("vit_a100/dali_amp_bf16", 1.96),
+        ("unet3d_a100/baseline", 1.05),
+    ],
+)
+def test_evidence_alone_tells_what_threads_of_public_traces_wait_for(name, faster):
+    recording = daydream.load(shared_trace(f"pairs/{name}.sqlite.gz"))
+    replay = daydream.replay(build(recording, without=["handoff", "wakes", "spins", "lock"]))
+
+    assert abs(replay.error) < 0.001
+    assert daydream.whatif(replay, "scale", on="gpu", factor=0.5).speedup == pytest.approx(faster, abs=0.01)
+    # what waits for worker processes goes no faster with a faster CPU
+    assert daydream.whatif(replay, "scale", on="cpu", factor=0.0).speedup < 1.02

@@ -252,6 +252,8 @@ class PlainAllocator:
                 continue
             if seg.grows:
                 self.unmap(seg, 2 * MIB if seg.small else self.settings.large_segment_bytes)
+                if [cell.state for cell in seg.cells] == ["empty"]:
+                    self.segs.remove(seg)
             elif [cell.state for cell in seg.cells] == ["free"]:
                 self.segs.remove(seg)
 

@@ -22,45 +22,38 @@ def told(found: MemoryEvents) -> list[tuple[int, int, int]]:
     return list(zip(*(found[name].tolist() for name in ("address", "bytes", "allocated_bytes")), strict=True))
 
 
-def test_an_address_that_is_given_out_again_was_freed_where_the_total_fell() -> None:
-    found = with_lost_frees(events((1, 100, 100), (2, 40, 140), (3, 8, 48), (1, 100, 148)))
-
-    assert told(found) == [(1, 100, 100), (2, 40, 140), (1, -100, 40), (3, 8, 48), (1, 100, 148)]
-    assert found["time_ns"].tolist() == [0, 1000, 2000, 2000, 3000]
-
-
-def test_several_that_went_at_once_leave_a_total_each() -> None:
-    found = with_lost_frees(
-        events((1, 100, 100), (2, 40, 140), (3, 8, 8), (2, 40, 48), (1, 100, 148), (3, -8, 140))
-    )
-
-    assert told(found) == [
-        (1, 100, 100), (2, 40, 140), (1, -100, 40), (2, -40, 0), (3, 8, 8), (2, 40, 48), (1, 100, 148),
-        (3, -8, 140),
-    ]  # fmt: skip
-
-
-def test_of_two_gaps_each_block_goes_in_the_one_that_it_fits() -> None:
-    # 100 bytes went before the third event, 40 before the fourth; both addresses come again at the end.
-    rows = [(1, 100, 100), (2, 40, 140), (3, 8, 48), (4, 8, 16), (2, 40, 56), (1, 100, 156)]
-    found = with_lost_frees(events(*rows))
-
-    assert told(found) == [*rows[:2], (1, -100, 40), rows[2], (2, -40, 8), *rows[3:]]
-
-
-def test_what_was_held_before_goes_when_its_address_comes_again() -> None:
-    # 500 bytes were held before, 64 of them at address 9.
-    found = with_lost_frees(events((1, 100, 600), (2, 8, 544), (9, 64, 608)), {0: {9: 64, 10: 436}})
-
-    assert told(found) == [(1, 100, 600), (9, -64, 536), (2, 8, 544), (9, 64, 608)]
+LOST = {  # events, what was held before, and the events with those that were lost
+    "an address that is given out again was freed where the total fell": (
+        [(1, 100, 100), (2, 40, 140), (3, 8, 48), (1, 100, 148)], None,
+        [(1, 100, 100), (2, 40, 140), (1, -100, 40), (3, 8, 48), (1, 100, 148)],
+    ),
+    "several that went at once leave a total each": (
+        [(1, 100, 100), (2, 40, 140), (3, 8, 8), (2, 40, 48), (1, 100, 148), (3, -8, 140)], None,
+        [(1, 100, 100), (2, 40, 140), (1, -100, 40), (2, -40, 0), (3, 8, 8), (2, 40, 48), (1, 100, 148),
+         (3, -8, 140)],
+    ),
+    # 100 bytes went before the third event, 40 before the fourth; both addresses come again at the end
+    "of two gaps each block goes in the one that it fits": (
+        [(1, 100, 100), (2, 40, 140), (3, 8, 48), (4, 8, 16), (2, 40, 56), (1, 100, 156)], None,
+        [(1, 100, 100), (2, 40, 140), (1, -100, 40), (3, 8, 48), (2, -40, 8), (4, 8, 16), (2, 40, 56),
+         (1, 100, 156)],
+    ),
+    # 500 bytes were held before, 64 of them at address 9
+    "what was held before goes when its address comes again": (
+        [(1, 100, 600), (2, 8, 544), (9, 64, 608)], {0: {9: 64, 10: 436}},
+        [(1, 100, 600), (9, -64, 536), (2, 8, 544), (9, 64, 608)],
+    ),
+    "what is never allocated again goes the oldest first": (
+        [(1, 100, 100), (2, 50, 150), (3, 50, 200), (4, 8, 58)], None,
+        [(1, 100, 100), (2, 50, 150), (3, 50, 200), (1, -100, 100), (2, -50, 50), (4, 8, 58)],
+    ),
+}  # fmt: skip
 
 
-def test_what_is_never_allocated_again_goes_the_oldest_first() -> None:
-    found = with_lost_frees(events((1, 100, 100), (2, 50, 150), (3, 50, 200), (4, 8, 58)))
-
-    assert told(found) == [
-        (1, 100, 100), (2, 50, 150), (3, 50, 200), (1, -100, 100), (2, -50, 50), (4, 8, 58),
-    ]  # fmt: skip
+@pytest.mark.parametrize("name", LOST)
+def test_frees_come_back_where_the_totals_fell(name: str) -> None:
+    rows, before, whole = LOST[name]
+    assert told(with_lost_frees(events(*rows), before)) == whole
 
 
 @pytest.mark.parametrize(
@@ -118,4 +111,4 @@ def test_every_column_stays_as_it_is_for_the_other_events() -> None:
 
     for name in COLUMNS:
         assert found[name][[0, 2, 3]].tolist() == given[name].tolist()
-    assert (found["tid"][1], found["reserved_bytes"][1]) == (8, 501)
+    assert (found["tid"][1], found["reserved_bytes"][1], found["time_ns"][1]) == (8, 501, 1000)

@@ -250,25 +250,31 @@ def test_an_address_of_another_device_is_another_address(tmp_path):
     assert held.held(0, 1)[1].tolist() == [0, 1024]
 
 
-def test_an_address_given_out_twice_is_said(tmp_path):
-    rows = [memory_row(1, 512, 64), memory_row(2, 512, 64), memory_row(3, -512, 64), memory_row(4, 512, 64)]
+SAID = {  # bytes, address, and total of events -> how each doubt begins
+    "given out twice": (
+        [(512, 64), (512, 64), (-512, 64), (512, 64)],
+        ["2 allocations were at addresses that had not been freed: frees are missing"],
+    ),
+    "freed and given out again": ([(512, 64), (-512, 64), (1024, 64), (-1024, 64), (512, 64)], []),
+    "another size": (
+        [(512, 64), (-1024, 64)],
+        ["1 free of memory gave back another size than was allocated there."],
+    ),
+    "4,096 bytes were held, and the total says so": ([(-4096, 64, 0), (512, 128, 512)], []),
+    "more than was held": (
+        [(512, 128, 512), (-4096, 64)],
+        ["device 0 freed 4,096 bytes more than its recorded totals say it held"],
+    ),
+}
 
-    said = doubts(written(tmp_path, rows))
 
-    assert len(said) == 1
-    assert said[0].startswith("2 allocations were at addresses that had not been freed: frees are missing")
+@pytest.mark.parametrize("name", SAID)
+def test_what_events_say_against_each_other_is_said(tmp_path, name):
+    events, begins = SAID[name]
 
+    said = doubts(written(tmp_path, [memory_row(at, *event) for at, event in enumerate(events, 1)]))
 
-def test_an_address_that_is_freed_and_given_out_again_is_no_doubt(tmp_path):
-    rows = [memory_row(at, nbytes, 64) for at, nbytes in enumerate((512, -512, 1024, -1024, 512), 1)]
-
-    assert doubts(written(tmp_path, rows)) == []
-
-
-def test_a_free_of_another_size_is_said(tmp_path):
-    said = doubts(written(tmp_path, [memory_row(1, 512, 64), memory_row(2, -1024, 64)]))
-
-    assert said == ["1 free of memory gave back another size than was allocated there."]
+    assert [text[: len(begin)] for text, begin in zip(said, begins, strict=True)] == begins
 
 
 def test_totals_that_differ_from_the_events_are_said_with_the_largest_difference(tmp_path):
@@ -280,15 +286,6 @@ def test_totals_that_differ_from_the_events_are_said_with_the_largest_difference
     ]
     (found,) = recorded_memory(daydream.load(path).memory)
     assert found.peak_allocated_bytes == 9024  # what is recorded
-
-
-def test_frees_of_more_than_was_held_are_said(tmp_path):
-    said = doubts(written(tmp_path, [memory_row(1, -4096, 64, 0), memory_row(2, 512, 128, 512)]))
-
-    assert said == []  # 4,096 bytes were held, and the total says so
-    said = doubts(written(tmp_path, [memory_row(1, 512, 128, 512), memory_row(2, -4096, 64)]))
-    assert len(said) == 1
-    assert said[0].startswith("device 0 freed 4,096 bytes more than its recorded totals say it held")
 
 
 def test_frees_on_the_cpu_of_an_earlier_recording_are_left_out_and_said(tmp_path):

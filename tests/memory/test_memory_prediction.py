@@ -194,26 +194,19 @@ def test_order_is_that_of_the_graphs_edits():
 # Ranges ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_known_makes_the_range():
+@pytest.mark.parametrize(
+    ("cases", "ends"),
+    [((0.5, 1.0, 3.0), (50, 100, 300)), ((3.0, 1.0, 2.0), (100, 100, 300))],  # however they are ordered
+)
+def test_what_is_not_known_makes_the_range(cases, ends):
     held = table([(100, 0.0, 1.0, "temporary")])
 
     def grow(held):
-        held.scale(held.where(kind="temporary"), held.among(0.5, 1.0, 3.0))
+        held.scale(held.where(kind="temporary"), held.among(*cases))
 
     found = memory_after(held, [MemoryChange("mine", grow)])
 
-    assert (found.low_bytes, found.after_bytes, found.high_bytes) == (50, 100, 300)
-
-
-def test_a_range_holds_the_expected_figure_whatever_the_cases_say():
-    held = table([(100, 0.0, 1.0, "temporary")])
-
-    def shrink(held):
-        held.scale(held.where(kind="temporary"), held.among(3.0, 1.0, 2.0))
-
-    found = memory_after(held, [MemoryChange("mine", shrink)])
-
-    assert (found.low_bytes, found.after_bytes, found.high_bytes) == (100, 100, 300)
+    assert (found.low_bytes, found.after_bytes, found.high_bytes) == ends
 
 
 # Where it is told -----------------------------------------------------------------------------------

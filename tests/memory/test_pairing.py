@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_rows import memory_row, operator
 
 import daydream
 from daydream.memory.allocations import AFTER, BEFORE, Allocations
 from daydream.memory.pairing import paired
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
-
-
-def memory_row(at, nbytes, address, total=None, *, device=0, kind=1):
-    args = {"Bytes": nbytes, "Addr": address, "Device Id": device, "Device Type": kind}
-    if total is not None:
-        args["Total Allocated"] = total
-    return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": args}
-
-
-def operator(name, at, duration):
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": duration}
 
 
 @pytest.fixture
@@ -80,19 +70,6 @@ def test_a_saved_trace_keeps_its_memory(two_operators, tmp_path):
     assert len(again.memory) == 4
     for name, column in trace.memory.columns.items():
         assert again.memory[name].tolist() == column.tolist(), name
-
-
-def test_rows_of_memory_without_bytes_are_counted(two_operators):
-    document = json.loads(two_operators.read_text())
-    document["traceEvents"].append({"ph": "i", "name": "[memory]", "ts": 40, "args": {"Device Type": 1}})
-    two_operators.write_text(json.dumps(document))
-
-    trace = daydream.load(two_operators)
-
-    assert len(trace.memory) == 4
-    assert (
-        "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
-    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 10**6)), max_size=40))

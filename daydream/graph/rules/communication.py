@@ -18,8 +18,6 @@ The members that were not recorded may have come later still; then both are uppe
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from daydream.arrays import distinct, unique
@@ -31,10 +29,8 @@ from daydream.collect.derive.collectives import (
 )
 from daydream.graph.calls import device_work
 from daydream.graph.draft import Draft
-from daydream.graph.lower import CycleError, lower
 from daydream.graph.plan import Cause
-from daydream.graph.rules.thresholds import MOST_DOUBTFUL
-from daydream.graph.tables import COLLECTIVE, CPU, Lane
+from daydream.graph.tables import COLLECTIVE, Lane
 from daydream.text import counted
 
 ARRIVAL = "arrival"
@@ -134,60 +130,3 @@ def _note_what_is_missing(draft: Draft, matched: MatchedCollectives) -> None:
     if matched.alone and "alignment" not in metadata:
         whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
         draft.note(f"Collectives that match none of another rank and are kept as recorded: {whose}.")
-
-
-def leave_out_doubtful(draft: Draft) -> None:
-    """Leave out matches between ranks until no task waits for itself; what else is wrong stays.
-
-    Which rows of several ranks are one collective, and what a synchronizing call waits for, is inferred from
-    order and times. Where a program could not have run so, one of the matches on the cycle is wrong. It is
-    left out, what it covered is kept as it was recorded, and it is counted: one wrong match is no reason to
-    refuse a job.
-    """
-    left_out: Counter[Cause] = Counter()
-    while len(unique(draft.ranks)) > 1 and left_out.total() < MOST_DOUBTFUL:
-        try:
-            graph = draft.finish()
-            lower(graph)
-            draft.checked = graph
-            break
-        except CycleError as error:
-            cause = _leave_out_one(draft, error.edges)
-            if cause is None:
-                break
-            left_out[cause] += 1
-    draft.facts.doubtful_matches = left_out.total()
-    names = {Cause.COMMUNICATION: "collective", Cause.SYNC: "synchronizing call"}
-    found = [counted(left_out[cause], name) for cause, name in names.items() if left_out[cause]]
-    if found:
-        draft.note(
-            f"{' and '.join(found)} could not be matched between ranks without a contradiction; they are "
-            "kept as recorded, and their ranks do not wait for each other there."
-        )
-
-
-def _leave_out_one(draft: Draft, edges: list[tuple[int, int, Cause]]) -> Cause | None:
-    """Leave out one match of a cycle and return its cause; None if the cycle has no such match."""
-    for before, call, cause in edges:
-        rank, other = draft.ranks[draft.lane[[before, call]]]
-        if cause == Cause.SYNC and rank != other:
-            # The call waits for nothing, and keeps its recorded time up to where its return begins.
-            earlier = (draft.kind == CPU) & (draft.order < draft.order[call])
-            entry = np.flatnonzero(earlier & (draft.row == draft.row[call]))[-1:]
-            draft.duration_ns[entry] = draft.start_ns[call] - draft.start_ns[entry]
-            draft.syncs.keep(draft.syncs["task"] != call)
-            draft.facts.unresolved_syncs += 1
-            return cause
-    for hub, _, cause in edges:
-        if cause == Cause.COMMUNICATION and draft.kind[hub] == CPU:
-            # Each member takes as long as it did in the recording, and waits for no other.
-            src = draft.links["src"]
-            dst = draft.links["dst"]
-            members = dst[src == hub]
-            for arrival in src[dst == hub].tolist():
-                member = members[draft.lane[members] == draft.lane[arrival]][:1]
-                if len(member):
-                    draft.duration_ns[arrival] = draft.start_ns[member[0]] - draft.start_ns[arrival]
-            draft.links.keep((src != hub) & (dst != hub))
-            return cause
-    return None

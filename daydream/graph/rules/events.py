@@ -310,3 +310,11 @@ def follow_what_held(draft: Draft) -> None:
         if comb(len(tasks), len(held)) * each_near ** len(held) <= HELD_CHANCE:
             apart = draft.start_ns[held] - draft.end_ns[held_by]
             draft.link(held_by, held, latency_ns=apart, cause=Cause.EVENT)
+            # Of the waits whose source is not known, those ahead of such work are explained.
+            calls = draft.calls_named(STREAM_WAIT.search)
+            calls = calls[~np.isin(calls, draft.waits["wait"])]
+            counts = draft.facts.event_waits
+            ahead = np.isin(draft.launched_around(calls)[1], held).sum()
+            explained = min(int(ahead), counts["unresolved"])
+            counts["unresolved"] -= explained
+            counts["inferred"] += explained

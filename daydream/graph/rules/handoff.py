@@ -45,12 +45,16 @@ RESUME_PLACE = 7  # program-order distance behind a task and its device work
 
 @dataclass
 class Pauses:
-    """Idle stretches of a thread: a gap after a task, or time in a named range but in no operator."""
+    """Idle stretches of a thread: a gap after a task, or time in a named range but in no operator.
+
+    `row` tells that it was blocked, or is the task's own.
+    """
 
     task: np.ndarray
     begin: np.ndarray
     end: np.ndarray
     in_range: np.ndarray
+    row: np.ndarray
 
     def only(self, chosen: np.ndarray) -> Pauses:
         """Return those that a mask or places choose."""
@@ -68,11 +72,13 @@ def pauses_of(draft: Draft, lane: int) -> Pauses:
     ranges = np.flatnonzero((row >= 0) & draft.trace.is_kind("annotation")[row] & (end > start))
     begins = np.append(end[behind], start[ranges])
     order = np.argsort(begins, kind="stable")
+    task = tasks[np.append(behind, ranges)][order]
     return Pauses(
-        tasks[np.append(behind, ranges)][order],
+        task,
         begins[order],
         np.append((end + gap)[behind], end[ranges])[order],
         order >= len(behind),
+        draft.row[task],
     )
 
 

@@ -1,4 +1,16 @@
-"""Waits that no row records, recognized because they end alike again and again.
+"""Waits of threads: what the recording tells of who was blocked, then what ends alike again and again.
+
+A thread that is known to have been blocked did not compute, so its time is no CPU work: neither a gap nor
+the time of a range. What it waited for is told by what ended it, and one instance is enough:
+
+| what ended it | the wait is |
+|---|---|
+| another thread, which began to wait itself then, or whose task began or ended just before | resolved |
+| nothing in the trace: a worker process, a disk, a timer, a thread without rows | outside: its length stays |
+| a point of another thread, of too many to prove anything | kept as CPU time, and counted |
+
+A call into the driver is judged by `lock` and `synchronization`; a range in which threads without rows
+work is their work, and stays. What no row records is recognized by its regularity:
 
 A thread that waits is idle, or spins, or is inside a call, for as long as its cause takes: longer in one step
 and shorter in the next. And it goes on a short time after the cause, always the same. So a candidate for the
@@ -10,13 +22,15 @@ last (`wait_in_spins`), and the return of a blocking call of another thread (`wa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from daydream.arrays import combinations, distinct, turns, unique
-from daydream.graph.draft import Draft, runs_of
+from daydream.arrays import combinations, distinct, run_starts, turns, unique
+from daydream.graph.calls import Coverage
+from daydream.graph.draft import NEVER, NONE, Draft, runs_of
 from daydream.graph.plan import Cause
 from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
@@ -34,9 +48,11 @@ from daydream.graph.rules.thresholds import (
     SPIN_NS,
     THREAD_CLOCK_NS,
     WAKE_NS,
+    WOKEN_NS,
 )
-from daydream.graph.tables import CPU
+from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex
+from daydream.trace.schema import NO_ID, OFF_CPU
 
 NUMBER = regex(r"\d+")
 
@@ -73,9 +89,26 @@ def wake_up(draft: Draft) -> None:
         others = others_of(draft, lane)
         for pauses in search.alike(lane) if others else ():
             found = search.explained(others, pauses)
-            if found is not None:
-                _wait_for(draft, pauses, search.points(found.thread), found.place)
-                search.forget(lane)  # a range that was a wait ends nothing
+            if found is None:
+                continue
+            points = search.points(found.thread)
+            ended = np.flatnonzero(found.place >= 0)
+            first = np.unique(pauses.task[ended], return_index=True)[1]
+            ended = ended[first]  # of a task's range and gap the range
+            place = found.place[ended]
+            waits = pauses.only(ended)
+            waker = points.task[place]
+            resumes = draft.turn_into_wait(
+                waits.task,
+                waits.begin,
+                np.clip(points.time[place], waits.begin, waits.end),
+                waits.end,
+                order=np.maximum(draft.order[waker], draft.order[waits.task]) + RESUME_PLACE,
+                inside=waits.in_range,
+                name="wait for thread",
+            )
+            draft.link(waker, resumes, from_start=points.begins[place], cause=Cause.HANDOFF)
+            search.forget(lane)  # a range that was a wait ends nothing
 
 
 class Points:
@@ -116,6 +149,10 @@ class _Search:
         self._draft = draft
         self._points: dict[int, Points] = {}
         self._numbers: dict[str, int] = {}
+        #: What is left of blocked time, by thread, where it was recorded who ran.
+        self._blocked: dict[int, Pauses] = {}
+        if draft.trace.code("name", OFF_CPU) >= 0:
+            self._blocked = {lane: blocked for lane, blocked, _ in _blocked(draft)}
 
     def names(self, codes: np.ndarray) -> np.ndarray:
         """Return a number for each name, the same where only digits differ (`step 7`); -1 for none."""
@@ -144,6 +181,10 @@ class _Search:
         pauses = pauses_of(self._draft, lane)
         starts = draft.start_ns[tasks]
         pauses = pauses.only((pauses.end - pauses.begin >= PAUSE_NS) & (pauses.end <= starts[-1]))
+        if lane in self._blocked:
+            blocked = self._blocked[lane]
+            off = Coverage(blocked.begin, blocked.end).within(pauses.begin, pauses.end)
+            pauses = pauses.only(2 * off >= pauses.end - pauses.begin)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
         groups = [pauses.only(sign == name) for name in unique(sign).tolist()]
@@ -206,26 +247,6 @@ class _Search:
         return candidates
 
 
-def _wait_for(draft: Draft, pauses: Pauses, points: Points, place: np.ndarray) -> None:
-    """Turn the pauses of a thread that have a place among the points of another into waits for these."""
-    ended = np.flatnonzero(place >= 0)
-    ended = ended[np.unique(pauses.task[ended], return_index=True)[1]]  # of a task's range and gap the range
-    pauses = pauses.only(ended)
-    place = place[ended]
-    task = pauses.task
-    waker = points.task[place]
-    resumes = draft.turn_into_wait(
-        task,
-        np.where(pauses.in_range, draft.start_ns[task], draft.end_ns[task]),
-        np.clip(points.time[place], pauses.begin, pauses.end),
-        pauses.end,
-        order=np.maximum(draft.order[waker], draft.order[task]) + RESUME_PLACE,
-        inside=pauses.in_range,
-        name="wait for thread",
-    )
-    draft.link(waker, resumes, from_start=points.begins[place], cause=Cause.HANDOFF)
-
-
 def _doubt(draft: Draft, length_ns: np.ndarray) -> None:
     """Count stretches of CPU time that may be waits."""
     draft.facts.doubtful_waits += len(length_ns)
@@ -279,7 +300,7 @@ def wait_in_spins(draft: Draft) -> None:
             _doubt(draft, length[mine])
 
 
-def wait_for_lock(draft: Draft) -> None:
+def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
     """Let calls that were blocked until a blocking copy of another thread returned wait for that copy's call.
 
     A copy from or to pageable memory, such as `.item()`, is done by the driver inside the
@@ -294,33 +315,165 @@ def wait_for_lock(draft: Draft) -> None:
     returned just behind it, and its own work reached the device only then. Its time is a
     wait until the other call returns, and what it takes itself. Kept as work it would be
     a floor under the step that no faster device could lower. Synchronizing calls let go of
-    the lock while they wait, so they hold up nobody.
+    the lock while they wait, so they hold up nobody. Of calls that are known to have been `blocked`, these
+    alone are looked at, and one is enough.
     """
     holders, _ = blocking_copies(draft)
     holders = holders[np.argsort(draft.end_ns[holders], kind="stable")]
-    calls = draft.calls_named(lambda name: not is_sync(name)) if len(holders) else holders
-    for lane in unique(draft.lane[holders]).tolist():
-        mine = holders[draft.lane[holders] == lane]
-        for other in others_of(draft, lane):
-            _lock(draft, calls[(draft.lane[calls] == other) & ~draft.waited[calls]], mine)
-
-
-def _lock(draft: Draft, calls: np.ndarray, holders: np.ndarray) -> None:
-    """Link the calls of a thread to the blocking calls of another during which they were blocked."""
-    start = draft.start_ns[calls]
-    end = draft.end_ns[calls]
-    names = draft.name[calls]
-    held_until = draft.end_ns[holders]
-    at = np.minimum(np.searchsorted(held_until, start, side="right"), len(holders) - 1)
-    until = held_until[at]
-    met = (draft.start_ns[holders[at]] <= start) & (start < until)
-    blocked = met & (end - start >= PAUSE_NS) & (end >= until) & (end - until <= LOCK_NS)
+    calls = draft.calls_named(lambda name: not is_sync(name)) if blocked is None else blocked
+    least = LEAST_LOCKED if blocked is None else 1
     work = draft.launched()
     reached_device = np.full(draft.size, np.iinfo(np.int64).max)
     np.minimum.at(reached_device, draft.launch[work].astype(np.intp), draft.start_ns[work])
-    blocked &= (2 * (until - start) >= end - start) & (reached_device[calls] >= until - RETURN_CLOCK_NS)
-    for name in unique(names[blocked]).tolist():
-        chosen = np.flatnonzero((names == name) & blocked)
-        if len(chosen) >= max(LEAST_LOCKED, PAUSES_SHARE * int(((names == name) & met).sum())):
-            draft.wait_first(calls[chosen], until[chosen])
-            draft.link(holders[at[chosen]], calls[chosen], cause=Cause.LOCK)
+    for lane in unique(draft.lane[holders]).tolist():
+        mine = holders[draft.lane[holders] == lane]
+        held_until = draft.end_ns[mine]
+        for other in others_of(draft, lane):
+            locked = calls[(draft.lane[calls] == other) & ~draft.waited[calls]]
+            start = draft.start_ns[locked]
+            end = draft.end_ns[locked]
+            names = draft.name[locked]
+            at = np.minimum(np.searchsorted(held_until, start, side="right"), len(mine) - 1)
+            until = held_until[at]
+            met = (draft.start_ns[mine[at]] <= start) & (start < until)
+            held = met & (end - start >= PAUSE_NS) & (end >= until) & (end - until <= LOCK_NS)
+            held &= 2 * (until - start) >= end - start
+            held &= reached_device[locked] >= until - RETURN_CLOCK_NS
+            for name in unique(names[held]).tolist():
+                chosen = np.flatnonzero((names == name) & held)
+                if len(chosen) >= max(least, PAUSES_SHARE * int(((names == name) & met).sum())):
+                    draft.wait_first(locked[chosen], until[chosen])
+                    draft.link(mine[at[chosen]], locked[chosen], cause=Cause.LOCK)
+
+
+def wait_for_wakers(draft: Draft) -> None:
+    """Let threads that were blocked wait for what another thread did just before they went on."""
+    calls = [blocked.task[in_call] for _, blocked, in_call in _blocked(draft)]
+    wait_for_lock(draft, np.concatenate([NONE, *calls]))
+    _resolve(draft, outside=False)
+
+
+def wait_outside(draft: Draft) -> None:
+    """Keep the length of waits that nothing in the trace ended, and count those that are not known."""
+    _resolve(draft, outside=True)
+
+
+def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
+    """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
+    trace = draft.trace
+    every = np.flatnonzero(trace.is_kind("blocked"))
+    rank = np.maximum(trace["rank"][every], 0)
+    thread = np.stack([rank, trace["pid"][every], trace["tid"][every]], axis=1)
+    for lane in draft.threads() if len(every) else ():
+        rows = every[(thread == draft.thread_ids[lane]).all(axis=1)]
+        begin = trace["start_ns"][rows].astype(np.int64)
+        end = begin + trace["duration_ns"][rows]
+        middle = (begin + end) // 2
+        tasks = draft.on(lane)
+        at = np.searchsorted(draft.start_ns[tasks], middle, side="right") - 1
+        task = tasks[at]
+        over = draft.end_ns[task]
+        inside = middle < over
+        begin = np.maximum(begin, np.where(inside, draft.start_ns[task], over))
+        end = np.minimum(end, np.where(inside, over, over + draft.gap_ns[task]) - 1)
+        # Of intervals in each other the outer one, which has the name of its call.
+        ahead = np.append(NEVER, np.maximum.accumulate(end))[:-1]
+        kept = (at >= 0) & (end - begin >= PAUSE_NS) & (begin >= ahead)
+        blocked = Pauses(task, begin, end, inside, rows).only(kept)
+        calls = trace.is_kind("runtime")[draft.row[blocked.task]]
+        yield lane, blocked, calls & blocked.in_range
+
+
+def _resolve(draft: Draft, *, outside: bool) -> None:
+    """Turn blocked time into waits for other threads and, last, for what is `outside` the trace."""
+    woken = [(NONE, NONE, NONE)]
+    for lane, every, in_call in [*_blocked(draft)]:
+        blocked = every.only(~in_call)
+        waker, doubtful, kept = _wakers(draft, lane, blocked)
+        known = waker >= 0
+        _, goes_on = _cut(draft, blocked.only(known))
+        woken.append((goes_on, blocked.end[known], waker[known]))
+        if outside:
+            _doubt(draft, (blocked.end - blocked.begin)[doubtful])
+            alone = blocked.only(~known & ~doubtful & ~kept)
+            stops, goes_on = _cut(draft, alone)
+            length = alone.end - alone.begin
+            draft.link(stops, goes_on, latency_ns=length, cause=Cause.OUTSIDE)
+            texts = draft.trace.values("name", alone.row)
+            draft.name[goes_on] = [draft.code("name", f"wait: {text}") for text in texts]
+    goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
+    for lane in unique(waker).tolist():
+        mine = waker == lane
+        tasks = draft.on(lane)
+        source = tasks[np.searchsorted(draft.start_ns[tasks], end[mine]) - 1]
+        before = draft.end_ns[source] <= end[mine]
+        since = np.where(before, draft.end_ns[source], draft.start_ns[source])
+        draft.link(
+            source,
+            goes_on[mine],
+            latency_ns=end[mine] - since,
+            from_start=~before,
+            cause=Cause.HANDOFF,
+        )
+
+
+def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which thread ended each wait, or -1, and masks of waits not known and of others' work."""
+    told = draft.trace["waker"][blocked.row]
+    unknown = told == NO_ID
+    waker = np.full(len(told), -1)
+    doubtful = waker >= 0
+    nearest = waker + WOKEN_NS
+    for other in others_of(draft, lane):
+        tasks = draft.on(other)
+        points = np.sort(np.append(draft.start_ns[tasks], draft.end_ns[tasks]))
+        last = np.append(NEVER, points)[np.searchsorted(points, blocked.end)]
+        late = blocked.end - last
+        near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range)
+        chance = Coverage(points, points + WOKEN_NS).within(blocked.begin, blocked.end)
+        sure = near & (chance <= PAUSE_CHANCE * (blocked.end - blocked.begin))
+        doubtful |= near & unknown
+        nearest[sure] = late[sure]
+        by_record = (told == draft.thread_ids[other][2]) & (last > NEVER)
+        nearest[by_record] = NEVER
+        waker[sure | by_record] = other
+    open_ = waker < 0
+    return waker, doubtful & open_, blocked.in_range & open_ & ~unknown
+
+
+def _cut(draft: Draft, blocked: Pauses) -> tuple[np.ndarray, np.ndarray]:
+    """Cut blocked time out of its tasks; return those that end where it begins, and that go on behind it."""
+    stops = np.full(len(blocked.task), -1)
+    goes_on = stops.copy()
+    left = np.arange(len(stops))
+    while len(left):
+        # The last of each task first: what comes before it stays with the task.
+        again = np.append(~run_starts(blocked.task[left])[1:], False)
+        for inside in (True, False):
+            some = left[~again & (blocked.in_range[left] == inside)]
+            task = blocked.task[some]
+            begin = blocked.begin[some]
+            end = blocked.end[some]
+            until = draft.end_ns[task] + (0 if inside else draft.gap_ns[task])
+            order = np.maximum(begin * ORDER_STEP, draft.order[task]) + RESUME_PLACE
+            stops[some] = draft.turn_into_wait(
+                task,
+                begin,
+                begin,
+                until,
+                order=order,
+                inside=inside,
+                works_on=inside,
+            )
+            order = np.maximum(end * ORDER_STEP, order) + RESUME_PLACE
+            goes_on[some] = draft.turn_into_wait(
+                stops[some],
+                begin,
+                end,
+                until,
+                order=order,
+                inside=inside,
+                works_on=inside,
+            )
+        left = left[again]
+    return stops, goes_on

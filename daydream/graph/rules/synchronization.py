@@ -18,7 +18,6 @@ from daydream.graph.draft import Draft
 from daydream.graph.edits import follow_instead
 from daydream.graph.plan import around
 from daydream.graph.rules.thresholds import (
-    NEAREST_RECORDS,
     RETURN_CLOCK_NS,
     SYNC_ENTRY_NS,
 )
@@ -166,7 +165,7 @@ def _event_syncs(draft: Draft) -> Waits:
             continue
         end = int(draft.end_ns[call])
         same_rank = ranks[records] == ranks[call]
-        near = np.flatnonzero(same_rank & (order[records] < order[call]))[-NEAREST_RECORDS:]
+        near = np.flatnonzero(same_rank & (order[records] < order[call]))
         near = near[(ended[near] >= 0) & (ended[near] <= end + RETURN_CLOCK_NS)]
         if len(near):
             last = near[np.argmax(ended[near])]

@@ -36,14 +36,10 @@ UNKNOWN_LAUNCH_NS = (
     25_000  # where no unblocked call shows the usual cost; twice as long is blocked for certain
 )
 
-# Ranks.
-MOST_DOUBTFUL = 100  # matches between ranks that are left out, one after the other
-
 # Calls that wait for the device.
 # Where no synchronize of the trace found the device done. Those that do take 2 to 5 us in all (V100), of
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
-NEAREST_RECORDS = 64  # before a call, that it may wait for
 
 # Event waits between streams.
 EVENT_NS = 20_000  # work that an event held back starts this soon after it
@@ -59,6 +55,7 @@ PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on: 15 to 60 us on two busy cores
 COVERED_SHARE = 0.9  # of a pause through which others work, so that it may be a wait for them
 IDLE_SHARE = 0.5  # of a thread's time in such pauses: it waits in them rather than works
+WOKEN_NS = 100_000  # before a switch in, what another thread did that may have woken it: 2 to 63 us, A100
 LEAST_PAUSES = 2  # of a kind that end alike
 STEADY_SHARE = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time

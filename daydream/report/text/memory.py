@@ -96,9 +96,10 @@ def _out_of_memory(device: DeviceMemory) -> list[Block]:
 def peaks_table(device: DeviceMemory, unit: Unit) -> Table:
     """Return the peaks as they were recorded and as they are replayed, in the unit."""
     rows = [[f"peak, {unit[0]}", "recorded", "replayed"]]
+    reserved = device.replayed_reserved_bytes or device.peak_reserved_bytes
     for name, recorded, replayed in (
         ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
-        ("reserved", device.recorded_reserved_bytes, device.peak_reserved_bytes),
+        ("reserved", device.recorded_reserved_bytes, reserved),
     ):
         rows.append([name, amount_in(unit, recorded), amount_in(unit, replayed)])
     if device.fragmentation is not None:

@@ -295,7 +295,7 @@ def rows_by_kind(trace: Trace) -> dict[str, int]:
     kinds = trace.text("kind")
     counts = np.bincount(np.asarray(trace["kind"], np.int64), minlength=len(kinds)).tolist()
     found = {kind: number for kind, number in zip(kinds, counts, strict=True) if number}
-    order = ("operator", "annotation", "module", "runtime", *DEVICE_KINDS, "sync")
+    order = ("operator", "annotation", "module", "runtime", *DEVICE_KINDS, "sync", "blocked")
     return {kind: found[kind] for kind in order if kind in found}
 
 

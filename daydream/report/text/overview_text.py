@@ -43,6 +43,7 @@ NOUNS = {  # of kinds of events
     "memset": ("fill", "fills"),
     "runtime": ("runtime call",),
     "sync": ("synchronization",),
+    "blocked": ("blocked interval",),
 }
 FIRST = ("trace", "device", "steps", "memory", "counters")  # what stands on every screen
 LAST = ("software", "events", "runs on", "launches", "waits")  # left out first where lines are few

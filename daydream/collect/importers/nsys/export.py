@@ -77,6 +77,11 @@ class Export:
         rows = self.connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()  # noqa: S608
         return [dict(zip(self.tables[table], row, strict=True)) for row in rows]
 
+    def define(self, view: str, query: str) -> None:
+        """Add a view of the tables; it is read as they are."""
+        self.connection.execute(f"CREATE TEMP VIEW {quoted(view)} AS {query}")
+        self.tables[view] = self._columns(view)
+
     def enum(self, table: str, column: str) -> dict[int, str]:
         """Return id to word of an enum table; empty if it is not there."""
         return {

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
+from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, define_blocked, wakers
 from daydream.collect.importers.nsys.export import Export, open_export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
@@ -110,6 +111,7 @@ class _Importer:
         self._calls()
         self._ranges()
         self._syncs()
+        self._blocked()
         columns = self._columns()
         rows = len(columns["start_ns"])
         if not rows:
@@ -214,6 +216,28 @@ class _Importer:
             name = np.full(len(rows["start"]), UNKNOWN)
             self._add("sync", rows, name=name, **_on_device(rows), **extra)
 
+    def _blocked(self) -> None:
+        """Add when the threads of the other rows were blocked, while these lasted."""
+        if not self.parts:
+            return
+        define_blocked(self.export)
+        blocks = [*self._blocks(BLOCKED, (), text="name")]
+        names = [str(text) for block in blocks for text in block.pop("name").tolist()]
+        waits = np.flatnonzero([bool(WAITS.search(text)) for text in names])
+        if not len(waits):
+            return
+        rows = {name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]}
+        waker = wakers(rows["start"], rows["end"], rows["globalTid"])
+        first = min(int(part["start_ns"].min()) for part in self.parts)
+        last = max(int((part["start_ns"] + part["duration_ns"]).max()) for part in self.parts)
+        rows["start"] = np.maximum(rows["start"], first)
+        rows["end"] = np.minimum(rows["end"], last)
+        recorded = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
+        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], np.concatenate([[0], *recorded]))
+        name = self._code("name", [names[place] for place in waits[kept].tolist()])
+        rows = {name: column[kept] for name, column in rows.items()}
+        self._add("blocked", rows, name=name, waker=waker[kept])
+
     def _waits(self, recording: Recording) -> None:
         """Name the sync rows, and find the record call behind each wait for an event."""
         columns = recording.columns
@@ -238,7 +262,7 @@ class _Importer:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
-        owner = "globalTid" if table in (CALLS, RANGES) else "globalPid"
+        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED) else "globalPid"
         for rows in self.export.blocks(table, ("start", "end", owner, *fields), text=text):
             good = (rows["start"] > -LONGEST_NS) & (rows["end"] < LONGEST_NS) & (rows["end"] >= rows["start"])
             # marks and domains are no ranges and have no end
