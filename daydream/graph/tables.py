@@ -178,8 +178,6 @@ class Facts(Struct):
     unexplained: int = 0  # device tasks that started later than their known causes allow
     unexplained_ns: int = 0
     untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
-    doubtful_waits: int = 0  # stretches of CPU time that may be waits for what ended just before
-    doubtful_ns: int = 0
     unresolved_syncs: int = 0
     unlaunched_kernels: int = 0
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels

@@ -19,15 +19,19 @@ independent, so the interval is the root of the sum of their squares:
 - *recording*: a trace that does not say what recording cost is corrected with a typical cost, of which so
   much may be wrong (`RECORDING_ERROR`). Recorded steps that are faster than those timed without a profiler
   may be off by all of the difference.
-- *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
-  that a change may not reach (inside replays of CUDA graphs, of no known layer, held to a recorded start),
-  and stream waits that could not be resolved. What they do after the change is not known; at most they eat
+- *unknown*: delays without a known cause, device work that was not recorded or that a change may not
+  reach (inside replays of CUDA graphs, of no known layer, held to a recorded start), and stream waits that
+  could not be resolved. What they do after the change is not known; at most they eat
   up what it moves. Where the change makes unrecorded device work longer, what it adds is as unknown; so is
   what it takes off calls that start up the driver, in the only step.
 - *waiting*: what transfers took may have been waiting for ranks that were not recorded, which no network
   changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
 
 A change that affects nothing has the first two and the rerun only.
+
+Where pauses of threads are doubtful (`graph.doubts`), the step is simulated with all of them as work, and
+with all of them as waits. These readings replay alike, and may predict differently: then the interval covers
+both.
 """
 
 from __future__ import annotations
@@ -47,7 +51,6 @@ from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
-from daydream.predict.readings import read_otherwise
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.steady_state import settle
 
@@ -84,6 +87,8 @@ WORDS = {  # of the causes
     "recording": "cost of recording",
     "waiting": "waiting for peers",
 }
+APART = 0.01  # of a step: readings that are less apart are one answer
+NAMED = 3  # threads that pause longest, of which one may be what an answer depends on
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -127,7 +132,6 @@ class Uncertainty(Struct, frozen=True):
         unknown = {
             "delays without a known cause": facts.unexplained_ns,
             "device work that was not recorded": facts.untraced_ns,
-            "CPU time that may be a wait": facts.doubtful_ns,
         }
         affected = comparison.affected.together / step_ns
         changed = f"the change affects {affected:.0%} of the step"
@@ -273,7 +277,7 @@ def unknown_ns(
     all that another order could put one behind the other.
     """
     together = affected.together
-    delays = facts.unexplained_ns + facts.untraced_ns + facts.doubtful_ns
+    delays = facts.unexplained_ns + facts.untraced_ns
     share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
     waits = sum(facts.event_waits.values())
     unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0
@@ -287,3 +291,42 @@ def _side_by_side_ns(graph: Graph) -> float:
     busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
     busiest = sum(busy[graph.ranks == rank].max() for rank in {*graph.ranks.tolist()})
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)
+
+
+def read_otherwise(comparison: Prediction) -> dict[int, str]:
+    """Return the predicted step in ns by reading, where that is another answer, with what it depends on."""
+    graph = comparison.replay.graph
+    covered, task = covered_steps(graph), graph.doubts["task"]
+    ns, steps = np.abs(graph.doubts["ns"]) * covered[graph.step[task]], max(int(covered.sum()), 1)
+    if ns.sum() < APART * comparison.replayed_ns * steps:
+        return {}
+    found = {}
+    for released in (False, True):
+        step_ns = _step_ns(comparison, released=released)
+        if step_ns is None or abs(step_ns - comparison.simulated_ns) <= APART * comparison.simulated_ns:
+            continue
+        of_lane = np.bincount(graph.lane[task], ns * ((graph.doubts["ns"] < 0) == released))
+        longest = np.argsort(-of_lane, kind="stable")[:NAMED]
+        moved = {
+            lane: _step_ns(comparison, released=released, lane=lane)
+            for lane in longest[of_lane[longest] > 0].tolist()
+        }
+        lane = max(moved, key=lambda lane: abs((moved[lane] or 0) - comparison.simulated_ns))
+        found[step_ns] = (
+            f"Nothing recorded tells whether {graph.lanes[lane].name} works or waits in its pauses of "
+            f"{of_lane[lane] / steps / 1e6:,.4g} ms per step while others work; if it "
+            f"{'waits' if released else 'works'}, the step takes {step_ns / 1e6:,.4g} ms. A recording by "
+            "`nsys profile --cpuctxsw=process-tree` tells."
+        )
+    return found
+
+
+def _step_ns(comparison: Prediction, *, released: bool, lane: int | None = None) -> int | None:
+    """Return the predicted step of a reading, in ns; None if the graph is read so already."""
+    replay, changed = comparison.replay, comparison.graph.read_otherwise(released=released, lane=lane)
+    if changed is None:
+        return None
+    before = replay.read_otherwise(released=released, lane=lane)
+    slowed = between(comparison.contention, replay.graph, changed)
+    after = settle(changed, contention=slowed, copies=comparison.after.passes)
+    return round(comparison.replayed_ns * before.mean_after(after) / max(before.step_ns, 1))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
     from daydream.trace.trace import Trace
 
-DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
 UNMOVED = 0.002  # of the step: less is shown as 1.00x
 MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
 WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
@@ -37,8 +36,6 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     time = recorded_time(trace)
     first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
     unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
-    measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
-    pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
     ranks = {step.get("rank", 0) for step in graph.steps}
     said: list[Any] = [
         *whole_recording(trace),
@@ -57,9 +54,6 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
         facts.unexplained
         and f"{counted(facts.unexplained, 'device task')} started later than known causes allow, by "
         f"{facts.unexplained_ns / 1e6:,.1f} ms in total; the delay is kept as it was.",
-        facts.doubtful_ns > DOUBTFUL * measured
-        and f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
-        "the recording does not show which. They are kept as they are, and intervals cover both cases.",
         settled.passes == 1
         and 1 < len(ranks) < len(graph.steps)
         and "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "

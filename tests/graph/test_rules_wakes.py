@@ -77,9 +77,8 @@ def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
 
 
 def test_such_pauses_are_doubtful():
-    facts = build(loader_trace(uneven=0)).facts
-    assert (facts.doubtful_waits, facts.doubtful_ns) == (5, 5 * (PERIOD - 200) * 1_000)
-    assert build(loader_trace()).facts.doubtful_waits == 0
+    assert build(loader_trace(uneven=0)).doubts["ns"].tolist() == 5 * [-(PERIOD - 200) * 1_000]
+    assert not len(build(loader_trace()).doubts)
 
 
 def test_a_point_that_is_everywhere_explains_nothing():
@@ -162,7 +161,7 @@ def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
 
 def test_cpu_time_that_always_lasts_as_long_is_kept_and_doubted():
     graph = build(spinning_trace(longer=0))
-    assert (graph.facts.doubtful_waits, graph.facts.doubtful_ns) == (4, 4 * 2_495_000)
+    assert graph.doubts["ns"].tolist() == 4 * [-2_495_000]
     graph.select(name="^k$").scale(0.5)
 
     assert starts(graph)["empty"] == 32_500
@@ -172,9 +171,33 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
     replay = daydream.replay(spinning_trace(longer=0, steps=(0, 10_000, 20_000, 30_000, 40_000)))
     half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
 
-    assert any("4 stretches of CPU time, 10.0 ms in total, may be waits" in note for note in replay.notes)
+    assert any("works or waits in its pauses of 2.495 ms" in note for note in half.notes)
     #  where the CPU did wait for the kernel, the step gets shorter by half of it
-    assert half.uncertainty.unknown >= 1_215_000
+    assert half.predicted_low_ns <= half.predicted_ns - 1_215_000
+
+
+# -- both readings ---------------------------------------------------------------------------------------
+
+
+def pausing_trace(*, kernel_us: float = 990, others: float = 0) -> Trace:
+    #  thread 1   |launch 10|   nothing recorded, 990    |launch 10|   ...
+    #  stream 7        |k: 990 or less .................||k
+    return trace(
+        [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us, n + 1) for n in range(8)]
+    )
+
+
+def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
+    graph = build(pausing_trace())
+    assert graph.doubts["ns"].tolist() == 7 * [995_000]
+    kept = graph.read_otherwise(released=False)
+    graph.select(name="^k$").scale(0.5)
+    kept.select(name="^k$").scale(0.5)
+
+    assert graph.read_otherwise(released=True) is None
+    #  it launches as the kernel before ends: a period of 5 of launching, 5 of latency, 495 of the kernel
+    assert starts(graph)["k"] == 7 * 505 + 10
+    assert starts(kept)["k"] == 7_010
 
 
 # -- late starts ---------------------------------------------------------------------------------------
@@ -259,7 +282,7 @@ def test_two_waits_in_one_range_are_each_cut_out_of_it():
     graph.select(name="^range$").scale(0)
 
     assert starts(graph)["next"] == 620
-    assert not graph.facts.doubtful_waits
+    assert not len(graph.doubts)
 
 
 def test_one_call_that_was_off_the_cpu_until_the_lock_came_free_is_enough():

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.graph.calls import Coverage
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
+from daydream.graph.rules.recurrent_waits import off_cpu
 from daydream.graph.rules.synchronization import is_sync
 from daydream.graph.rules.thresholds import (
     COVERED_SHARE,
@@ -33,65 +35,54 @@ def read_pauses(draft: Draft) -> None:
     """Note the pauses that have two readings, and release those of threads that paused most of their time.
 
     A thread that calls CUDA for 10 ms of 34 s has not been computing for the rest. What goes on behind a
-    released pause follows the last that others ended before.
+    released pause follows the last that others ended before. Where it was recorded who ran, a pause of a
+    thread that ran has one reading.
     """
     trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
-    calls = recorded & trace.is_kind("runtime")[draft.row] & ~draft.named(is_sync)
+    calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
+    inner = recorded & calls & ~draft.named(is_sync)
     ranges = recorded & trace.is_kind("annotation")[draft.row]
-    cost = np.minimum(draft.usual_costs(np.flatnonzero(calls))[draft.name], UNKNOWN_LAUNCH_NS)
-    inside = np.where(calls, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
-    rank = np.array([lane.rank for lane in draft.lanes])[draft.lane]
-    whole = np.where(draft.row >= 0, trace["duration_ns"][draft.row], 0)  # of calls, with what they wait
+    cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
+    inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
+    inside[draft.doubts["task"]] = 0
+    gap = draft.gap_ns.copy()
+    gap[draft.doubts["task"]] = 0  # these have both readings already
+    lasting = draft.duration_ns.copy()
+    lasting[calls] = trace["duration_ns"][draft.row[calls]]  # with what they waited
+    ranks = draft.ranks[draft.lane]
+    off = off_cpu(draft)
     for lane in draft.threads():
         tasks = draft.on(lane)[:-1]  # nothing follows the last one
-        pause = draft.gap_ns[tasks] + inside[tasks]
+        pause = gap[tasks] + inside[tasks]
         end = draft.start_ns[tasks] + draft.duration_ns[tasks] + draft.gap_ns[tasks]
-        paused = np.flatnonzero(
-            pause >= max(PAUSE_NS, LONG_CALL_TIMES * np.median(np.append(pause[pause > 0], 0)))
-        )
-        others = np.flatnonzero((rank == draft.lanes[lane].rank) & (draft.lane != lane))
+        paused = np.flatnonzero(pause >= PAUSE_NS)
+        others = np.flatnonzero((ranks == draft.lanes[lane].rank) & (draft.lane != lane))
         if not len(paused) or not len(others):
             continue
-        working = _Working(draft.start_ns[others], draft.duration_ns[others])
-        # Only another thread's call can hold the driver.
-        holding = others[trace.is_kind("runtime")[draft.row[others]] & (draft.row[others] >= 0)]
-        holders = _Working(draft.start_ns[holding], whole[holding])
-        begin, done = end[paused] - pause[paused], end[paused]
-        by = np.where(calls[tasks[paused]], holders.between(begin, done), working.between(begin, done))
-        paused = paused[by >= COVERED_SHARE * pause[paused]]
-        asleep = pause[paused].sum() > IDLE_SHARE * (end[-1] - draft.start_ns[tasks[0]])
-        at, length = tasks[paused], pause[paused]
+        length, end = pause[paused], end[paused]
+        worked, held = (
+            Coverage(start, start + lasting[by]).within(end - length, end)
+            for by in (others, others[calls[others]])  # only another thread's call can hold the driver
+            for start in [draft.start_ns[by]]
+        )
+        doubtful = (
+            np.where(inner[tasks[paused]] & (inside > gap)[tasks[paused]], held, worked)
+            >= COVERED_SHARE * length
+        )
+        if lane in off:
+            doubtful &= 2 * off[lane].within(end - length, end) >= length
+        span = draft.start_ns[tasks[-1]] - draft.start_ns[tasks[0]]
+        asleep = length[doubtful].sum() > IDLE_SHARE * span
+        if not asleep:  # its usual pauses are its own time
+            doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])
+        at, length = tasks[paused[doubtful]], length[doubtful]
         draft.doubts.add(task=at, ns=length if asleep else -length)
         if asleep:
             draft.duration_ns[at] -= inside[at]
             draft.gap_ns[at] = 0
-            cause, following = others[working.ended_last(end[paused])], draft.on(lane)[paused + 1]
-            orderly = draft.order[cause] < draft.order[following]
-            draft.link(cause[orderly], following[orderly], cause=Cause.HANDOFF)
-
-
-class _Working:
-    """When some of several things worked, as recorded: their starts and durations in ns."""
-
-    def __init__(self, start: np.ndarray, duration: np.ndarray) -> None:
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], (start + duration)[order]
-        until = np.maximum.accumulate(end)
-        new = until - np.maximum(start, np.append(start[:1], until[:-1]))
-        self.start, self.until, self.so_far = start, until, np.cumsum(np.maximum(new, 0))
-        by_end = np.argsort(end, kind="stable")
-        self.end, self.by_end = end[by_end], order[by_end]
-
-    def between(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return how long any of them worked between two times, in ns."""
-        return self._until(end) - self._until(begin)
-
-    def ended_last(self, time: np.ndarray) -> np.ndarray:
-        """Return which ended last before each time, or first of all."""
-        return self.by_end[np.maximum(np.searchsorted(self.end, time + THREAD_CLOCK_NS, side="right") - 1, 0)]
-
-    def _until(self, time: np.ndarray) -> np.ndarray:
-        place = np.searchsorted(self.start, time, side="right") - 1
-        if not len(self.start):
-            return np.zeros(len(time), np.int64)
-        return np.where(place >= 0, self.so_far[place] - np.maximum(self.until[place] - time, 0), 0)
+            behind = draft.on(lane)[paused[doubtful] + 1]
+            by_end = others[np.argsort(draft.end_ns[others], kind="stable")]
+            place = np.searchsorted(draft.end_ns[by_end], draft.start_ns[behind] + THREAD_CLOCK_NS, "right")
+            cause = by_end[place - 1]
+            orderly = (place > 0) & (draft.order[cause] < draft.order[behind])
+            draft.link(cause[orderly], behind[orderly], cause=Cause.HANDOFF)

@@ -31,7 +31,7 @@ import numpy as np
 from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import NEVER, NONE, Draft, runs_of
-from daydream.graph.plan import Cause
+from daydream.graph.plan import Cause, around
 from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
@@ -81,7 +81,7 @@ def wake_up(draft: Draft) -> None:
 
     A point that lies further back explains a pause only if its distance is steady: in a program where every
     step takes equally long, anything is at the same distance from anything. Such pauses are kept as they
-    are, and counted as doubtful. The idle time up to a point that explains it is a wait; kept as a gap it
+    are, and doubtful. The idle time up to a point that explains it is a wait; kept as a gap it
     would hide every change of what the thread waited for.
     """
     search = _Search(draft)
@@ -149,10 +149,7 @@ class _Search:
         self._draft = draft
         self._points: dict[int, Points] = {}
         self._numbers: dict[str, int] = {}
-        #: What is left of blocked time, by thread, where it was recorded who ran.
-        self._blocked: dict[int, Pauses] = {}
-        if draft.trace.code("name", OFF_CPU) >= 0:
-            self._blocked = {lane: blocked for lane, blocked, _ in _blocked(draft)}
+        self._off = off_cpu(draft)
 
     def names(self, codes: np.ndarray) -> np.ndarray:
         """Return a number for each name, the same where only digits differ (`step 7`); -1 for none."""
@@ -181,9 +178,8 @@ class _Search:
         pauses = pauses_of(self._draft, lane)
         starts = draft.start_ns[tasks]
         pauses = pauses.only((pauses.end - pauses.begin >= PAUSE_NS) & (pauses.end <= starts[-1]))
-        if lane in self._blocked:
-            blocked = self._blocked[lane]
-            off = Coverage(blocked.begin, blocked.end).within(pauses.begin, pauses.end)
+        if lane in self._off:
+            off = self._off[lane].within(pauses.begin, pauses.end)
             pauses = pauses.only(2 * off >= pauses.end - pauses.begin)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
@@ -191,7 +187,7 @@ class _Search:
         return [group for group in groups if len(group.task) >= LEAST_PAUSES]
 
     def explained(self, others: list[int], pauses: Pauses) -> Found | None:
-        """Return the points that end these pauses; if none surely does but some may, count the doubt."""
+        """Return the points that end these pauses; if none surely does but some may, note the doubt."""
         length = pauses.end - pauses.begin
         best = [found for found in self._candidates(others, pauses, WAKE_NS) if not found.begins]
         if not best:  # that a task begins close by is easily chance
@@ -205,7 +201,7 @@ class _Search:
             best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    _doubt(self._draft, length)
+                    self._draft.doubts.add(task=pauses.task, ns=-length)
                 return None
         return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
 
@@ -245,12 +241,6 @@ class _Search:
                         begins = bool(points.begins[place[some[0]]])
                         candidates.append(Found(other, last, alike, delay, begins))
         return candidates
-
-
-def _doubt(draft: Draft, length_ns: np.ndarray) -> None:
-    """Count stretches of CPU time that may be waits."""
-    draft.facts.doubtful_waits += len(length_ns)
-    draft.facts.doubtful_ns += int(length_ns.sum())
 
 
 def wait_in_spins(draft: Draft) -> None:
@@ -297,7 +287,10 @@ def wait_in_spins(draft: Draft) -> None:
             latency = np.minimum(distance[ends], 0)
             draft.syncs.add(task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency)
         elif spread(distance[ends]) <= spread(length[mine]):
-            _doubt(draft, length[mine])
+            draft.doubts.add(task=tasks[mine], ns=-length[mine])
+            _, behind = around(draft.on, draft.order, draft.lane[tasks[ends]], draft.order[tasks[ends]])
+            latency = np.minimum(distance[ends], 0)
+            draft.link(work[ends], behind, latency_ns=latency, cause=Cause.HANDOFF)
 
 
 def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
@@ -384,6 +377,13 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         yield lane, blocked, calls & blocked.in_range
 
 
+def off_cpu(draft: Draft) -> dict[int, Coverage]:
+    """Return what is left of each thread's blocked time, where it was recorded who ran."""
+    if draft.trace.code("name", OFF_CPU) < 0:
+        return {}
+    return {lane: Coverage(blocked.begin, blocked.end) for lane, blocked, _ in _blocked(draft)}
+
+
 def _resolve(draft: Draft, *, outside: bool) -> None:
     """Turn blocked time into waits for other threads and, last, for what is `outside` the trace."""
     woken = [(NONE, NONE, NONE)]
@@ -394,7 +394,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            _doubt(draft, (blocked.end - blocked.begin)[doubtful])
+            draft.doubts.add(task=blocked.task[doubtful], ns=(blocked.begin - blocked.end)[doubtful])
             alone = blocked.only(~known & ~doubtful & ~kept)
             stops, goes_on = _cut(draft, alone)
             length = alone.end - alone.begin
