@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.device_work import is_device_alone, read_launches
-from daydream.collect.derive.nesting import STEP_MARKER
+from daydream.collect.derive.nesting import LAUNCH_CALL, STEP_MARKER
 from daydream.collect.derive.recording import PORTION, SAID, Recording
 from daydream.errors import TraceError
 from daydream.lazy import regex
@@ -154,6 +154,7 @@ UNRECORDED = (
     "but no device work was recorded: another tool held the device's profiler (CUPTI), or it was off, "
     "stopped early, or does not work there (WSL, containers)"
 )
+OF_A_DEVICE = regex(r"^aten::_?(cudnn|miopen)_(conv|batch_norm|rnn)|^nccl:")
 UNLAUNCHED = (
     "no recorded call is known to have launched most of its device work: whether the CPU or the device "
     "bounds it is not known"
@@ -339,11 +340,13 @@ def unrecorded(recording: Recording) -> str | None:
     """Return what says that a device worked, though none of its work was recorded; None if nothing does."""
     if recording.is_kind(*DEVICE_KINDS).any():
         return None
-    if calls := int((recording.named(LAUNCH, "runtime") & ~in_capture(recording)).sum()):
+    if calls := int((recording.named(LAUNCH_CALL, "runtime") & ~in_capture(recording)).sum()):
         return f"{counted(calls, 'call')} launched work on a device, {UNRECORDED}"
     memory = recording.memory
     if memory is not None and (memory["device"] >= 0).any():
         return f"memory of a device was allocated, {UNRECORDED}"
+    if recording.named(OF_A_DEVICE).any():
+        return f"operators ran that only a device has, {UNRECORDED}"
     return None
 
 
