@@ -237,7 +237,8 @@ def reserved_as_recorded(row: Row) -> bool:
     told = row.sides.now.get("memory", {}).items()
     recorded = next((each for path, each in told if each and path.endswith("recorded_reserved_bytes")), 0)
     replayed = (each.get("/memory/before_reserved_bytes") for each in row.sides.before.values())
-    ends = (recorded, (row.before or 0) + recorded - next(filter(None, replayed), 0))
+    once = 0 if isinstance(row.before, str) else row.before or 0
+    ends = (recorded, once + recorded - next(filter(None, replayed), 0))
     return row.key.endswith("reserved_bytes") and any(row.is_now(each, 0) for each in ends)
 
 
