@@ -156,11 +156,12 @@ UNRECORDED = (
 )
 OF_A_DEVICE = regex(r"^aten::_?(cudnn|miopen)_(conv|batch_norm|rnn)|^nccl:")
 UNLAUNCHED = (
-    "no recorded call is known to have launched most of its device work: whether the CPU or the device "
+    "no recorded call is known to have launched much of its device work: whether the CPU or the device "
     "bounds it is not known"
 )
 LOST_BEFORE = "the end of the step before it was not recorded"
-MOST_LOST = 0.1  # of a step's launches; memsets and the odd kernel go unrecorded in complete traces too
+# Of a step's launches, or its device work. Memsets and the odd kernel go unrecorded in complete traces, too.
+MOST_LOST = 0.1
 LAUNCH = regex(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
 SYNCHRONIZE = regex(r"Synchronize")
 LAUNCHED_BEFORE = "device work launched before the window runs in it"
@@ -364,14 +365,14 @@ def need_work(recording: Recording) -> None:
 def _unlaunched(
     recording: Recording, device: np.ndarray, launch: np.ndarray, completion: np.ndarray
 ) -> np.ndarray:
-    """Return the steps during which most of the device's work is of no known call: bool, shape (steps,)."""
+    """Return the steps during which much of the device's work is of no known call: bool, shape (steps,)."""
     if is_device_alone(recording):
         return np.zeros(len(completion), bool)
     during = np.searchsorted(completion, recording["start_ns"][device], side="right")
     took = recording["duration_ns"][device].astype(float)
     of_none = np.where(launch[device] < 0, took, 0.0)
     whole, unknown = (np.bincount(during, ns, len(completion) + 1) for ns in (took, of_none))
-    return np.asarray(2 * unknown > whole)[:-1]
+    return np.asarray(unknown > MOST_LOST * whole)[:-1]
 
 
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
