@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from daydream.costs.devices import device_properties
 from daydream.errors import DaydreamError
 from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
@@ -74,6 +75,8 @@ def line_of(optimization: Optimization, graph: Graph | None = None) -> str:
         return code
     if graph.recorded.metadata.get("profiler") == JAX:
         return IN_JAX.get(optimization.name, "")
+    if (device_properties(graph).get("compute_major") or 8) < 8:  # no units for bfloat16
+        code = code.replace("torch.bfloat16", "torch.float16")
     if "train_step(" in code and not len(graph.select(phase=("backward", "optimizer"))):
         return code.replace("train_step(", "model(")
     optimizers = torch_optimizers(graph) if OPTIMIZER.search(code) else set()

@@ -111,6 +111,32 @@ def test_only_modules_that_match_are_compiled_and_nothing_fuses_from_one_to_the_
     assert sorted(guards.duration_ns.tolist()) == sorted([FORWARD.call_ns, BACKWARD.call_ns] * 2)
 
 
+@pytest.mark.parametrize(
+    ("op", "breaks"),
+    [("aten::item", 1), ("aten::masked_select", 1), ("aten::_unique2", 1), ("aten::select", 0)],
+)
+def test_operators_whose_result_python_asks_for_break_the_graph(op, breaks):
+    def program(asks: int) -> Graph:
+        program = Program()
+        for _ in range(2):
+            program.op("aten::mm", "forward", *GEMM)
+            program.op("aten::add", "forward", *ADD)
+            program.op("aten::mul", "forward", *MUL)
+        for _ in range(asks):
+            program.op(op, "forward", ("copy kernel", 5))
+        return program.graph()
+
+    graph = program(1)
+    compile_(graph)
+    asked = program(1)
+    compile_(asked, graph_breaks=breaks)
+    wrappers = [each.select(name="guards and wrappers").total("duration_ns") for each in (graph, asked)]
+    assert wrappers[0] == wrappers[1]
+    if breaks:
+        with pytest.raises(NotApplicableError, match="3 operators of a forward pass break the graph"):
+            compile_(program(3))
+
+
 def test_each_break_costs_a_compiled_function_more():
     costs = []
     for breaks in (0, 3):

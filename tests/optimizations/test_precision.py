@@ -31,7 +31,8 @@ from daydream.graph.graph import Graph
 from daydream.model.half_times import DOUBT_OF_PRODUCTS, LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
 from daydream.model.optimizers import update_of
-from daydream.model.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
+from daydream.model.precision import TO_32_REACHES, dispatch_ns, tasks_in_matrix_units, weight_casts
+from daydream.transforms.real_change import code_of
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
 A100, V100, H100, P100 = (
@@ -186,6 +187,31 @@ def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
     before = int(graph.select(kind="cpu").duration_ns.sum())
     autocast(graph)
     assert graph.select(kind="cpu").duration_ns.sum() == before + 7 * (4 + 6)
+
+
+def test_start_up_in_one_call_does_not_move_what_a_cast_takes():
+    graph = recorded(*BLOCK, *[("aten::relu", "forward", RELU, 1_000, [[100]])] * 3)
+    usual = dispatch_ns(graph)
+    calls = graph.select(kind="cpu", op="aten::relu", phase="forward")
+    calls.first().set(duration_ns=10**9)
+    assert dispatch_ns(graph) == usual == 4
+
+
+def test_a_kernel_that_no_operator_launched_stays_as_it_is():
+    program = Program()
+    for _ in range(60):
+        program.op("aten::empty_kernel", "other", ("tiny", FLOOR))
+    program.op("aten::relu", "other", (RELU, 80_000 + FLOOR), shapes=[[1_000_000]])
+    write(program, BLOCK)
+    call = program.row("runtime", "cudaLaunchKernel", program.now, 6, correlation=9999, phase="forward")
+    program.row(
+        "kernel", "my_matmul", program.free, 5_000, device=0, stream=7, correlation=9999, parent=call,
+        phase="forward", dtype="float32",
+    )  # fmt: skip
+    graph = program.graph(devices=[{"id": 0, "name": V100}])
+    autocast(graph)
+    assert graph.select(name="my_matmul").duration_ns.tolist() == [5_000]
+    assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
 
 
 def test_autocast_without_casts_only_changes_durations():
@@ -761,3 +787,9 @@ def test_a_pass_in_4_bits_is_no_pass_in_32():
     graph = mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
     with pytest.raises(NotApplicableError, match="fewer than 16 bits already: 80% of their time in float4"):
         amp(graph)
+
+
+@pytest.mark.parametrize(("major", "dtype"), [(7, "float16"), (8, "bfloat16"), (None, "bfloat16")])
+def test_float16_is_advised_where_there_are_no_units_for_bfloat16(major, dtype):
+    graph = recorded(*BLOCK, devices=[{"id": 0, "name": V100, "compute_major": major}], device=None)
+    assert code_of("amp", graph) == f'torch.autocast("cuda", torch.{dtype})'

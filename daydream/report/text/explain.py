@@ -339,4 +339,5 @@ def _waiting(explanation: Explanation) -> str:
 
 
 def _predicted(asked: WhatIfResult) -> str:
-    return "an unknown time" if asked.predicted_ns is None else time_text(asked.predicted_ns)
+    ns = asked.predicted_ns
+    return "an unknown time" if ns is None else time_text(min(ns, asked.replayed_ns))
