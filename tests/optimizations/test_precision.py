@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from daydream.optimizations import amp as amp_file
 from daydream.optimizations import autocast as autocast_file
 from daydream.optimizations import channels_last as channels_last_file
 from daydream.optimizations import flash_attention as flash_attention_file
@@ -130,24 +127,12 @@ def test_the_papers_factors_are_a_model_of_their_own():
     assert graph.select(name=SGEMM).duration_ns.tolist() == [801, 801]
 
 
-def test_amp_and_autocast_predict_the_same():
-    graphs = [recorded(*BLOCK) for _ in range(2)]
-    amp(graphs[0])
-    autocast(graphs[1])
-    one, other = (graph.select(kind="kernel").duration_ns.tolist() for graph in graphs)
-    assert one == other
-
-
 def test_amp_and_autocast_refuse_what_runs_in_16_bits():
     call = ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, [[64, 64], [64, 64]], "bfloat16")
     norm = ("aten::native_layer_norm", "forward", NORM, 100, [[64, 64], [], [64], [64]])
     for optimization in (amp, autocast):
         with pytest.raises(NotApplicableError, match="16 bits already: 100% of their time in bfloat16"):
             optimization(recorded(call, norm))
-
-
-def test_amp_reads_in_under_60_lines():
-    assert len(Path(amp_file.__file__).read_text(encoding="utf-8").splitlines()) < 60
 
 
 # Autocast
@@ -198,19 +183,11 @@ def test_start_up_in_one_call_does_not_move_what_a_cast_takes():
 
 
 def test_a_kernel_that_no_operator_launched_stays_as_it_is():
-    program = Program()
-    for _ in range(60):
-        program.op("aten::empty_kernel", "other", ("tiny", FLOOR))
-    program.op("aten::relu", "other", (RELU, 80_000 + FLOOR), shapes=[[1_000_000]])
-    write(program, BLOCK)
-    call = program.row("runtime", "cudaLaunchKernel", program.now, 6, correlation=9999, phase="forward")
-    program.row(
-        "kernel", "my_matmul", program.free, 5_000, device=0, stream=7, correlation=9999, parent=call,
-        phase="forward", dtype="float32",
-    )  # fmt: skip
-    graph = program.graph(devices=[{"id": 0, "name": V100}])
+    graph = recorded(*BLOCK)
+    own = graph.select(kind="kernel", name=RELU, phase="forward")
+    graph.write("op", own.ids, -1)
     autocast(graph)
-    assert graph.select(name="my_matmul").duration_ns.tolist() == [5_000]
+    assert own.duration_ns.tolist() == [1_005]
     assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
 
 
