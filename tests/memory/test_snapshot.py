@@ -63,6 +63,13 @@ def test_the_start_follows_from_the_end(tmp_path, name):
     assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
 
 
+def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
+    kept = {**ENDED, "allocator_settings": {"max_split_size": 20 * MIB}}
+    plain, split = (read_snapshot(write(tmp_path / "s.json", each))[0] for each in (ENDED, kept))
+
+    assert (split.start, split.doubts) == (plain.start, [])
+
+
 def test_all_protocols_of_a_pickle_say_the_same(tmp_path):
     found = [
         read_snapshot(write(tmp_path / f"{protocol}.pickle", ENDED, protocol))
