@@ -338,10 +338,8 @@ def test_a_stack_is_told_by_its_innermost_own_line(frames, line):
 # What is doubtful --------------------------------------------------------------------------------
 
 
-def doubts(tmp_path, *events, start=()):
-    path = write_lines(tmp_path / "s.jsonl", {**HEADER, "start_segments": list(start)}, events)
-    (found,) = read_snapshot(path)
-    return found
+def doubts(tmp_path, *events):
+    return read_snapshot(write_lines(tmp_path / "s.jsonl", HEADER, events))[0]
 
 
 ALLOCATED = ["alloc", START, 4 * MIB, 0, 0]
