@@ -10,7 +10,7 @@ from daydream.optimizations.autocast import apply, autocast
 from daydream import Graph, GraphError
 from daydream.costs import PAPER_SPEEDUPS, by_counters, measured_first, runs_in_tf32, sped_up
 from daydream.memory import hold_16_bits
-from daydream.model import refuse_narrow, tasks_in_matrix_units
+from daydream.model import tasks_in_matrix_units, wide_kernels
 from daydream.transforms import stages
 
 __all__ = ["amp", "apply", "memory"]
@@ -43,15 +43,13 @@ def amp(
         return
     if math == memory == 1:
         graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
-    passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
-    passes.need("kernels in the forward or backward pass", lacks="device")
-    refuse_narrow(graph, passes)
-    kernels = passes.where(dtype="float32").where(lambda tasks: ~runs_in_tf32(graph, tasks))
+    kernels = wide_kernels(graph).where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
     by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
     by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
+    passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     if untyped := len(passes) - int(passes.group_by("dtype").sizes.sum()):
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._autocast_types import flow
+from daydream.optimizations._weighted_products import insert_elementwise
 
 from daydream import Graph
 from daydream.costs import say_evidence
@@ -21,10 +22,10 @@ from daydream.model import (
     dispatch_ns,
     in_16_bits,
     operand_elements,
-    refuse_narrow,
     streaming_ns,
     tasks_in_matrix_units,
     weight_casts,
+    wide_kernels,
 )
 from daydream.transforms import stages
 
@@ -46,21 +47,18 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     and the other way round. Without `casts` (`--no-casts`) they are left out. 32-bit convolutions of
     NCHW tensors that move to tensor cores bring changes of layout.
 
-    Which tensor a kernel reads is not recorded: types follow from the order of kernels on a stream. So one
-    activation that feeds three products is cast once, not three times. Not modelled: convergence;
-    the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
+    A kernel that no operator launches stays. Which tensor a kernel reads is not recorded: types follow
+    from the order of kernels on a stream. So one activation that feeds three products is cast once, not
+    three times. Not modelled: convergence; the scaler that float16 needs (`autocast+grad-scaler`).
 
     Memory: products, what follows them and what they save are half as large. Held as well is a 16-bit
     copy of each product's weight, from the forward pass (which caches it) to its backward pass; gradients
     of weights come in 16 bits and are cast. A loss computed under autocast too is in the range, not in
     the expected figure.
     """
-    passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
-    passes.need("kernels in the forward or backward pass", lacks="device")
-    refuse_narrow(graph, passes)
-    wide = passes.where(dtype="float32").need("32-bit kernels in the forward or backward pass")
+    wide = wide_kernels(graph)
     matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
-    matrix.need("32-bit matrix products or convolutions: autocast changes nothing without them")
+    matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
     narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32
     in_half = in_16_bits(graph, narrow, dtype)
@@ -85,11 +83,8 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     if not casts:
         return
     for tasks, time, what in ((cast, activations_ns, "activation"), (weights, weights_ns, "weight")):
-        called = tasks.where(lambda them: them.launch >= 0)
-        if dispatch and len(called):
-            graph.insert_before(called, f"operator of cast of {what}", kind="cpu", duration_ns=dispatch)
         if len(tasks):
-            graph.insert_before(tasks, f"cast of {what}", duration_ns=time)
+            insert_elementwise(graph, tasks, f"cast of {what}", time)
     total = (activations_ns.sum() + weights_ns.sum()) / 1e6
     graph.note(
         f"Casts inserted: {len(cast):,} of activations, {len(weights):,} of weights and their gradients, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from daydream.memory import Allocations, within
 from daydream.model import (
     CompiledPart,
     breaks_of,
+    call_rows,
     compile_cpu_calls,
     compiled_parts,
     fused_parts,
@@ -25,7 +27,7 @@ from daydream.model import (
     remove_dispatch,
     unrecorded_launches,
 )
-from daydream.transforms import stages
+from daydream.transforms import counted, stages
 
 STAGE = stages.FUSION
 CODE = "model = torch.compile(model)"
@@ -39,6 +41,11 @@ ACCUMULATE = r"AccumulateGrad$"
 # Of Inductor, and of ExecuTorch.
 COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
 TORCH = r"^aten::"
+# Python needs their value, or their shape is data: Dynamo breaks the graph there (torch's documentation).
+DATA_DEPENDENT = (
+    r"^aten::(item|is_nonzero|nonzero\w*|argwhere|masked_select|_?unique\w*|bincount|equal|allclose)$"
+)
+MAY_ASK = rf"{DATA_DEPENDENT}|^aten::(where|index)$"  # called by Python; others ask for themselves
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 # One run of what XLA compiled launches all work of its program; run op by op, each program has one.
 XLA_RUN = r"^(GpuExecutable::ExecuteThunks|PjRt\w*LoadedExecutable::Execute)$|:XLA GPU module$"
@@ -53,7 +60,7 @@ def compile(  # noqa: A001 - the command is `compile`
     *,
     mode: Mode = "default",
     layers: str | None = None,
-    graph_breaks: int = 0,
+    graph_breaks: int | None = None,
     product_speedup: float = 1.03,
 ) -> None:
     """Predict torch.compile-like fusion of forward, loss and backward.
@@ -68,11 +75,12 @@ def compile(  # noqa: A001 - the command is `compile`
 
     With `layers`, a shell pattern as `blocks.*`, each outermost module that matches is compiled by itself,
     with fixed costs of its own; the loss and all else stay as they are. `graph_breaks` is how many breaks
-    each compiled forward call has: each costs guards and Python once more, and a node in the backward
-    pass, and on a CPU the mask of a ReLU in front of it, as likely there as elsewhere between two products;
-    what would fuse across a break is fused all the same. Of a trace that runs compiled code with
-    graph breaks in it, the breaks are taken away. Programs of JAX that run several operators are compiled
-    by XLA already, and refused.
+    each compiled forward call has, by default the operators whose result's value or shape Python needs
+    (`item`, `nonzero`, `unique`); with more of these than products it is refused. Each costs guards and
+    Python once more, and a node in the backward pass, and on a CPU the mask of a ReLU in front of it, as
+    likely there as elsewhere between two products; what would fuse across it is fused all the same. Of a
+    trace that runs compiled code with graph breaks in it, the breaks are taken away. Programs of JAX that run
+    several operators are compiled by XLA already, and refused.
 
     `mode` is torch's. `reduce-overhead` launches the compiled passes as CUDA graphs too, forward and backward
     apart, at the costs of `cuda-graphs`; on a CPU it is `default`. `max-autotune` does so as well, and
@@ -95,7 +103,7 @@ def compile(  # noqa: A001 - the command is `compile`
     outside, as `apply` compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled,
     as Dynamo leaves them.
     """
-    if graph_breaks < 0 or product_speedup <= 0:
+    if (graph_breaks or 0) < 0 or product_speedup <= 0:
         raise GraphError(
             "graph_breaks must be 0 or more and product_speedup above 0, not "
             f"{graph_breaks} and {product_speedup:g}"
@@ -120,6 +128,7 @@ def compile(  # noqa: A001 - the command is `compile`
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
         _without_breaks(graph, graph_breaks, "kernels")
         return
+    graph_breaks = _data_dependent(graph) if graph_breaks is None else graph_breaks
     parts = compiled_parts(graph, device - compiled - replayed, layers)
     said: list[str] = []
     for part in parts:
@@ -149,6 +158,25 @@ def compile(  # noqa: A001 - the command is `compile`
         _capture(graph, parts, layers, graph_breaks)
 
 
+def _data_dependent(graph: Graph) -> int:
+    """Return how many operators of a forward pass break the graph, as Python needs what they find."""
+    calls = graph.select(kind="cpu", phase="forward")
+    passes = max(len(calls.group_by("step")), 1)
+    inside, asked, outer, products = (
+        call_rows(graph, calls.ids, name) for name in (DATA_DEPENDENT, MAY_ASK, None, MATRIX)
+    )
+    breaks, several = (
+        ceil(np.count_nonzero(np.unique(rows) >= 0) / passes)
+        for rows in (np.where(asked == outer, inside, -1), products)
+    )
+    said = f"{counted(breaks, 'operator')} of a forward pass break the graph (item, nonzero)"
+    if breaks > several:
+        graph.does_not_apply(f"{said}, more than it has products: what is left to compile cannot be told")
+    if breaks:
+        graph.note(f"{said}.")
+    return breaks
+
+
 def _by_xla(device: Selection) -> Selection:
     """Return the device work of XLA programs of several operators: these were compiled together."""
     runs = device.where(within=XLA_RUN).group_by(within=XLA_RUN)
@@ -170,7 +198,7 @@ def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks
     )  # fmt: skip
 
 
-def _without_breaks(graph: Graph, breaks: int, what: str) -> None:
+def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:
     """Take the graph breaks of compiled code away, if it has any and none are asked for."""
     if breaks or not breaks_of(graph):
         graph.does_not_apply(f"forward and backward run compiled {what} already")
@@ -199,7 +227,7 @@ def _fuse(graph: Graph, chains: Groups) -> str:
     return f"{count:,} kernels of {times}"
 
 
-def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int, faster: float) -> None:
+def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int | None, faster: float) -> None:
     if unrecorded_launches(graph):
         graph.does_not_apply("calls of this trace launched device work that was not recorded")
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
@@ -208,6 +236,7 @@ def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int, fa
         return
     if len(calls) and not len(calls.where(op=TORCH)):
         graph.does_not_apply("no operators of torch were recorded; what a compiler would fuse is not known")
+    breaks = _data_dependent(graph) if breaks is None else breaks
     graph.note(compile_cpu_calls(graph, layers=layers, breaks=breaks, product_speedup=faster))
     _note_assumption(graph, faster)
     if mode != "default":
@@ -219,7 +248,7 @@ def memory(
     *,
     mode: Mode = "default",
     layers: str | None = None,
-    graph_breaks: int = 0,
+    graph_breaks: int | None = None,
     product_speedup: float = 1.03,
 ) -> None:
     """Store nothing between fused calls, and at the least nothing for the backward pass but of products."""

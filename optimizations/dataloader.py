@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
+from daydream.graph.plan import Cause
 from daydream.memory import unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
@@ -144,9 +145,9 @@ def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:
     if loading is not None:
         loading.remove()
         return
-    inside = waits.tasks.of(waits.tasks.ids[~waits.in_gap], "waits", ordered=True)
-    behind = waits.tasks.of(waits.tasks.ids[waits.in_gap], "waits", ordered=True)
-    if len(inside):
-        inside.set(duration_ns=0)
-    if len(behind):
-        behind.set(gap_ns=0)
+    for chosen, time in ((~waits.in_gap, "duration_ns"), (waits.in_gap, "gap_ns")):
+        some = waits.tasks.of(waits.tasks.ids[chosen], "waits", ordered=True)
+        if len(some):
+            some.set(**{time: 0})
+    links = waits.tasks.graph.links
+    links.keep((links["cause"] != Cause.OUTSIDE) | ~np.isin(links["src"], waits.tasks.ids))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from daydream.optimizations._weighted_products import insert_elementwise
 
 from daydream import Graph
 from daydream.costs import device_of, itemsize, retime, say_evidence, work
 from daydream.memory import Allocations, hold_8_bits
-from daydream.model import dispatch_ns, operand_elements, streaming_ns
+from daydream.model import operand_elements, streaming_ns
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -66,15 +67,11 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     say_evidence(graph, linear)
 
     linear.set(duration_ns=retimed.duration_ns, dtype="float8_e4m3fn")
-    dispatch, called, spent = dispatch_ns(graph), calls.where(lambda them: them.launch >= 0), 0.0
+    spent = 0.0
     for size, what in zip(sizes, ("left operand", "right operand"), strict=False):
         steps = {"amax": size * narrow} if scaling == "dynamic" else {}
         for name, nbytes in {**steps, "cast to fp8": size * (narrow + 1)}.items():
-            time = streaming_ns(graph, nbytes)
-            if dispatch and len(called):
-                graph.insert_before(called, f"operator of {name}", kind="cpu", duration_ns=dispatch)
-            graph.insert_before(calls, f"{name} of {what}", duration_ns=time)
-            spent += float(time.sum())
+            spent += insert_elementwise(graph, calls, f"{name} of {what}", streaming_ns(graph, nbytes))
     graph.note(
         f"{len(linear):,} products of {before / 1e6:,.2f} ms become "
         f"{retimed.duration_ns.sum() / 1e6:,.2f} ms in fp8; amax and casts before them take "

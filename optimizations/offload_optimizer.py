@@ -15,6 +15,7 @@ EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "foreach-optimizer"})
 CODE = '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}  # of DeepSpeed'
 
 MIB = 2**20
+SEGMENT = 2 * MIB  # what torch's allocator takes from the driver at least: less than that frees nothing
 STREAM = "offload stream"
 STATE_BYTES = 4  # a value of the update on the CPU: float32, whatever the device trains in
 
@@ -52,8 +53,8 @@ def offload_optimizer(
             "record it with `daydream collect`"
         )
     state = (UPDATE_RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
-    if state <= 0:
-        graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")
+    if state < SEGMENT:
+        graph.does_not_apply(f"{update.kind} keeps {state / MIB:,.2f} MiB of state: offloading frees nothing")
     rates = {way: link_bandwidth(graph, way) if bandwidth is None else bandwidth for way in ("DtoH", "HtoD")}
     if None in rates.values():
         graph.does_not_apply("the link to the CPU is unknown; give --bandwidth in GB/s")

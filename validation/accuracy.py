@@ -307,7 +307,7 @@ def _ablation(traces: Path) -> Iterator[str]:
         cells = [f"{statistics.mean(replays):.2%}", f"{np.nanmax(replays):.2%}", f"{moved}"]
         cells += [f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}"]
         cells += [f"{found[name][1]:.2f}x" for name in SHOWN.values()]
-        rows.append(f"| {' | '.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])} |")
+        rows.append(f"|{'|'.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])}|")
     measured = f"late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms"
     yield BEGIN
     yield "## What each rule is worth\n"

@@ -7,7 +7,6 @@ the operators that the change does not touch.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 
@@ -15,16 +14,14 @@ import msgspec
 import numpy as np
 
 from daydream.costs.device.measured import recorded_ns
-from daydream.costs.device.table import CPU, METADATA, KernelTable
+from daydream.costs.device.table import CPU, KernelTable, save_times
 from daydream.costs.workload.calls import forward_rows, nodes
 from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
-from daydream.files.atomic import write_whole
 from daydream.graph.build import build
 from daydream.results import Record
 from daydream.trace.trace import Trace
 
-SCHEMA = 1
 PASSES = ("forward", "backward")
 QUARTILE = 25
 Key = tuple[str, str, str]  # operator, shapes, element type
@@ -78,18 +75,8 @@ class InPlaceCalibration(Record):
 
         Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
         """
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-
-        said = {"schema_version": SCHEMA, "device": self.device, "torch": self.torch, "drift": self.drift}
-        texts, whole = pa.string(), pa.int64()
-        schema = pa.schema(
-            [("op", texts), ("shapes", texts), ("dtype", texts), ("phase", texts), ("before_ns", whole),
-             ("duration_ns", whole), ("repeats", pa.int32())],
-            metadata={METADATA: json.dumps(said)},
-        )  # fmt: skip
-        rows = pa.Table.from_pylist([msgspec.structs.asdict(each) for each in self.measured], schema)
-        write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
+        said = {"device": self.device, "torch": self.torch, "drift": self.drift}
+        save_times(path, ChangedCall, self.measured, said, force=force)
 
 
 def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:

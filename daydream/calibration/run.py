@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,12 @@ from daydream.calibration.operators import OperatorCall
 from daydream.calibration.process import Worker
 from daydream.costs.device.call_scaling import NO_WORK
 from daydream.costs.device.measured import device_name, recorded_ns, types_of
-from daydream.costs.device.table import CPU, METADATA, KernelTable
+from daydream.costs.device.table import CPU, KernelTable, save_times
 from daydream.costs.kernels import work
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import FORMULAS, bare_name
 from daydream.costs.workload.shapes import Shape
 from daydream.errors import NotApplicableError
-from daydream.files.atomic import write_whole
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.results import Record
@@ -29,7 +27,6 @@ from daydream.trace.trace import Trace
 from daydream.transforms.compose import apply, spelled
 from daydream.transforms.registry import Optimization
 
-SCHEMA = 1
 TOTAL_LIMIT_S = 120.0
 CALL_LIMIT_S = 0.2
 Say = Callable[[str, float], None]
@@ -113,17 +110,9 @@ class Calibration(Record):
 
         Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
         """
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-
-        said = {"schema_version": SCHEMA, "device": self.device, "torch": self.torch}
-        schema = pa.schema(
-            [("op", pa.string()), ("shapes", pa.string()), ("dtype", pa.string()),
-             ("duration_ns", pa.int64()), ("repeats", pa.int32())],
-            metadata={METADATA: json.dumps(said)},
-        )  # fmt: skip
-        rows = pa.Table.from_pylist([msgspec.structs.asdict(each) for each in self.measured], schema)
-        write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
+        save_times(
+            path, MeasuredCall, self.measured, {"device": self.device, "torch": self.torch}, force=force
+        )
 
     def reasons(self) -> dict[str, list[CallLeftOut]]:
         """Return what was left out, by reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -27,6 +28,12 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     for is_sort, what in SORTS:
         if is_sort(mode):
             raise FileError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
+
+
+def marked_encoding(head: bytes) -> str | None:
+    """Return the encoding that the mark at the begin of a text says, None where none stands there."""
+    marked = head.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"))
+    return json.detect_encoding(head) if marked else None
 
 
 def read_text(path: str | os.PathLike[str], what: str = "a file") -> str:

@@ -54,7 +54,7 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
             fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
             parent = _with_hand_offs(graph)
             wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
-        around = _enclosing(parent, wanted, np.arange(len(trace)), inner=inner)
+        around = enclosing(parent, wanted, np.arange(len(trace)), inner=inner)
         graph._of_trace[key] = np.append(around, -1).astype(np.int32)  # the last: of no row
     found: np.ndarray = graph._of_trace[key][graph.row[ids]].astype(np.int64)
     return found
@@ -94,7 +94,7 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
     return np.asarray(graph._of_trace["hand_offs"])
 
 
-def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:
+def enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:
     """Return the outermost (or innermost) wanted row among each row and those around it, -1 for none."""
     found = np.full(len(rows), -1)
     active = np.flatnonzero(rows >= 0)
@@ -147,9 +147,9 @@ def operators(tasks: Selection) -> Selection:
         chosen = np.isin(ids, tasks.ids)
         others = _around(parent, rows[device & ~chosen])
         own = _around(parent, rows[device & chosen])
-        call = _enclosing(parent, is_operator, rows[~device & chosen], inner=True)
+        call = enclosing(parent, is_operator, rows[~device & chosen], inner=True)
         own[call[call >= 0]] = True
-        nearest = _enclosing(parent, is_operator & own & ~others, rows[~device], inner=True)
+        nearest = enclosing(parent, is_operator & own & ~others, rows[~device], inner=True)
         picked.append(ids[~device][nearest >= 0])
     return tasks.of(np.concatenate(picked), f"operators of {tasks.words}")
 
@@ -207,7 +207,7 @@ def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
     trace = graph.recorded
     rows = graph.row[ids].astype(np.int64)
-    return _enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
+    return enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
 
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions

@@ -107,8 +107,9 @@ class Allocator:
         size = self.rounded(requested)
         pool = self.pool(private, small=size <= LARGEST_SMALL)
         block = self._best_fit(pool, stream, size)
-        fresh = "" if self.limit is not None else fresh
-        if address is not None and self.limit is None:
+        if address is None or self.limit is not None:
+            fresh = ""
+        else:
             block = self._recorded(block, size, address, fresh)
         if block is None:
             if self._collects:

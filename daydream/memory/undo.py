@@ -12,7 +12,7 @@ def undo(layout: Layout, records: list[Record], settings: Settings) -> int:
     """Turn the state at the end of a recording into that at its beginning.
 
     The size of a block that was freed meanwhile is that of its request, rounded up, with the rest that was
-    too small to be split off, where its neighbours show one; a block of `max_split_size_mb` or more is a
+    too small to be split off, where its neighbours show one; a request of `max_split_size_mb` or more has a
     whole segment.
 
     Args:
@@ -60,7 +60,7 @@ def _held_again(layout: Layout, record: Record, sizes: Allocator) -> Held | None
         return None
     size = sizes.rounded(record.size)
     most = sizes.settings.max_split_bytes
-    if most is not None and region.size >= most and not region.expandable:
+    if most is not None and size >= most and not region.expandable:
         size = max(size, region.size)
     end = record.address + size
     if end > region.end or layout.first_in(record.address, end) is not None:

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         tasks_in_matrix_units,
         unscale_ns,
         weight_casts,
+        wide_kernels,
     )
     from daydream.model.saved_tensors import behind_last_saved, saved_tensor_counts
 
@@ -130,7 +131,7 @@ _HOMES = {
     "daydream.model.precision": (
         "SCALER_CALL_NS", "SCALER_TENSOR_NS", "border_kernel_ns", "cast_ns", "dispatch_ns", "main_dtype",
         "operand_elements", "refuse_narrow", "streaming_ns", "tasks_in_matrix_units", "unscale_ns",
-        "weight_casts",
+        "weight_casts", "wide_kernels",
     ),
     "daydream.model.saved_tensors": ("behind_last_saved", "saved_tensor_counts"),
 }  # fmt: skip
@@ -153,7 +154,7 @@ __all__ = [
     "remove_breaks", "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",
     "scale_autograd_walks", "shapes_in", "start_as_nodes", "streaming_ns", "tasks_in_matrix_units",
     "trained_parameters", "unrecorded_launches", "unscale_ns", "untraced_waits", "update_calls",
-    "update_of", "weight_casts", "work_tasks",
+    "update_of", "weight_casts", "wide_kernels", "work_tasks",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -7,11 +7,10 @@ holds several calls of compiled graphs, and between them guards, Python and what
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from msgspec import Struct
 
+from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -20,7 +19,7 @@ from daydream.text import counted
 from daydream.trace.trace import Trace
 
 REGION = regex(r"Torch-Compiled Region: (\S+)")
-PIECE = r"^CompiledFunction$"  # one compiled graph, with what wraps it
+PIECE = "CompiledFunction"  # one compiled graph, with what wraps it
 PIECE_BACKWARD = r"^CompiledFunctionBackward$"
 GRAPH = r"^## Call CompiledFxGraph"
 MOST_SAID = 5  # sentences of a kind
@@ -122,12 +121,11 @@ def _calls(graph: Graph) -> _Calls | None:
     texts = trace.text("name")
     ids = [found.group(1) if (found := REGION.fullmatch(text)) else None for text in texts]
     is_region = np.array([*(one is not None for one in ids), False])[trace["name"]]
-    is_piece = np.array([*(re.search(PIECE, text) is not None for text in texts), False])[trace["name"]]
+    is_piece = np.array([*(text == PIECE for text in texts), False])[trace["name"]]
     regions, graphs = np.flatnonzero(is_region), np.flatnonzero(is_piece)
     if not len(regions) or not len(graphs):
         return None
-    parent = np.asarray(trace["parent"], np.int64)
-    outermost = _outermost(parent, is_region)
+    outermost = enclosing(trace["parent"], is_region, np.arange(len(trace)), inner=False)
     of_graph = outermost[graphs]
     calls, many = np.unique(of_graph[of_graph >= 0], return_counts=True)
     pieces = dict(zip(calls[many > 1].tolist(), many[many > 1].tolist(), strict=True))
@@ -167,19 +165,6 @@ def _calls(graph: Graph) -> _Calls | None:
             key[here[before == place]] = keys[last]
             counts[last] = counts.get(last, 0) + 1
     return _Calls(tasks, call, key, list(keys), np.array([counts[name] for name in keys]), pieces)
-
-
-def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the outermost wanted row among each row and those around it, -1 for none."""
-    found = np.full(len(parent), -1)
-    active, up = np.arange(len(parent)), np.arange(len(parent))
-    while len(active):
-        hit = wanted[up]
-        found[active[hit]] = up[hit]
-        up = parent[up]
-        going = up >= 0
-        active, up = active[going], up[going]
-    return found
 
 
 def _reasons(trace: Trace | None) -> dict[str, tuple[str | None, str]]:

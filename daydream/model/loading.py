@@ -105,6 +105,7 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     columns = graph.columns
     order, lanes = columns["order"], columns["lane"]
     cpu = graph.select(kind="cpu").ids
+    named = np.append(graph.recorded.is_kind("annotation"), False)  # time in a range, not in a driver's call
     calls = np.unique(columns["launch"][columns["launch"] >= 0])
     found: list[tuple[int, int, bool]] = []
     for call in first.launches().ids.tolist():  # a handful: one a step
@@ -114,7 +115,7 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
         behind = lane[order[lane] >= order[before].max()] if len(before) else lane
         if not len(behind):
             continue
-        inside = np.where(_named(graph, behind), columns["duration_ns"][behind], 0)
+        inside = np.where(named[columns["row"][behind]], columns["duration_ns"][behind], 0)
         lengths = np.stack([columns["gap_ns"][behind], inside])
         which, place = np.unravel_index(np.argmax(lengths), lengths.shape)
         found.append((int(behind[place]), int(lengths[which, place]), not which))
@@ -139,14 +140,6 @@ def _first_copies(graph: Graph) -> Selection:
         "loading of data: no data-loader range, and no copy to the device from the thread that computes"
     )
     return copies.group_by("rank", "step").first()
-
-
-def _named(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Mask of tasks that are time in a named range, rather than in a call of the driver."""
-    rows = graph.columns["row"][ids]
-    if graph.trace is None:
-        return np.zeros(len(ids), bool)
-    return (rows >= 0) & graph.trace.is_kind("annotation")[np.maximum(rows, 0)]
 
 
 def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:

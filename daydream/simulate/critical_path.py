@@ -258,6 +258,8 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     blocking[graph.syncs["task"]] = True
     waits = blocking[task] & on_cpu
     found[waits & work] = PathCause.SYNC.code
+    ranges = np.append(graph.recorded.is_kind("annotation"), False)  # a range's own time is in no operator
+    found[ranges[graph.row[task]] & on_cpu & work] = PathCause.UNTRACED.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     between = PathCause.BETWEEN
     if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from daydream.costs.devices import device_properties
 from daydream.errors import DaydreamError
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
@@ -71,6 +72,9 @@ def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) 
         elif graph is not None and "train_step(" in code:
             if not len(graph.select(phase=("backward", "optimizer"))):
                 code = code.replace("train_step(", "model(")
+        elif graph is not None and "torch.bfloat16" in code:
+            if (device_properties(graph).get("compute_major") or 8) < 8:  # no units for bfloat16
+                code = code.replace("torch.bfloat16", "torch.float16")
         elif graph is not None and OPTIMIZER.search(code):
             optimizers = torch_optimizers(graph)
             if len(optimizers) == 1:

@@ -122,10 +122,13 @@ def test_long_arrays_are_read_in_portions():
     assert [row for part in found for row in part] == rows
 
 
-@pytest.mark.parametrize(("text", "stream"), [(KERNELS_OLD, 1), (KERNELS_NEW, 9)])
-def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream):
+@pytest.mark.parametrize(
+    ("text", "stream", "encoding"),
+    [(KERNELS_OLD, 1, "utf-8"), (KERNELS_NEW, 9, "utf-8-sig"), (KERNELS_NEW, 9, "utf-16")],
+)
+def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream, encoding):
     for name, content in (("kernel_trace", text), ("hip_api_trace", CALLS), ("memory_copy_trace", COPIES)):
-        (tmp_path / f"9_{name}.csv").write_text(content)
+        (tmp_path / f"9_{name}.csv").write_text(content, encoding)
     (tmp_path / "9_agent_info.csv.gz").write_bytes(gzip.compress(AGENTS.encode()))
     (tmp_path / "9_kernel_stats.csv").write_text('"Name","Calls"\n"add",1\n')
     trace = import_trace([tmp_path])

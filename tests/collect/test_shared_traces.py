@@ -85,13 +85,9 @@ def test_repeated_annotations_of_the_device_do_not_double_the_steps() -> None:
     assert covered_ms(trace) == pytest.approx([1.53, 1.50, 1.60, 1.52], abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "times"),
-    [("odd/cpu_only.json.gz", [219.5, 424.3, 210.8, 220.1]), ("odd/rank_without_gpu.json.gz", [75.5])],
-)
-def test_traces_without_a_device_have_steps(name: str, times: list[float]) -> None:
-    trace = imported(name)
-    assert covered_ms(trace) == pytest.approx(times, abs=0.1)
+def test_a_trace_without_a_device_has_steps() -> None:
+    trace = imported("odd/cpu_only.json.gz")
+    assert covered_ms(trace) == pytest.approx([219.5, 424.3, 210.8, 220.1], abs=0.1)
     assert trace.metadata["vendor"] == "cpu"
 
 

@@ -253,7 +253,7 @@ def test_what_may_run_side_by_side_keeps_its_time(tmp_path: Path, how: dict[str,
     assert trace["duration_ns"][trace.is_kind("kernel")].tolist() == [500_000, 100_000]
 
 
-def test_the_shared_overflowing_kernels_replay(tmp_path: Path) -> None:
+def test_the_shared_overflowing_kernels_replay() -> None:
     replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
     assert [step.measured_ns for step in replay.as_recorded().steps] == [1_000_000] * 3
     assert replay.max_error < 1e-6

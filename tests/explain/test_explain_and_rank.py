@@ -10,7 +10,7 @@ from shared import shared_replay
 
 import daydream
 from daydream import Replay
-from daydream.transforms.real_change import line_of, why_not_offered
+from daydream.transforms.real_change import lines_of, why_not_offered
 from daydream.transforms.registry import find
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -54,7 +54,7 @@ def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason() -> N
 
 def test_a_line_of_code_names_the_optimizer_of_the_script() -> None:
     graph = daydream.replay(EXAMPLES / "mlp_cpu.json.gz").graph  # trains by Adam
-    assert line_of(find("fused-optimizer"), graph) == "torch.optim.Adam(parameters, fused=True)"
+    assert lines_of([find("fused-optimizer")], graph) == "torch.optim.Adam(parameters, fused=True)"
     by_sgd = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz").graph
     assert line_of(find("fused-optimizer"), by_sgd) == "torch.optim.SGD(parameters, fused=True)"
     assert "another optimizer than SGD" in str(why_not_offered(find("fused-adam"), by_sgd))

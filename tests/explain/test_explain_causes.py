@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from graph.small_traces import call, kernel, launched, op, trace
+from graph.small_traces import call, kernel, launched, note, op, trace
 from machine.programs import PROGRAMS
 
 import daydream
@@ -301,3 +301,11 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
     text = explain_text(explanation)
     assert text.isascii()
     assert "None" not in text
+
+
+def test_a_ranges_own_time_is_untraced_python_no_operator():
+    #  forward 0 .. 100, in it an operator of 40 us: 60 us of Python
+    explanation = daydream.explain(
+        repeated(lambda at, _: [note("forward", at, at + 100), op("aten::mm", at + 30, at + 70)], 100)
+    )
+    assert causes(explanation) == {PathCause.UNTRACED: 60_000, PathCause.OPERATORS: 40_000}

@@ -252,9 +252,9 @@ TWO = [op("main", 0, 900), op("first", 0, 100, tid=2), op("next", 1_000, 1_050, 
         # one instance of a hand-over, 80 behind the end of the other thread's task: 450 + 80 + 10
         ([*TWO, off(110, 980, 1)], 540),
         ([*TWO, off(110, 980)], 540),
-        # a thread of which nothing else is known, or nobody: 50 + 5, then 870 that stay, then 10
-        ([*TWO[1:], op("main", 0, 300), off(110, 980, 3)], 935),
-        ([*TWO[1:], op("main", 0, 300), off(110, 980, name="read")], 935),
+        # a thread of which nothing else is known, or nobody: 50 + 5, then 870 that stay
+        ([*TWO[1:], op("main", 0, 300), off(110, 980, 3)], 925),
+        ([*TWO[1:], op("main", 0, 300), off(110, 980, name="read")], 925),
         # points of the other thread are everywhere: kept as the thread's own time
         ([*TWO[1:], *(op("main", 50 * n, 50 * n + 20) for n in range(20)), off(110, 980)], 500),
     ],

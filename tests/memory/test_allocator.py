@@ -271,17 +271,6 @@ def test_garbage_collection_returns_the_oldest_segments_above_the_threshold():
     assert allocator.retries == 0
 
 
-def test_empty_cache_returns_what_is_unused():
-    asked = [
-        Request(ALLOCATE, 0, 12 * MIB),
-        Request(FREE, 0),
-        Request(EMPTY_CACHE),
-        Request(ALLOCATE, 1, 14 * MIB),
-    ]
-
-    assert usage(asked).peak_reserved_bytes == 14 * MIB
-
-
 def test_a_fraction_of_the_device_is_the_limit():
     asked = [Request(ALLOCATE, 0, 12 * MIB)]
 
@@ -300,12 +289,6 @@ def test_fragmentation_is_what_is_reserved_and_not_allocated_when_most_is_alloca
     assert (found.peak_index, found.peak_allocated_bytes) == (0, 5 * MIB)
     assert found.reserved_at_peak_bytes == 20 * MIB  # 75 % of it are not allocated
     assert found.peak_reserved_bytes == 22 * MIB
-
-
-def test_an_empty_sequence_needs_nothing():
-    found = usage([])
-
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes, found.peak_index) == (0, 0, -1)
 
 
 def test_a_sequence_goes_on_from_what_is_held_at_the_start():

@@ -45,6 +45,7 @@ def test_the_peaks_of_a_history_are_exact(path):
     replayed = usage(found.requests, settings=found.settings, start=found.start)
     assert peaks(replayed) == (truth["peak_allocated"], truth["peak_requested"], truth["peak_reserved"])
     assert replayed.reserved_at_peak_bytes == truth["reserved_at_peak_allocated"]
+    assert replayed.strays == 0
     assert found.doubts == []
 
 
@@ -102,6 +103,12 @@ def test_undoing_the_events_gives_the_recorded_start(tmp_path):
         # Counted here from the events alone: the pickle has no totals.
         assert undone.recorded_allocated_bytes == truth["peak_allocated"]
         assert undone.recorded_reserved_bytes == truth["peak_reserved"]
+        del document["device_traces"][0][
+            : len(events) // 3
+        ]  # what an older part of the history held, follows
+        (later,) = read_snapshot(write(tmp_path / "later.pickle", document))
+        replayed = usage(later.requests, settings=later.settings, start=later.start)
+        assert (replayed.peak_reserved_bytes, replayed.strays) == (later.recorded_reserved_bytes, 0)
 
 
 def torch_segment(given):

@@ -63,6 +63,13 @@ def test_the_start_follows_from_the_end(tmp_path, name):
     assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
 
 
+def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
+    kept = {**ENDED, "allocator_settings": {"max_split_size": 20 * MIB}}
+    plain, split = (read_snapshot(write(tmp_path / "s.json", each))[0] for each in (ENDED, kept))
+
+    assert (split.start, split.doubts) == (plain.start, [])
+
+
 def test_all_protocols_of_a_pickle_say_the_same(tmp_path):
     found = [
         read_snapshot(write(tmp_path / f"{protocol}.pickle", ENDED, protocol))
@@ -331,10 +338,8 @@ def test_a_stack_is_told_by_its_innermost_own_line(frames, line):
 # What is doubtful --------------------------------------------------------------------------------
 
 
-def doubts(tmp_path, *events, start=()):
-    path = write_lines(tmp_path / "s.jsonl", {**HEADER, "start_segments": list(start)}, events)
-    (found,) = read_snapshot(path)
-    return found
+def doubts(tmp_path, *events):
+    return read_snapshot(write_lines(tmp_path / "s.jsonl", HEADER, events))[0]
 
 
 ALLOCATED = ["alloc", START, 4 * MIB, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from daydream.optimizations.compile import compile as compile_
 from daydream.optimizations.cuda_graphs import cuda_graphs
@@ -18,7 +20,7 @@ MUL = [("vectorized_elementwise_kernel mul", 7)]
 GEMM = [("ampere_sgemm", 20)]
 
 
-def on_device(optimizer: bool = True) -> Graph:
+def on_device(optimizer: bool = True, asks: Sequence[str] = ()) -> Graph:
     """A product and two element-wise kernels of each layer, forward and then backward."""
     program = Program()
     for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
@@ -27,6 +29,8 @@ def on_device(optimizer: bool = True) -> Graph:
             program.op("aten::mm", phase, *GEMM, shapes=shapes, layer=layer)
             program.op("aten::add", phase, *ADD, shapes=shapes, layer=layer)
             program.op("aten::mul", phase, *MUL, shapes=shapes, layer=layer)
+    for op in asks:
+        program.op(op, "forward", ("copy kernel", 5))
     if optimizer:
         program.op("aten::add_", "optimizer", *ADD, shapes=[[8, 8]], layer=None)
     return program.graph()
@@ -109,6 +113,18 @@ def test_only_modules_that_match_are_compiled_and_nothing_fuses_from_one_to_the_
     guards = graph.select(name="guards and wrappers")
     # no parameters are known: a call's costs alone, for two modules in each pass
     assert sorted(guards.duration_ns.tolist()) == sorted([FORWARD.call_ns, BACKWARD.call_ns] * 2)
+
+
+@pytest.mark.parametrize("op", ["aten::item", "aten::_unique2"])
+def test_operators_whose_result_python_asks_for_break_the_graph(op):
+    costs = []
+    for options in ({}, {"graph_breaks": 1}):
+        graph = on_device(optimizer=False, asks=[op])
+        compile_(graph, **options)
+        costs.append(graph.select(name="guards and wrappers").total("duration_ns"))
+    assert costs[0] == costs[1]
+    with pytest.raises(NotApplicableError, match="4 operators of a forward pass break the graph"):
+        compile_(on_device(asks=[op] * 4))
 
 
 def test_each_break_costs_a_compiled_function_more():

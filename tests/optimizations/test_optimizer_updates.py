@@ -20,7 +20,10 @@ from daydream.transforms import optimizer_settings
 from daydream.transforms.compose import parse
 
 COPY = "Memcpy DtoD (Device -> Device)"
-ADAM_OF_1000 = {"optimizers": [{"name": "Adam", "groups": [{"tensors": 2, "elements": 1000}]}]}
+ADAM_OF_1000, ADAM_OF_A_MILLION = (
+    {"optimizers": [{"name": "Adam", "groups": [{"tensors": 2, "elements": elements}]}]}
+    for elements in (1000, 10**6)
+)
 
 
 def per_parameter(
@@ -257,20 +260,20 @@ def test_foreach_refuses_what_is_multi_tensor_already():
 
 
 def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
-    # 1,000 parameters of 4 B: to the CPU 4,000 B at 40 B/ns = 100 ns, behind the gemm that ends at
-    # 2 + 4 + 20 = 26; update 28,000 B at 100 B/ns = 280 ns, and Python 21,000 + 2 x 4,000; 4 ns to launch,
-    # back 100.
-    graph = per_parameter(**ADAM_OF_1000)
+    # 10^6 parameters of 4 B: to the CPU 4 MB at 40 B/ns = 100 us, behind the gemm that ends at
+    # 2 + 4 + 20 = 26; update 28 MB at 100 B/ns = 280 us, and Python 21,000 + 2 x 4,000; 4 ns to launch,
+    # back 100 us.
+    graph = per_parameter(**ADAM_OF_A_MILLION)
     graph.facts.launch_cost_ns, graph.facts.launch_latency_ns = 6, 4
     offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)
-    assert simulate(graph).makespan_ns == 26 + 100 + 280 + 29_000 + 4 + 100
+    assert simulate(graph).makespan_ns == 26 + 100_000 + 280_000 + 29_000 + 4 + 100_000
     assert set(graph.select(kind="kernel").phase) == {"backward"}
 
 
 def test_a_faster_link_or_cpu_is_never_slower():
     times = []
     for factor in (1, 2, 4, 8):
-        graph = per_parameter(**ADAM_OF_1000)
+        graph = per_parameter(**ADAM_OF_A_MILLION)
         offload_optimizer(graph, bandwidth=5.0 * factor, cpu_bandwidth=20.0 * factor)
         times.append(simulate(graph).makespan_ns)
     assert times == sorted(times, reverse=True)
@@ -278,8 +281,10 @@ def test_a_faster_link_or_cpu_is_never_slower():
 
 def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
     sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
-    with pytest.raises(NotApplicableError, match="no state"):
+    with pytest.raises(NotApplicableError, match=r"sgd keeps 0\.00 MiB of state: offloading frees nothing"):
         offload_optimizer(per_parameter(kernels=("aten::add_",), **sgd))
+    with pytest.raises(NotApplicableError, match=r"adam keeps 0\.01 MiB of state"):
+        offload_optimizer(per_parameter(**ADAM_OF_1000))
     with pytest.raises(NotApplicableError, match="how many parameters"):
         offload_optimizer(per_parameter())
     with pytest.raises(GraphError, match="above 0"):

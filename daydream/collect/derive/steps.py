@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.device_work import is_device_alone, read_launches
-from daydream.collect.derive.nesting import STEP_MARKER
+from daydream.collect.derive.nesting import LAUNCH_CALL, STEP_MARKER
 from daydream.collect.derive.recording import PORTION, SAID, Recording
 from daydream.errors import TraceError
 from daydream.lazy import regex
@@ -154,12 +154,14 @@ UNRECORDED = (
     "but no device work was recorded: another tool held the device's profiler (CUPTI), or it was off, "
     "stopped early, or does not work there (WSL, containers)"
 )
+OF_A_DEVICE = regex(r"^aten::_?(cudnn|miopen)_(conv|batch_norm|rnn)|^nccl:")
 UNLAUNCHED = (
-    "no recorded call is known to have launched most of its device work: whether the CPU or the device "
+    "no recorded call is known to have launched much of its device work: whether the CPU or the device "
     "bounds it is not known"
 )
 LOST_BEFORE = "the end of the step before it was not recorded"
-MOST_LOST = 0.1  # of a step's launches; memsets and the odd kernel go unrecorded in complete traces too
+# Of a step's launches, or its device work. Memsets and the odd kernel go unrecorded in complete traces, too.
+MOST_LOST = 0.1
 LAUNCH = regex(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
 SYNCHRONIZE = regex(r"Synchronize")
 LAUNCHED_BEFORE = "device work launched before the window runs in it"
@@ -339,11 +341,13 @@ def unrecorded(recording: Recording) -> str | None:
     """Return what says that a device worked, though none of its work was recorded; None if nothing does."""
     if recording.is_kind(*DEVICE_KINDS).any():
         return None
-    if calls := int((recording.named(LAUNCH, "runtime") & ~in_capture(recording)).sum()):
+    if calls := int((recording.named(LAUNCH_CALL, "runtime") & ~in_capture(recording)).sum()):
         return f"{counted(calls, 'call')} launched work on a device, {UNRECORDED}"
     memory = recording.memory
     if memory is not None and (memory["device"] >= 0).any():
         return f"memory of a device was allocated, {UNRECORDED}"
+    if recording.named(OF_A_DEVICE).any():
+        return f"operators ran that only a device has, {UNRECORDED}"
     return None
 
 
@@ -361,14 +365,14 @@ def need_work(recording: Recording) -> None:
 def _unlaunched(
     recording: Recording, device: np.ndarray, launch: np.ndarray, completion: np.ndarray
 ) -> np.ndarray:
-    """Return the steps during which most of the device's work is of no known call: bool, shape (steps,)."""
+    """Return the steps during which much of the device's work is of no known call: bool, shape (steps,)."""
     if is_device_alone(recording):
         return np.zeros(len(completion), bool)
     during = np.searchsorted(completion, recording["start_ns"][device], side="right")
     took = recording["duration_ns"][device].astype(float)
     of_none = np.where(launch[device] < 0, took, 0.0)
     whole, unknown = (np.bincount(during, ns, len(completion) + 1) for ns in (took, of_none))
-    return np.asarray(2 * unknown > whole)[:-1]
+    return np.asarray(unknown > MOST_LOST * whole)[:-1]
 
 
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:

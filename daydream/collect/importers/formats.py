@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular
+from daydream.files.input_files import check_regular, marked_encoding
 from daydream.lazy import regex
 
 ETDUMP_MAGIC = b"ED00"
@@ -92,7 +92,7 @@ def table_of(columns: list[str]) -> str | None:
 
 def is_rocprof_table(head: bytes) -> bool:
     """Return whether a file that begins so is one of rocprofv3's CSV tables."""
-    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    line = head.lstrip().split(b"\n", 1)[0]
     return b"," in line and table_of(columns_of(line.decode("utf-8", "replace"))) is not None
 
 
@@ -154,13 +154,12 @@ def format_of(path: Path) -> str:
     It is `kineto`, `nsys`, `rocprof`, `rocprof-csv`, `xplane`, `etdump`, `inspector` or `parquet`.
     """
     head = head_of(path)
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if is_etrecord(head):
         raise TraceError(
             f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
         )
     for begin, what in STAND_INS.items():
-        if text.startswith(begin):
+        if head.lstrip().startswith(begin):
             raise TraceError(f"{path} is {what}.")
     if head[:4] == PARQUET_MAGIC:
         return "inspector" if is_inspector_parquet(path) else "parquet"
@@ -178,7 +177,10 @@ def format_of(path: Path) -> str:
 
 
 def head_of(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked. Raises `TraceError` if it cannot be read."""
+    """Return the first bytes of a file, unpacked, of text in UTF-8.
+
+    Raises `TraceError` if it cannot be read.
+    """
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -192,7 +194,8 @@ def head_of(path: Path) -> bytes:
         raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
-    return head
+    encoding = marked_encoding(head)
+    return head if encoding is None else head.decode(encoding, "replace").encode()
 
 
 def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:

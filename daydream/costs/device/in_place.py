@@ -16,6 +16,7 @@ from daydream.costs.device.table import KernelTable
 from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
+from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted
@@ -157,18 +158,8 @@ def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarra
     rows = graph.columns["row"][tasks.ids].astype(np.int64)
     own, which = np.unique(rows, return_inverse=True)
     which = which.reshape(-1)
-    around = _outermost(trace["parent"], own, entry)
+    around = enclosing(trace["parent"], entry >= 0, own, inner=False)
     maker = forward_rows(trace, np.maximum(own, 0))
     maker = np.where((own >= 0) & (around < 0), maker, -1)
-    from_node = _outermost(trace["parent"], maker, entry)
+    from_node = enclosing(trace["parent"], entry >= 0, maker, inner=False)
     return np.where(around >= 0, around, from_node)[which], (from_node >= 0)[which]
-
-
-def _outermost(parent: np.ndarray, rows: np.ndarray, entry: np.ndarray) -> np.ndarray:
-    """Return the outermost row with an entry among each row and those around it, -1 for none."""
-    parent = np.append(np.asarray(parent, np.int64), -1)
-    found, up = np.full(len(rows), -1, np.int64), np.asarray(rows, np.int64)
-    while (up >= 0).any():
-        found = np.where((up >= 0) & (entry[up] >= 0), up, found)
-        up = np.where(up >= 0, parent[up], -1)
-    return found

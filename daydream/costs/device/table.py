@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec.structs import asdict
 
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.errors import FileError
+from daydream.files.atomic import write_whole
 from daydream.files.input_files import check_regular
 
 COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns", "before_ns", "phase")
@@ -25,6 +29,8 @@ PHASES = ("forward", "backward")
 UNKNOWN_PAIR = (float("nan"), float("nan"))
 CPU = "cpu"  # the device of a table that was measured on a CPU
 InPlaceKey: TypeAlias = tuple[str, tuple[Shape, ...], str]
+NUMBERS = {"before_ns": "int64", "duration_ns": "int64", "repeats": "int32"}  # the other columns are texts
+SCHEMA = 1
 METADATA = b"daydream"  # the key that holds one JSON document, as in a trace
 
 
@@ -164,3 +170,19 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
     except (ValueError, AttributeError):  # somebody else's
         device = None
     return rows, device if isinstance(device, str) else None
+
+
+def save_times(
+    path: str | os.PathLike[str], kind: Any, times: Sequence[Any], said: Mapping[str, Any], *, force: bool
+) -> None:
+    """Write times of calls, each a record of this kind, as parquet; `KernelTable.load` reads it.
+
+    Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    columns = [(name, NUMBERS.get(name, "string")) for name in kind.__struct_fields__]
+    schema = pa.schema(columns, {METADATA: json.dumps({"schema_version": SCHEMA, **said})})
+    rows = pa.Table.from_pylist([asdict(each) for each in times], schema)
+    write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)

@@ -164,21 +164,16 @@ def _move(draft: Draft, runs: Runs) -> None:
         ]
         free = dict.fromkeys(lanes, 0)
         last = dict.fromkeys(lanes, -1)
-        at_once: list[int] = []
-        later: list[int] = []  # whether a thread was free when it was asked for
         for task, call in zip(runs.task[mine].tolist(), runs.call[mine].tolist(), strict=True):
             lane_of[task] = lane = min(free, key=free.__getitem__)
-            if call >= 0:
-                draft.latency_ns[task] = start[task] - start[call]
+            if call >= 0:  # what a thread takes to begin, from the call or from when it was free
+                taken = max(int(start[task]) - max(int(start[call]), free[lane]), 0)
+                draft.latency_ns[task] = taken
                 draft.release_ns[task] = 0
-                busy = free[lane] > start[call]
-                (later if busy else at_once).append(task)
-                if busy:
-                    draft.gap_ns[last[lane]] = max(int(start[task]) - free[lane], 0)
+                if free[lane] > start[call]:
+                    draft.gap_ns[last[lane]] = taken
             free[lane] = int(end[task])
             last[lane] = task
-        usual = int(np.median(draft.latency_ns[at_once])) if at_once else 0
-        draft.latency_ns[later] = np.minimum(draft.latency_ns[later], usual)
     called = runs.call >= 0
     draft.kind[runs.task] = COLLECTIVE
     draft.launch[runs.task] = runs.call

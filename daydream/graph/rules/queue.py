@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.rules.thresholds import (
     LEAST_BLOCKED,
@@ -24,7 +23,6 @@ from daydream.graph.rules.thresholds import (
     QUEUE_FULL_SHARE,
     UNKNOWN_LAUNCH_NS,
 )
-from daydream.graph.tables import LONGEST_NS, MEMCPY
 
 
 def bound_queues(draft: Draft) -> None:
@@ -101,15 +99,9 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     calls = np.append(late[blocked], early)
     free = np.append(free[blocked], freed)
 
-    work = draft.launched()
-    launching = draft.launch[work].astype(np.intp)
-    copied = (draft.kind[work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
-    waited = np.append(calls, launching[copied])  # a copy whose call outlasts it was waited for
-    names = draft.name[calls]
-    sure = draft.usual_costs(unique(unblocked[~np.isin(unblocked, waited)]), -1)[names]
-    usual = draft.usual_costs(unique(launching[~np.isin(launching, waited)]), LONGEST_NS)[names]
+    usual = draft.usual_costs(np.setdiff1d(unblocked, calls), -1)[draft.name[calls]]
     rest = np.maximum(draft.end_ns[calls] - free, 0)
-    cost = np.minimum(np.where(sure >= 0, sure, np.minimum(usual, rest)), draft.duration_ns[calls])
+    cost = np.minimum(np.where(usual >= 0, usual, rest), draft.duration_ns[calls])
     draft.wait_first(calls, draft.end_ns[calls] - cost)
 
 

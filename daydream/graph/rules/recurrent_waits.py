@@ -45,6 +45,7 @@ from daydream.graph.rules.thresholds import (
     PAUSE_NS,
     PAUSES_SHARE,
     RETURN_CLOCK_NS,
+    SHORT_SHARE,
     SPIN_NS,
     THREAD_CLOCK_NS,
     WAKE_NS,
@@ -396,11 +397,26 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         if outside:
             draft.doubts.add(task=blocked.task[doubtful], ns=(blocked.begin - blocked.end)[doubtful])
             alone = blocked.only(~known & ~doubtful & ~kept)
-            stops, goes_on = _cut(draft, alone)
+            # Those of one task are one wait between which the thread hardly runs.
+            runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
+            apart = (
+                run_starts(alone.task) | run_starts(alone.in_range) | np.append(True, runs)[: len(alone.task)]
+            )
+            last = np.append(apart[1:], True)[: len(apart)]
+            end_of = alone.end[last]
+            alone = alone.only(apart)
+            alone.end[:] = end_of
+            stops, _ = _cut(draft, alone, keep_gaps=True)
             length = alone.end - alone.begin
-            draft.link(stops, goes_on, latency_ns=length, cause=Cause.OUTSIDE)
+            inside = stops[alone.in_range]
+            draft.duration_ns[inside] = length[alone.in_range]
+            draft.end_ns[inside] += draft.duration_ns[inside]
+            tasks = draft.on(lane)
+            after = np.searchsorted(draft.order[tasks], draft.order[stops], side="right")
+            behind = tasks[np.minimum(after, len(tasks) - 1)]
+            draft.link(stops, behind, latency_ns=length, from_start=True, cause=Cause.OUTSIDE)
             texts = draft.trace.values("name", alone.row)
-            draft.name[goes_on] = [draft.code("name", f"wait: {text}") for text in texts]
+            draft.name[stops] = [draft.code("name", f"wait: {text}") for text in texts]
     goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
     for lane in unique(waker).tolist():
         mine = waker == lane
@@ -441,8 +457,11 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     return waker, doubtful & open_, blocked.in_range & open_ & ~unknown
 
 
-def _cut(draft: Draft, blocked: Pauses) -> tuple[np.ndarray, np.ndarray]:
-    """Cut blocked time out of its tasks; return those that end where it begins, and that go on behind it."""
+def _cut(draft: Draft, blocked: Pauses, *, keep_gaps: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Cut blocked time out of its tasks; return tasks where it begins, and those that go on behind it.
+
+    What is to `keep_gaps` stays the gap of the task where it begins, and nothing is put behind it.
+    """
     stops = np.full(len(blocked.task), -1)
     goes_on = stops.copy()
     left = np.arange(len(stops))
@@ -465,6 +484,8 @@ def _cut(draft: Draft, blocked: Pauses) -> tuple[np.ndarray, np.ndarray]:
                 inside=inside,
                 works_on=inside,
             )
+            if keep_gaps and not inside:
+                continue
             order = np.maximum(end * ORDER_STEP, order) + RESUME_PLACE
             goes_on[some] = draft.turn_into_wait(
                 stops[some],

@@ -186,9 +186,8 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     mine = [each for each in explanation.causes if each.bound is Bound.CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
     said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
-    by = f"{listed(said)} of the critical path"
     what = "Bound by data loading" if explanation.bound is Bound.LOADING else "CPU-bound"
-    return f"{what}: {by}; {infinite}, and {busy}."
+    return f"{what}: {listed(said)} of the critical path; {infinite}, and {busy}."
 
 
 def _beside_communication(explanation: Explanation) -> str:
@@ -339,4 +338,5 @@ def _waiting(explanation: Explanation) -> str:
 
 
 def _predicted(asked: WhatIfResult) -> str:
-    return "an unknown time" if asked.predicted_ns is None else time_text(asked.predicted_ns)
+    ns = asked.predicted_ns
+    return "an unknown time" if ns is None else time_text(min(ns, asked.replayed_ns))

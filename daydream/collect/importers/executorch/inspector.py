@@ -6,7 +6,6 @@ columns have in their names) and when it began in each (`start_time`, in ns).
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,10 @@ from typing import Any
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.executorch.rows import STAGES, Row, of_kernel, recording_of
 from daydream.collect.importers.formats import COLUMN
+from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, check_regular, most_unpacked, too_large
+from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.handles.nodes import layer_path, operator_name, source_line
 from daydream.lazy import regex
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
@@ -141,10 +141,8 @@ def _layer(modules: Any) -> str:
 def _of_json(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the records of a JSON table, which pandas writes as a list, one a line, or a column each."""
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            text = Counted(file, path, most).read()
+        with opened(path, most) as (file, _, _):
+            text = file.read()
         lines = text.splitlines()
         one_a_line = len(lines) > 1 and lines[0].startswith(b"{") and lines[0].rstrip().endswith(b"}")
         found = [json.loads(line) for line in lines if line.strip()] if one_a_line else json.loads(text)

@@ -15,6 +15,7 @@ Names of the kernels that calls of a recording launch: ROCm writes them beside t
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -31,14 +32,14 @@ import msgspec
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
 from daydream.collect.importers.kineto.scanned import Scanner, Table
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, check_regular, most_unpacked
+from daydream.files.input_files import Counted, check_regular, marked_encoding, most_unpacked
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 BETWEEN_EVENTS = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 GZIP_MAGIC = b"\x1f\x8b"
+MARK = 4  # bytes that tell the encoding
 PACKED = 12  # times as large as its gzip a file is taken to be
 
 
@@ -164,9 +165,8 @@ class EventReader:
     ) -> Iterator[list[Event] | Table]:
         buffer = file.read(self.block_bytes)
         encoding = json.detect_encoding(buffer)
-        if not encoding.startswith("utf-8"):  # as PowerShell redirects output: not large
+        if encoding != "utf-8":  # and without a mark
             buffer = (buffer + file.read()).decode(encoding, "replace").encode()
-        buffer = buffer.removeprefix(BYTE_ORDER_MARK)
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
         if buffer.lstrip()[:1] == b"[":
@@ -330,18 +330,22 @@ class Document(msgspec.Struct, gc=False):
 
 @contextmanager
 def opened(path: Path, max_unpacked: int | None = None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
-    """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size)."""
+    """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
+
+    Text that says its encoding is in UTF-8, and does not.
+    """
     check_regular(path)
     with path.open("rb") as raw:
-        magic = raw.read(2)
+        packed = raw.read(2) == GZIP_MAGIC
         raw.seek(0)
-        size = os.fstat(raw.fileno()).st_size
-        if magic == GZIP_MAGIC:
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                counted = Counted(cast("IO[bytes]", unpacked), path, most_unpacked(path, max_unpacked))
-                yield cast("IO[bytes]", counted), raw.tell, size
-        else:
-            yield raw, raw.tell, size
+        file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
+        encoding = marked_encoding(file.read(MARK))
+        file.seek(0)
+        if packed:
+            file = cast("IO[bytes]", Counted(file, path, most_unpacked(path, max_unpacked)))
+        if encoding is not None:
+            file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", encoding, "replace"))
+        yield file, raw.tell, os.fstat(raw.fileno()).st_size
 
 
 LARGEST = 1 << 30  # bytes of a capture's file whose names are read

@@ -82,7 +82,8 @@ def read_export(export: Export) -> Recording:
     if not any(table in export for table in CUDA_TABLES):
         raise TraceError(
             f"{export.path} is an Nsight Systems export without CUDA activity; record again with "
-            "`nsys profile --trace=cuda,nvtx` and export with `nsys export --type sqlite`."
+            "`nsys profile --trace=cuda,nvtx` and export with `nsys export --type sqlite`. "
+            + " ".join(export.diagnostics())
         )
     return _Importer(export).recording(Path(export.path).name)
 

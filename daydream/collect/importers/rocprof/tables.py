@@ -185,14 +185,11 @@ class _Reader:
 def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a table as text; one without an end would be no table."""
     buffered = io.BufferedReader(cast("io.RawIOBase", _Raw(file)), 1 << 16)
-    first = True
     while line := buffered.readline(LONGEST_LINE):
         if len(line) >= LONGEST_LINE:
             raise TraceError(f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes.")
-        text = line.removeprefix(b"\xef\xbb\xbf") if first else line
-        first = False
-        if text.strip():
-            yield text.decode("utf-8", "replace").replace("\0", "\ufffd")
+        if line.strip():
+            yield line.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 class _Raw(io.RawIOBase):
