@@ -185,7 +185,9 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     add = partial(_add, chain, found)
     code, texts = graph.columns["name"][chain.task], graph.texts["name"]
     # Stretches in which a thread records nothing for long.
-    idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+    idle = of(PathCause.UNTRACED, PathCause.OUTSIDE) & (
+        chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS)
+    )
     # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
     batches = np.zeros(len(idle), bool)
     if not len(graph.select(phase="data")):

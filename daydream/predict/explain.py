@@ -275,7 +275,7 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     found: defaultdict[Bound, float] = defaultdict(float)
     for each in causes:
         found[each.bound] += each.share
-        if each.cause is PathCause.LOADING:
+        if each.cause in {PathCause.LOADING, PathCause.OUTSIDE}:
             found[Bound.LOADING] += each.share
     return found
 
@@ -300,6 +300,8 @@ def bound(causes: Sequence[Share], without: Without) -> Bound:
         return on_device
     # What each side would take alone, as a part of the step.
     device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without.cpu, without.device))
+    # Waits for what is outside the trace last whatever the CPU costs: the device does not take them.
+    device -= sum(each.share for each in causes if each.cause is PathCause.OUTSIDE)
     found = Bound.CPU if cpu > device else on_device
     if waits[Bound.LOADING] >= MOST and 1 - device >= MOST:
         found = Bound.LOADING
