@@ -255,9 +255,10 @@ def read_as_recorded(row: Row) -> bool:
     """Refused where device work is missing; streams run one task at a time, by 0.5 %; symptoms (cases/INDEX.md)."""
     why = "no device work was recorded|bounds it is not known|no operator, kernel or copy was recorded"
     refused = any(re.search(why, str(each.get("refused"))) for each in row.sides.now.values())
-    named = re.search(r"modded_nanogpt|s23_no_profilerstep|h100_pipeline_2gpu", row.trace)
-    symptom = re.search(r"s13c_|tracelens_669|kineto_105|pytorch_113001|utf16|legacy_autograd", row.trace)
-    return refused or symptom is not None or (named is not None and row.is_now(row.before, 5 * AGREE))
+    named = re.search(r"modded_nanogpt|h100_pipeline_2gpu", row.trace)
+    symptom = re.search(r"s13c|s23_|tracelens_669|kineto_105|pytorch_113001|utf16|legacy_autograd", row.trace)
+    median = re.search(r"amp|autocast|fp8|quantize|pruning|/tasks$", f"{row.question} {row.key}")  # of casts
+    return bool(refused or symptom or row.is_now(row.before, (100 if median else 5 if named else 0) * AGREE))
 
 
 def _of_its_own(answer: Answer) -> Answer:

@@ -22,7 +22,7 @@ from daydream.memory.report import at_peak
 from daydream.memory.result import DeviceMemory
 from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
 from daydream.predict.avoidable import LEAST, Avoidable
-from daydream.predict.basis import Basis
+from daydream.predict.basis import ESTIMATED, Basis
 from daydream.predict.breakdown import (
     Chain,
     Communication,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
+COSTLY = 0.3  # of a step: recording cost 24 % of one of compiled code (`h100_modded_nanogpt_2025_12_8ranks`)
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
 LARGELY = 0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
@@ -140,6 +141,20 @@ class Explanation(Record, eq=False):
     def graph(self) -> Graph:
         """The graph that is explained."""
         return self.replay.graph if self.after is None else self.after.graph
+
+    @property
+    def if_recording_cost_more(self) -> str:
+        """At what cost of recording the device bounds the step, a sentence; empty where none is that high."""
+        measured_ns, busy = self.replay.measured_ns, self.device_busy_share
+        if self.basis != ESTIMATED or not busy or not measured_ns:
+            return ""
+        assumed, turn = (1 - share * self.replayed_ns / measured_ns for share in (1.0, busy))
+        if turn > COSTLY:
+            return ""
+        return (
+            f" This hangs on the cost of recording: assumed are {assumed:.0%} of the step; from {turn:.0%} "
+            "on the device bounds it."
+        )
 
     def share(self, cause: str) -> float:
         """Return a cause's share of the step."""
