@@ -245,10 +245,15 @@ class Allocator:
         """Return where a new segment lies, and its size: as recorded where it fits, else after all others."""
         if address is not None:
             at = bisect_left(self.ranges, (address,))
-            for pool in self._pools.values():  # address space behind a segment that another is recorded in
+            for pool in self._pools.values():  # address space that another is recorded in
                 for start, block in [each for some in pool.unmapped.values() for each in some]:
-                    if start < address < start + block.size and block.next is None:
-                        block.size, self.ranges[at - 1] = address - start, (self.ranges[at - 1][0], address)
+                    if start < address < start + block.size:
+                        low, end = self.ranges[at - 1]
+                        self.ranges[at - 1] = (low, address)
+                        block.size, after, block.next = address - start, block.next, None
+                        if after is not None:  # a segment of its own, too
+                            after.prev = None
+                            self.ranges.insert(at, (after.address, end))
             room = self.ranges[at][0] - address if at < len(self.ranges) else size
             if room >= least and (at == 0 or self.ranges[at - 1][1] <= address):
                 self.ranges.insert(at, (address, address + min(size, room)))

@@ -21,7 +21,7 @@ from daydream.memory.prediction import MemoryPrediction, changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.memory.result import DeviceMemory
 from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
-from daydream.predict.basis import Basis
+from daydream.predict.basis import ESTIMATED, Basis
 from daydream.predict.breakdown import (
     Chain,
     Communication,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
+COSTLY = 0.3  # of a step: recording cost 24 % of one of compiled code (`h100_modded_nanogpt_2025_12_8ranks`)
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
 LARGELY = 0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
@@ -136,6 +137,20 @@ class Explanation(Record, eq=False):
     def graph(self) -> Graph:
         """The graph that is explained."""
         return self.replay.graph if self.after is None else self.after.graph
+
+    @property
+    def if_recording_cost_more(self) -> str:
+        """At what cost of recording the device bounds the step, a sentence; empty where none is that high."""
+        measured_ns, busy = self.replay.measured_ns, self.device_busy_share
+        if self.basis != ESTIMATED or not busy or not measured_ns:
+            return ""
+        assumed, turn = (1 - share * self.replayed_ns / measured_ns for share in (1.0, busy))
+        if turn > COSTLY:
+            return ""
+        return (
+            f" This hangs on the cost of recording: assumed are {assumed:.0%} of the step; from {turn:.0%} "
+            "on the device bounds it."
+        )
 
     def share(self, cause: str) -> float:
         """Return a cause's share of the step."""
@@ -257,7 +272,7 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     found: defaultdict[Bound, float] = defaultdict(float)
     for each in causes:
         found[each.bound] += each.share
-        if each.cause is PathCause.LOADING:
+        if each.cause in {PathCause.LOADING, PathCause.OUTSIDE}:
             found[Bound.LOADING] += each.share
     return found
 
@@ -288,6 +303,8 @@ def bound(
         return on_device
     # What each side would take alone, as a part of the step.
     device, cpu = ((each.predicted_ns or 0) / step_ns for each in (without_cpu, without_device))
+    # Waits for what is outside the trace last whatever the CPU costs: the device does not take them.
+    device -= sum(each.share for each in causes if each.cause is PathCause.OUTSIDE)
     found = Bound.CPU if cpu > device else on_device
     if waits[Bound.LOADING] >= MOST and 1 - device >= MOST:
         found = Bound.LOADING

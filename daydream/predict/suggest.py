@@ -212,7 +212,8 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     graph, of, found = chain.graph, chain.of, list[Avoidable]()
     add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
     # Stretches in which a thread records nothing for long.
-    idle = of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+    long = chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS)
+    idle = of(PathCause.UNTRACED, PathCause.OUTSIDE) & long
     # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
     batches = np.zeros(len(idle), bool)
     if not len(graph.select(phase="data")):

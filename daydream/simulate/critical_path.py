@@ -108,7 +108,7 @@ class PathCause(Word):
     INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
     RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
     UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
-    OUTSIDE = "waits outside the trace", Bound.OTHER, "a worker, disk or timer"
+    OUTSIDE = "waits outside the trace", Bound.CPU, "a worker, disk or timer"
     PAUSES = "pauses of unknown cause", Bound.OTHER, "no CPU was recorded"
 
     @property
@@ -266,6 +266,9 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
     found[lane & ~on_cpu] = between.code
+    outside = np.zeros(graph.size, bool)
+    outside[graph.links["src"][graph.links["cause"] == Cause.OUTSIDE]] = True
+    found[outside[task] & (work | lane)] = PathCause.OUTSIDE.code
     loads = (graph.phase[task] == DATA) & on_cpu & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
     return found

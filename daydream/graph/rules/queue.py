@@ -23,6 +23,7 @@ from daydream.graph.rules.thresholds import (
     QUEUE_FULL_SHARE,
     UNKNOWN_LAUNCH_NS,
 )
+from daydream.graph.tables import MEMCPY
 
 
 def bound_queues(draft: Draft) -> None:
@@ -99,7 +100,11 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     calls = np.append(late[blocked], early)
     free = np.append(free[blocked], freed)
 
-    usual = draft.usual_costs(np.setdiff1d(unblocked, calls), -1)[draft.name[calls]]
+    work = draft.launched()
+    launching = draft.launch[work].astype(np.intp)
+    copied = (draft.kind[work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
+    waited = np.append(calls, launching[copied])  # a copy whose call outlasts it was waited for
+    usual = draft.usual_costs(np.setdiff1d(unblocked, waited), -1)[draft.name[calls]]
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     cost = np.minimum(np.where(usual >= 0, usual, rest), draft.duration_ns[calls])
     draft.wait_first(calls, draft.end_ns[calls] - cost)

@@ -47,7 +47,7 @@ WAITS_SHARE = 0.9  # of the waits of a pattern, that the recorded times must all
 LEAST_EVENTS = 2  # waits of a pattern
 HELD_LATE_NS = 50_000  # beyond all known causes
 HELD_BEFORE_NS = 30_000  # the last blocks of a kernel take so long; 3 to 25 us (H800)
-HELD_AFTER_NS = 10_000
+HELD_AFTER_NS = 10_000  # work behind an event begins so soon: 2 to 10 us (H800)
 HELD_CHANCE = 0.01  # that as many late starts of a stream are so close
 
 # Threads that wait for each other.

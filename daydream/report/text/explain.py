@@ -180,14 +180,17 @@ def _by_communication(explanation: Explanation) -> str:
 def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
     step = time_text(explanation.replayed_ns)
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
-    busy = f"the device is busy {percent(explanation.device_busy_share or 0)} of the time"
     if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.bound is Bound.CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
     said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
     what = "Bound by data loading" if explanation.bound is Bound.LOADING else "CPU-bound"
-    return f"{what}: {listed(said)} of the critical path; {infinite}, and {busy}."
+    return (
+        f"{what}: {listed(said)} of the critical path; {infinite}, and the "
+        f"device is busy {percent(explanation.device_busy_share or 0)} of the time."
+        f"{explanation.if_recording_cost_more}"
+    )
 
 
 def _beside_communication(explanation: Explanation) -> str:
