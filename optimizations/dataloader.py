@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
-from daydream.graph.plan import Cause
 from daydream.memory import unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
@@ -142,12 +141,7 @@ def _workers_of(
 
 def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:
     """Take the loading, or the untraced waiting, off the main thread."""
-    if loading is not None:
+    if loading is None:
+        waits.take_away()
+    else:
         loading.remove()
-        return
-    for chosen, time in ((~waits.in_gap, "duration_ns"), (waits.in_gap, "gap_ns")):
-        some = waits.tasks.of(waits.tasks.ids[chosen], "waits", ordered=True)
-        if len(some):
-            some.set(**{time: 0})
-    links = waits.tasks.graph.links
-    links.keep((links["cause"] != Cause.OUTSIDE) | ~np.isin(links["src"], waits.tasks.ids))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
 
 TO_DEVICE = r"HtoD|HostToDevice"
@@ -86,6 +87,14 @@ class LoaderWaits(Struct, frozen=True):
             return None
         return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
 
+    def take_away(self) -> None:
+        """Let no step wait for its batch."""
+        for chosen, time in ((~self.in_gap, "duration_ns"), (self.in_gap, "gap_ns")):
+            if chosen.any():
+                self.tasks.of(self.tasks.ids[chosen], "waits").set(**{time: 0})
+        links = self.tasks.graph.links
+        links.keep((links["cause"] != Cause.OUTSIDE) | ~np.isin(links["src"], self.tasks.ids))
+
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:
     if len(one) < 2 or not one.std() or not other.std():
@@ -99,7 +108,7 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     Raises:
         NotApplicableError: operators were recorded: torch's loader would have its range among them.
     """
-    if graph.trace is not None and graph.trace.is_kind("operator").any():
+    if graph.recorded.is_kind("operator").any():
         raise NotApplicableError("this trace has no loading of data: no data-loader range or phase")
     first = _first_copies(graph)
     columns = graph.columns
