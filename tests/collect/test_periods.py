@@ -340,7 +340,7 @@ def with_operators(works: Sequence[int], *, pauses: dict[int, int] | None = None
 
 def test_layers_of_one_pass_are_no_iterations():
     assert find_steps_by_period(with_operators(LAYERS)) == [(EVERY, len(LAYERS) * EVERY + CALL)]
-    assert find_steps_by_period(launches(LAYERS)) == []  # nobody knows that nothing is trained
+    assert find_steps_by_period(launches([1, *LAYERS[2:-1]])) == []  # nobody knows that nothing is trained
 
 
 def test_a_loop_is_no_pass():

@@ -187,9 +187,10 @@ def is_loop(
     """Return whether what repeats are a loop's iterations, not the layers of one pass; None: nothing tells.
 
     Where something is trained, each turn of a loop runs forward, backward and an optimizer, whatever of them
-    is recorded. Else the CPU pauses longer between turns than inside, or no other work comes before them, or
-    they hold layers of their own; of only two turns it takes a pause and one of the others. The layers of a
-    pass are launched by one thread, all of them in the recording, and their operators train nothing.
+    is recorded. Else the CPU pauses longer between turns than inside, or no other work comes before or
+    behind them, or they hold layers of their own; of only two turns it takes a pause and one of the others.
+    The layers of a pass are launched by one thread, all of them in the recording, and their operators train
+    nothing.
     """
     device, calls = linked_calls(recording)
     on_device, outer = recording.is_kind(*DEVICE_KINDS), outermost(recording)
@@ -209,8 +210,11 @@ def is_loop(
     layers = _holds_layers(launches.symbols[firsts[1] : lasts[1]])
     if len(firsts) < MIN_REPEATS:
         return bool(paused and (parts or layers)) or None
-    before, after = np.split(launches.symbols[: lasts[-1]], firsts[:1])
-    if parts or paused or layers or (len(device) and np.isin(before, after).all()):
+    symbols, begin, end = launches.symbols, firsts[0], lasts[0]
+    rest = symbols[lasts[-1] :]
+    alone = np.array_equal(symbols[:begin], symbols[end - begin : end])  # ends and begins of turns alone
+    alone &= np.array_equal(rest, symbols[begin : begin + len(rest)])
+    if parts or paused or layers or (alone and len(device)):
         return True
     whole = len(device) == on_device.sum() and len(np.unique(launches.thread)) == 1
     known = len(device) and len(outer) and not recording.named(BACKWARD_KERNEL).any()
