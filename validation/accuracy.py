@@ -299,7 +299,7 @@ def _ablation(traces: Path) -> Iterator[str]:
         usual = usual or {name: each for name, each in found.items() if not np.isnan(each).any()}
         replays = [found[name][0] for name in usual]
         moved = sum(not abs(found[name][1] / gain - 1) < 0.01 for name, (_, gain) in usual.items())
-        errors = []
+        errors: list[float] = []
         for program, (trace, truths) in machines.items():
             predicted = partial(_machine_errors, truths)
             errors += _once(known, repr(program), trace, without, predicted)

@@ -34,6 +34,7 @@ from daydream.predict.notes import waited_for_ns
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.text.explain import verdict
+from daydream.simulate.critical_path import Bound
 from daydream.transforms.registry import names
 
 SAMPLE = (
@@ -320,7 +321,7 @@ def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, s
         yield "bound", f"explain says {explanation.bound}, rank {ranking.bound}"
     alike = {"CPU": "CPU", "data loading": "CPU", "GPU": "GPU", "copies": "copies"}
     side = alike.get(explanation.bound)
-    opposite = {"CPU": "GPU", "GPU": "CPU"}.get(side or "", "")
+    opposite = {"CPU": Bound.GPU, "GPU": Bound.CPU}.get(side or "", Bound.NOTHING)
     table, sentence = explanation.bound_share(opposite), verdict(explanation)
     if table > CONTRADICTS and "critical path runs" not in sentence:
         yield "bound", f"the sentence says {explanation.bound}, the table {table:.0%} {opposite}"

@@ -40,7 +40,7 @@ class Work(NamedTuple):
     layer: str | None
     operator: str | None
     name: str
-    count: float
+    runs: float
     ns: float
 
 
@@ -329,6 +329,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
     used = {lane.device for lane in graph.lanes if lane.on_device}
     devices = metadata.get("devices", [])
     named = [each for each in devices if each.get("id") in used] or devices
+    figures |= parts_json(parts)
     side = Side(
         name=str(metadata.get("source") or ""),
         basis=replay.basis,
@@ -336,7 +337,6 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
         ranks=len({step.get("rank", 0) for step in graph.steps}),
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
-        **parts_json(parts),
         **figures,
     )
     return side.having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
@@ -478,7 +478,7 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
         found: dict[str, Any] = {}
         for name in ("before", "after"):
             works = [each for side, each in row if side == name]
-            found[f"{name}_count"] = sum((each.count for each in works), 0.0)
+            found[f"{name}_count"] = sum((each.runs for each in works), 0.0)
             found[f"{name}_ns"] = round(sum(each.ns for each in works))
             found[name] = _names(works)
         changes.append(Change(layer=layer, operator=operator, **found))

@@ -24,9 +24,8 @@ from bisect import bisect_left
 import numpy as np
 
 from daydream.collect.derive.device_work import Launches, linked_calls, outermost, read_launches
-from daydream.collect.derive.phases import BACKWARD_KERNEL, OPTIMIZER_KERNEL
+from daydream.collect.derive.phases import BACKWARD_KERNEL, BACKWARD_NODE, OPTIMIZER_KERNEL
 from daydream.collect.derive.recording import Recording
-from daydream.collect.derive.steps import BACKWARD_NODE
 from daydream.trace.schema import DEVICE_KINDS
 
 MIN_REPEATS = 3

@@ -25,6 +25,7 @@ from daydream.collect.derive.recording import PORTION, Recording
 from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
+BACKWARD_NODE = regex(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 BACKWARD_KERNEL = regex(
     r"backward|[_:]bwd|bwd_|bprop|wgrad|wrw|weight_grad|grad_input|grad_weight|GradInput|GammaBeta"
     r"|fmha_cutlassB|embedding_grad|EmbeddingBackward|cunn_SoftMaxBackward",

@@ -27,6 +27,7 @@ import numpy as np
 
 from daydream.collect.derive.device_work import is_device_alone, read_launches
 from daydream.collect.derive.nesting import LAUNCH_CALL, STEP_MARKER
+from daydream.collect.derive.phases import BACKWARD_NODE
 from daydream.collect.derive.recording import PORTION, SAID, Recording
 from daydream.errors import TraceError
 from daydream.lazy import regex
@@ -147,7 +148,6 @@ def _counts_up(names: list[str | None]) -> bool:
 
 EXECUTE = regex(r"^Method::execute$")  # ExecuTorch: a run of the program
 OPTIMIZER_STEP = regex(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
-BACKWARD_NODE = regex(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 NO_PREDECESSOR = "no step before it in the window, so its step time is unknown"
 WORK_LOST = "much of the device work it launched was not recorded"
 UNRECORDED = (
