@@ -238,17 +238,12 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
-    def read_otherwise(self, *, released: bool, lane: int | None = None) -> Graph | None:
-        """Return a copy in which all doubtful pauses, of all lanes or one, are waits (`released`) or work.
-
-        None if they are so already.
-        """
-        task, ns = (self.doubts[name] for name in ("task", "ns"))
-        chosen = ((ns < 0) == released) & (True if lane is None else self.lane[task] == lane)
-        if not chosen.any():
-            return None
+    def released(self, lane: int | None = None) -> Graph:
+        """Return a copy whose doubtful pauses, of all lanes or one, are waits that take no time."""
+        task, ns = self.doubts["task"], self.doubts["ns"]
+        chosen = lane is None or self.lane[task] == lane
         gap = self.columns["gap_ns"].copy()
-        np.add.at(gap, task[chosen], ns[chosen])  # a pause inside a call is part of its duration
+        np.subtract.at(gap, task, ns * chosen)  # a pause inside a call is part of its duration
         duration = self.columns["duration_ns"] + np.minimum(gap, 0)
         return self.retimed(np.maximum(duration, 0), np.maximum(gap, 0))
 

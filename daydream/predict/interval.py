@@ -29,9 +29,8 @@ independent, so the interval is the root of the sum of their squares:
 
 A change that affects nothing has the first two and the rerun only.
 
-Where pauses of threads are doubtful (`graph.doubts`), the step is simulated with all of them as work, and
-with all of them as waits. These readings replay alike, and may predict differently: then the interval covers
-both.
+Where pauses of threads are doubtful (`graph.doubts`), the step is simulated with all of them as waits, too.
+Both readings replay alike, and may predict differently: then the interval covers both.
 """
 
 from __future__ import annotations
@@ -88,6 +87,7 @@ WORDS = {  # of the causes
     "waiting": "waiting for peers",
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
+REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
 NAMED = 3  # threads that pause longest, of which one may be what an answer depends on
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
@@ -182,7 +182,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
-    comparison.readings = read_otherwise(comparison) if interval else {}
+    comparison.released = released(comparison) if interval else None
     if comparison.removed and step_ns < NOTHING_LEFT * comparison.replayed_ns:
         comparison.reason = "nothing would be left of the step: all its work is what the change takes away"
     elif comparison.unplaced is not None and comparison.unplaced.is_much:
@@ -191,8 +191,8 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         comparison.reason = found.reason(comparison)
     elif interval:
         ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
-        of_the_change = replace(found, rerun=0.0, recording=0.0)
-        for other_ns in comparison.readings:
+        if comparison.released is not None:
+            of_the_change, other_ns = replace(found, rerun=0.0, recording=0.0), comparison.released[0]
             ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
@@ -293,40 +293,33 @@ def _side_by_side_ns(graph: Graph) -> float:
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)
 
 
-def read_otherwise(comparison: Prediction) -> dict[int, str]:
-    """Return the predicted step in ns by reading, where that is another answer, with what it depends on."""
+def released(comparison: Prediction) -> tuple[int, str] | None:
+    """Return the predicted step in ns if doubtful pauses are waits, and what that hangs on; None if alike.
+
+    The unchanged step has to replay as it was recorded with these waits: else they are none.
+    """
     graph = comparison.replay.graph
     covered, task = covered_steps(graph), graph.doubts["task"]
-    ns, steps = np.abs(graph.doubts["ns"]) * covered[graph.step[task]], max(int(covered.sum()), 1)
+    ns, steps = graph.doubts["ns"] * covered[graph.step[task]], max(int(covered.sum()), 1)
     if ns.sum() < APART * comparison.replayed_ns * steps:
-        return {}
-    found = {}
-    for released in (False, True):
-        step_ns = _step_ns(comparison, released=released)
-        if step_ns is None or abs(step_ns - comparison.simulated_ns) <= APART * comparison.simulated_ns:
-            continue
-        of_lane = np.bincount(graph.lane[task], ns * ((graph.doubts["ns"] < 0) == released))
-        longest = np.argsort(-of_lane, kind="stable")[:NAMED]
-        moved = {
-            lane: _step_ns(comparison, released=released, lane=lane)
-            for lane in longest[of_lane[longest] > 0].tolist()
-        }
-        lane = max(moved, key=lambda lane: abs((moved[lane] or 0) - comparison.simulated_ns))
-        found[step_ns] = (
-            f"Nothing recorded tells whether {graph.lanes[lane].name} works or waits in its pauses of "
-            f"{of_lane[lane] / steps / 1e6:,.4g} ms per step while others work; if it "
-            f"{'waits' if released else 'works'}, the step takes {step_ns / 1e6:,.4g} ms. A recording by "
-            "`nsys profile --cpuctxsw=process-tree` tells."
-        )
-    return found
-
-
-def _step_ns(comparison: Prediction, *, released: bool, lane: int | None = None) -> int | None:
-    """Return the predicted step of a reading, in ns; None if the graph is read so already."""
-    replay, changed = comparison.replay, comparison.graph.read_otherwise(released=released, lane=lane)
-    if changed is None:
         return None
-    before = replay.read_otherwise(released=released, lane=lane)
-    slowed = between(comparison.contention, replay.graph, changed)
-    after = settle(changed, contention=slowed, copies=comparison.after.passes)
-    return round(comparison.replayed_ns * before.mean_after(after) / max(before.step_ns, 1))
+
+    def step_ns(lane: int | None = None) -> int:
+        before, changed = comparison.replay.released(lane), comparison.graph.released(lane)
+        slowed = between(comparison.contention, comparison.replay.graph, changed)
+        after = settle(changed, contention=slowed, copies=comparison.after.passes)
+        return round(comparison.replayed_ns * before.mean_after(after) / max(before.step_ns, 1))
+
+    def apart_ns(ns: int) -> int:
+        return abs(ns - comparison.simulated_ns)
+
+    alike = comparison.replay.released(None).step_ns / max(comparison.replayed_ns, 1)
+    if abs(alike - 1) > REPLAYS_ALIKE or apart_ns(found := step_ns()) <= APART * comparison.simulated_ns:
+        return None
+    of_lane = np.bincount(graph.lane[task], ns)
+    lane = max(np.argsort(-of_lane)[:NAMED].tolist(), key=lambda lane: apart_ns(step_ns(lane)))
+    return found, (
+        f"Nothing recorded tells whether {graph.lanes[lane].name} works or waits in its pauses of "
+        f"{of_lane[lane] / steps / 1e6:,.4g} ms per step while others work; if it waits, the step takes "
+        f"{found / 1e6:,.4g} ms. A recording by `nsys profile --cpuctxsw=process-tree` tells."
+    )

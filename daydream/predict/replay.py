@@ -162,7 +162,7 @@ class Replay(NotebookFigure):
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
-    readings: dict[Any, SteadyState] = field(default_factory=dict)  # of doubtful pauses, that were asked for
+    readings: dict[int | None, SteadyState] = field(default_factory=dict)  # that were asked for, by lane
     parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
 
     def __repr__(self) -> str:
@@ -298,12 +298,11 @@ class Replay(NotebookFigure):
         """What a reader should know before trusting the figures, a sentence each."""
         return [*self.said, *filter(None, [self.unrest])]
 
-    def read_otherwise(self, **reading: Any) -> SteadyState:
-        """Return the step of another reading of its doubtful pauses, as in `Graph.read_otherwise`."""
-        key = tuple(reading.values())
-        if key not in self.readings:
-            self.readings[key] = settle(self.graph.read_otherwise(**reading) or self.graph)
-        return self.readings[key]
+    def released(self, lane: int | None) -> SteadyState:
+        """Return the step whose doubtful pauses are waits, as in `Graph.released`; simulated once."""
+        if lane not in self.readings:
+            self.readings[lane] = settle(self.graph.released(lane))
+        return self.readings[lane]
 
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""

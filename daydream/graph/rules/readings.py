@@ -1,14 +1,15 @@
 """Readings: pauses of threads of which no row tells whether the thread worked or waited.
 
-A pause that no rule explains is the thread's own work: a floor under the step that no faster device lowers.
-That is right of Python between two operators, and wrong of a thread that slept until the device was done:
+A pause that no rule explains is kept as the thread's own work: a floor under the step that no faster device
+lowers. That is right of Python between two operators, and wrong of a thread that slept until the device was
+done:
 
     thread   |launch|        pause: Python, or asleep?         |launch|
     device      |one long kernel .................................|another
 
 Both replay alike where others work all through the pause, and predict differently. So such a pause has two
-readings, kept as work and released, and answers cover both. A pause through which nothing recorded works has
-no cause in the recording: it keeps its length.
+readings, kept as work and released, and intervals cover both. A pause through which nothing recorded works
+has no cause in the recording: it keeps its length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import Draft
-from daydream.graph.plan import Cause
 from daydream.graph.rules.recurrent_waits import off_cpu
 from daydream.graph.rules.synchronization import is_sync
 from daydream.graph.rules.thresholds import (
@@ -25,18 +25,16 @@ from daydream.graph.rules.thresholds import (
     IDLE_SHARE,
     LONG_CALL_TIMES,
     PAUSE_NS,
-    THREAD_CLOCK_NS,
     UNKNOWN_LAUNCH_NS,
 )
 from daydream.graph.tables import CPU
 
 
 def read_pauses(draft: Draft) -> None:
-    """Note the pauses that have two readings, and release those of threads that paused most of their time.
+    """Note the pauses that have two readings: those that are long for their thread, while others work.
 
-    A thread that calls CUDA for 10 ms of 34 s has not been computing for the rest. What goes on behind a
-    released pause follows the last that others ended before. Where it was recorded who ran, a pause of a
-    thread that ran has one reading.
+    A thread that calls CUDA for 10 ms of 34 s has not been computing for the rest: all its pauses count.
+    Where it was recorded who ran, a pause of a thread that ran has one reading.
     """
     trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
     calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
@@ -71,18 +69,6 @@ def read_pauses(draft: Draft) -> None:
         )
         if lane in off:
             doubtful &= 2 * off[lane].within(end - length, end) >= length
-        span = draft.start_ns[tasks[-1]] - draft.start_ns[tasks[0]]
-        asleep = length[doubtful].sum() > IDLE_SHARE * span
-        if not asleep:  # its usual pauses are its own time
-            doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])
-        at, length = tasks[paused[doubtful]], length[doubtful]
-        draft.doubts.add(task=at, ns=length if asleep else -length)
-        if asleep:
-            draft.duration_ns[at] -= inside[at]
-            draft.gap_ns[at] = 0
-            behind = draft.on(lane)[paused[doubtful] + 1]
-            by_end = others[np.argsort(draft.end_ns[others], kind="stable")]
-            place = np.searchsorted(draft.end_ns[by_end], draft.start_ns[behind] + THREAD_CLOCK_NS, "right")
-            cause = by_end[place - 1]
-            orderly = (place > 0) & (draft.order[cause] < draft.order[behind])
-            draft.link(cause[orderly], behind[orderly], cause=Cause.HANDOFF)
+        if length[doubtful].sum() <= IDLE_SHARE * (end[-1] - draft.start_ns[tasks[0]]):
+            doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])  # else its own time
+        draft.doubts.add(task=tasks[paused[doubtful]], ns=length[doubtful])

@@ -202,7 +202,7 @@ class _Search:
             best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    self._draft.doubts.add(task=pauses.task, ns=-length)
+                    self._draft.doubts.add(task=pauses.task, ns=length)
                 return None
         return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
 
@@ -288,7 +288,7 @@ def wait_in_spins(draft: Draft) -> None:
             latency = np.minimum(distance[ends], 0)
             draft.syncs.add(task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency)
         elif spread(distance[ends]) <= spread(length[mine]):
-            draft.doubts.add(task=tasks[mine], ns=-length[mine])
+            draft.doubts.add(task=tasks[mine], ns=length[mine])
             _, behind = around(draft.on, draft.order, draft.lane[tasks[ends]], draft.order[tasks[ends]])
             latency = np.minimum(distance[ends], 0)
             draft.link(work[ends], behind, latency_ns=latency, cause=Cause.HANDOFF)
@@ -395,7 +395,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            draft.doubts.add(task=blocked.task[doubtful], ns=(blocked.begin - blocked.end)[doubtful])
+            draft.doubts.add(task=blocked.task[doubtful], ns=(blocked.end - blocked.begin)[doubtful])
             alone = blocked.only(~known & ~doubtful & ~kept)
             # Those of one task are one wait between which the thread hardly runs.
             runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
