@@ -231,8 +231,8 @@ def test_nothing_is_lost_and_nothing_counts_twice(before, after):
         found = changes_by(what, before, after)
         assert sum(each.before_ns for each in found) == sum(each.ns for each in before)
         assert sum(each.after_ns for each in found) == sum(each.ns for each in after)
-        assert sum(each.before_count for each in found) == sum(each.count for each in before)
-        assert sum(each.after_count for each in found) == sum(each.count for each in after)
+        assert sum(each.before_count for each in found) == sum(each.runs for each in before)
+        assert sum(each.after_count for each in found) == sum(each.runs for each in after)
 
 
 @given(WORK, WORK)

@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from daydream.arrays import distinct, unique
+from daydream.arrays import distinct, percentile, unique
 from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import floor_ns, value_ns, work
@@ -296,7 +296,7 @@ def dispatch_ns(graph: Graph) -> int:
     launching = np.isin(cpu.ids, launches.ids)
     count = np.bincount(call, launching).astype(np.int64)
     spent = np.bincount(call, np.where(launching, 0, cpu.duration_ns))
-    return int(np.median(np.repeat(spent / np.maximum(count, 1), count)))
+    return int(percentile(np.repeat(spent / np.maximum(count, 1), count), 50))
 
 
 def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarray, int, str]:

@@ -195,7 +195,7 @@ def test_what_is_larger_than_the_cache_may_be_is_not_kept(
 
 def test_info_tells_what_is_kept(ask: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = " ".join(ask("info", "-v", "step.parquet").out.split())
-    assert f"the replay, for the next question: {entries(cache)[0].stat().st_size / 2**20:.2f} MiB" in said
+    assert f"the replay, for the next question: {entries(cache)[0].stat().st_size / 2**10:.1f} KiB" in said
     assert "kept" not in ask("info", "step.parquet").out
     assert "kept" not in ask("info", "-v", "step.parquet", "--no-cache").out
 
