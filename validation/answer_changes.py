@@ -26,9 +26,8 @@ KEYS = {  # now: once, if it was there and not null; at any depth
     "speedup": "as_run/speedup",
 }
 PLACES = {"/optimizations/": "/changes/"}  # parts of paths
-LOST = re.compile(  # keys that are gone, and nothing is in their place
-    r"/as_run|/unprofiled_|/anchored|/beside|/group|/by_bound|/ns_by_bound|/recording_cost|/saving_ns$|/profiled$"
-)
+GONE = "as_run|unprofiled_|anchored|beside|group|recording_cost|saving_ns$|profiled$"  # nothing is in their place
+LOST = re.compile(f"/({GONE})|by_bound")
 CALIBRATED = {
     ("validation/cpu/MLP-1.parquet", "whatif pruning"),
     ("validation/cpu/MLP-1.parquet", "whatif quantize"),
@@ -231,8 +230,8 @@ def calibrated_once(row: Row) -> bool:
 
 def reserved_as_recorded(row: Row) -> bool:
     """Reserved memory is what the allocator's totals tell; an H200 is of capability 9.0: workspaces of 32 MiB."""
-    told = row.sides.now.get("memory", {}).items()
-    recorded = next((each for path, each in told if each and path.endswith("recorded_reserved_bytes")), 0)
+    told = row.sides.now.get("memory", {})
+    recorded = max((told[path] or 0 for path in told if path.endswith("recorded_reserved_bytes")), default=0)
     replayed = (each.get("/memory/before_reserved_bytes") for each in row.sides.before.values())
     once = 0 if isinstance(row.before, str) else row.before or 0
     ends = (recorded, once + recorded - next(filter(None, replayed), 0))
@@ -265,11 +264,12 @@ def read_as_recorded(row: Row) -> bool:
 def read_both_ways(row: Row) -> bool:
     """Doubtful pauses have two readings: intervals cover both, or lose what unknown causes had added."""
     end = re.search(r"_(low|high)_ns$", row.key)
-    if (
-        not end or isinstance(row.before, str) or isinstance(row.now, str)
-    ):  # one thread only waits; ranges' own time
+    if not end or str in {type(row.before), type(row.now)}:  # t4: a thread only waits; ranges' own time
         return "t4_mlp_amp" in row.trace or re.search("causes/.*/tasks$", row.key) is not None
-    return "gpu_user_annotation" in row.trace or (row.now < row.before) == (end[1] == "low")
+    sides, headline = (row.sides.before, row.sides.now), row.key.replace(end[0], "_ns")
+    was, now = (as_new(side.get(row.question, {})).get(headline) or 0 for side in sides)
+    outward = abs(now - was) <= AGREE * now and (row.now < row.before) == (end[1] == "low")
+    return outward or "gpu_user_annotation" in row.trace
 
 
 def _of_its_own(answer: Answer) -> Answer:

@@ -250,7 +250,7 @@ class PlainAllocator:
         for seg in list(self.segs):
             if seg.private:
                 continue
-            if seg.grows:
+            if seg.grows and any(cell.state == "free" for cell in seg.cells):
                 self.unmap(seg, 2 * MIB if seg.small else self.settings.large_segment_bytes)
                 if [cell.state for cell in seg.cells] == ["empty"]:
                     self.segs.remove(seg)
