@@ -322,7 +322,7 @@ def _once(
 ) -> Sequence[float]:  # fmt: skip
     """Return figures of a trace without some rules; of equal graphs they are worked out once."""
     graph = daydream.build(trace, without=without)
-    tables = (graph.columns, graph.links, graph.waits, graph.syncs, graph.doubts)
+    tables = (graph.columns, graph.links, graph.waits, graph.syncs)
     columns = [np.asarray(table[name]).tobytes() for table in tables for name in table]
     key = name, hash((*columns, repr(graph.lanes), repr(graph.queue_depth)))
     if key not in known:

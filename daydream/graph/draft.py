@@ -26,7 +26,7 @@ from daydream.trace.trace import Trace
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
 NONE = np.empty(0, np.int64)
-BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "doubts", "queue_depth")
+BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "queue_depth")
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
 

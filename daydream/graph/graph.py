@@ -63,7 +63,6 @@ OWN = (  # what each copy has of its own
     "syncs",
     "waits",
     "links",
-    "doubts",
     "overrides",
     "lanes",
     "queue_depth",
@@ -118,7 +117,6 @@ class Graph(NotebookTables):
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
-        self.doubts = Table.of("task", "ns")
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
@@ -238,14 +236,10 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
-    def released(self, lane: int | None = None) -> Graph:
-        """Return a copy whose doubtful pauses, of all lanes or one, are waits that take no time."""
-        task, ns = self.doubts["task"], self.doubts["ns"]
-        chosen = lane is None or self.lane[task] == lane
-        gap = self.columns["gap_ns"].copy()
-        np.subtract.at(gap, task, ns * chosen)  # a pause inside a call is part of its duration
-        duration = self.columns["duration_ns"] + np.minimum(gap, 0)
-        return self.retimed(np.maximum(duration, 0), np.maximum(gap, 0))
+    def released(self) -> Graph:
+        """Return a copy in which time that may be a wait (`doubt`, `gap_doubt`) takes none."""
+        duration, gap = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
+        return self.retimed(np.rint(duration), np.rint(gap))
 
     def differs_in_times_only(self, other: Graph) -> bool:
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
@@ -257,7 +251,7 @@ class Graph(NotebookTables):
             np.array_equal(mine[name], theirs[name])
             for mine, theirs in zip(self._tables, other._tables, strict=True)
             for name in mine
-            if name not in COSTS
+            if name not in (*COSTS, *COSTS.values())
         )
 
     def freeze(self) -> None:

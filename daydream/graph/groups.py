@@ -340,7 +340,7 @@ def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:
     used = sorted(set(lanes), key=lambda lane: (graph.lanes[lane].on_device, lane))  # threads first
     thread = next((lane for lane in lanes if not graph.lanes[lane].on_device), -1)
     numbers = {lane.name: number for number, lane in enumerate(graph.lanes)}
-    table = np.tile(np.arange(len(numbers)), (highest + 1, 1))
+    table = np.tile(np.arange(len(graph.lanes)), (highest + 1, 1))
     for rank in range(highest + 1):
         for lane in used:
             like = lane if graph.lanes[lane].on_device else thread

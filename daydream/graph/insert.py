@@ -178,14 +178,17 @@ def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
     if hasattr(tasks, "ids"):  # a selection
         same_graph(graph, tasks)
         return tasks.need_all().ids
-    if tasks is None or isinstance(tasks, np.ndarray):
-        return np.array([] if tasks is None else tasks, np.int64)
-    several = [tasks] if isinstance(tasks, int | np.integer) else tasks
-    ids = [number for each in several for number in (ids_of(graph, each) if hasattr(each, "ids") else [each])]
-    for task in ids:
-        if not 0 <= task < graph.size or not graph.alive[task]:
-            raise GraphError(f"task {task} is not in the graph; it may have been removed")
-    return np.array(ids, np.int64)
+    several = [tasks] if isinstance(tasks, int | np.integer) else () if tasks is None else tasks
+    if not isinstance(several, np.ndarray):
+        several = [
+            part for each in several for part in (ids_of(graph, each) if hasattr(each, "ids") else [each])
+        ]
+    ids = np.array(several, np.int64)
+    inside = (ids >= 0) & (ids < graph.size)
+    gone = ids[~inside | ~graph.alive[np.where(inside, ids, 0)]] if graph.size else ids
+    if len(gone):
+        raise GraphError(f"task {gone[0]} is not in the graph; it may have been removed")
+    return ids
 
 
 def place(graph: Graph, lane: int, causes: np.ndarray, followers: np.ndarray) -> Any:

@@ -335,10 +335,6 @@ class Selection(NotebookTables):
         if not (np.isfinite(factors).all() and (factors >= 0).all()):
             raise GraphError(f"a factor must be 0 or more, not {factor}")
         factors = one_each(factors, len(ids), "factors")
-        if gaps:
-            of_task = np.ones(graph.size)
-            of_task[ids] = factors
-            graph.doubts.put("ns", np.rint(graph.doubts["ns"] * of_task[graph.doubts["task"]]))
         for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
             what = f"{name} times {factors.max():g}"
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
@@ -370,6 +366,8 @@ class Selection(NotebookTables):
             graph.write(name, ids, given)
             if name in COSTS:
                 graph.modelled.append(ids)
+                if graph.columns[COSTS[name]][ids].any():
+                    graph.write(COSTS[name], ids, 0)  # a new time is no pause that was recorded
         return self
 
     def remove(self) -> None:

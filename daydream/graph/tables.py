@@ -38,6 +38,8 @@ COLUMNS: dict[str, Any] = {
     "order": np.int64,
     "measured_start_ns": np.int64,  # -1 for what was not measured
     "repeat": np.int16,  # 0 for what was there, n for its n-th repetition by an edit
+    "doubt": np.float16,  # what part of the duration may be a wait: nothing recorded tells
+    "gap_doubt": np.float16,  # likewise of the gap
     "alive": np.bool_,  # not removed
 }
 DEFAULTS = {
@@ -50,7 +52,7 @@ DEFAULTS = {
     "measured_start_ns": -1,
     "alive": True,
 }
-COSTS = ("duration_ns", "gap_ns")  # what a plan's edges do not depend on
+COSTS = {"duration_ns": "doubt", "gap_ns": "gap_doubt"}  # no edge of a plan depends on these columns
 CODED = ("name", "op", "layer")
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
@@ -132,7 +134,7 @@ class Table:
         whole.flags.writeable = not self.frozen
         self._parts[name] = [whole]
         self.version = next_version()
-        if name not in COSTS:
+        if name not in (*COSTS, *COSTS.values()):
             self.structure = self.version
 
     def write(self, name: str, rows: Any, values: Any) -> None:

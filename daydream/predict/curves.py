@@ -115,7 +115,7 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
     cpu, calls = kind == CPU, np.zeros(graph.size, bool)
     if graph.trace is not None and len(graph.trace):
         calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
-    work, gap = COSTS[:1], COSTS[1:]
+    work, gap = ([name] for name in COSTS)
     coded = {name: (graph.columns[name], graph.texts[name]) for name in CODED}
     coded["all"] = np.zeros(graph.size, int), ["untraced CPU time"]
     coded["lane"] = graph.lane, [f"all of {lane.name}" for lane in graph.lanes]
@@ -127,7 +127,7 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
         ("link", kind == COLLECTIVE, "name", family, work),
         ("cpu", cpu & calls, "name", str, work),
         ("cpu", cpu & (graph.gap_ns > 0), "all", str, gap),
-        ("cpu", cpu, "lane", str, COSTS),
+        ("cpu", cpu, "lane", str, [*COSTS]),
     ):
         code, names = coded[by]
         ids = np.flatnonzero(graph.alive & mask & (code >= 0))

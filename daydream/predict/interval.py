@@ -29,7 +29,7 @@ independent, so the interval is the root of the sum of their squares:
 
 A change that affects nothing has the first two and the rerun only.
 
-Where pauses of threads are doubtful (`graph.doubts`), the step is simulated with all of them as waits, too.
+Where pauses of threads are doubtful (`doubt` of tasks), the step is simulated with all of them as waits, too.
 Both readings replay alike, and may predict differently: then the interval covers both.
 """
 
@@ -88,7 +88,6 @@ WORDS = {  # of the causes
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
 REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
-NAMED = 3  # threads that pause longest, of which one may be what an answer depends on
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -296,30 +295,27 @@ def _side_by_side_ns(graph: Graph) -> float:
 def released(comparison: Prediction) -> tuple[int, str] | None:
     """Return the predicted step in ns if doubtful pauses are waits, and what that hangs on; None if alike.
 
-    The unchanged step has to replay as it was recorded with these waits: else they are none.
+    The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
+    the critical path makes no step shorter.
     """
-    graph = comparison.replay.graph
-    covered, task = covered_steps(graph), graph.doubts["task"]
-    ns, steps = graph.doubts["ns"] * covered[graph.step[task]], max(int(covered.sum()), 1)
-    if ns.sum() < APART * comparison.replayed_ns * steps:
+    replay, graph, after = comparison.replay, comparison.graph, comparison.after
+    steps = [*after.step_times()]
+    path = after.timeline.path(after.copy, steps)
+    part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
+    of_lane = np.bincount(graph.lane[path.task], path.ns * part, 1) / max(len(steps), 1)
+    if of_lane.sum() < APART * comparison.simulated_ns or not of_lane.any():
         return None
-
-    def step_ns(lane: int | None = None) -> int:
-        before, changed = comparison.replay.released(lane), comparison.graph.released(lane)
-        slowed = between(comparison.contention, comparison.replay.graph, changed)
-        after = settle(changed, contention=slowed, copies=comparison.after.passes)
-        return round(comparison.replayed_ns * before.mean_after(after) / max(before.step_ns, 1))
-
-    def apart_ns(ns: int) -> int:
-        return abs(ns - comparison.simulated_ns)
-
-    alike = comparison.replay.released(None).step_ns / max(comparison.replayed_ns, 1)
-    if abs(alike - 1) > REPLAYS_ALIKE or apart_ns(found := step_ns()) <= APART * comparison.simulated_ns:
+    before, changed = replay.released(), graph.released()
+    waiting = settle(
+        changed, contention=between(comparison.contention, replay.graph, changed), copies=after.passes
+    )
+    found = round(comparison.replayed_ns * before.mean_after(waiting) / max(before.step_ns, 1))
+    alike = abs(before.step_ns - comparison.replayed_ns) <= REPLAYS_ALIKE * comparison.replayed_ns
+    if not alike or abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
-    of_lane = np.bincount(graph.lane[task], ns)
-    lane = max(np.argsort(-of_lane)[:NAMED].tolist(), key=lambda lane: apart_ns(step_ns(lane)))
+    name = graph.lanes[of_lane.argmax()].name
     return found, (
-        f"Nothing recorded tells whether {graph.lanes[lane].name} works or waits in its pauses of "
-        f"{of_lane[lane] / steps / 1e6:,.4g} ms per step while others work; if it waits, the step takes "
+        f"Nothing recorded tells whether {name} works or waits in pauses that the "
+        f"step waits for, {of_lane.max() / 1e6:,.4g} ms of it; if all such pauses are waits, it takes "
         f"{found / 1e6:,.4g} ms. A recording by `nsys profile --cpuctxsw=process-tree` tells."
     )

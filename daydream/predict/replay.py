@@ -162,7 +162,9 @@ class Replay(NotebookFigure):
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
-    readings: dict[int | None, SteadyState] = field(default_factory=dict)  # that were asked for, by lane
+    waiting: SteadyState | None = field(
+        default=None, init=False
+    )  # where pauses are waits, if it was asked for
     parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
 
     def __repr__(self) -> str:
@@ -298,11 +300,11 @@ class Replay(NotebookFigure):
         """What a reader should know before trusting the figures, a sentence each."""
         return [*self.said, *filter(None, [self.unrest])]
 
-    def released(self, lane: int | None) -> SteadyState:
+    def released(self) -> SteadyState:
         """Return the step whose doubtful pauses are waits, as in `Graph.released`; simulated once."""
-        if lane not in self.readings:
-            self.readings[lane] = settle(self.graph.released(lane))
-        return self.readings[lane]
+        if self.waiting is None:
+            self.waiting = settle(self.graph.released())
+        return self.waiting
 
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
@@ -434,7 +436,7 @@ def _contents(made: Replay, trace: Trace) -> Contents:
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
-        "basis": {each.name: getattr(made, each.name) for each in fields(made)[4:]},
+        "basis": {each.name: getattr(made, each.name) for each in fields(made)[4:] if each.init},
         "families": families,
         "contention": evidence_json(measured_contention(base)),
     }

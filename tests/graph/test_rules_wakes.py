@@ -8,6 +8,7 @@ from small_traces import PID, Row, call, kernel, launched, note, op, row, starts
 
 import daydream
 from daydream import Trace, build
+from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.trace.schema import OFF_CPU
 
@@ -76,9 +77,14 @@ def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
     assert len(links) == 5  # the copies, 20 us behind each decode but the first
 
 
+def doubtful_ns(graph: Graph) -> list[float]:
+    found = graph.duration_ns * graph.doubt + graph.gap_ns * graph.gap_doubt
+    return found[found > 0].tolist()
+
+
 def test_such_pauses_are_doubtful():
-    assert build(loader_trace(uneven=0)).doubts["ns"].tolist() == 5 * [(PERIOD - 200) * 1_000]
-    assert not len(build(loader_trace()).doubts)
+    assert doubtful_ns(build(loader_trace(uneven=0))) == 5 * [(PERIOD - 200) * 1_000]
+    assert not doubtful_ns(build(loader_trace()))
 
 
 def test_a_point_that_is_everywhere_explains_nothing():
@@ -161,7 +167,7 @@ def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
 
 def test_cpu_time_that_always_lasts_as_long_is_kept_and_doubted():
     graph = build(spinning_trace(longer=0))
-    assert graph.doubts["ns"].tolist() == 4 * [2_495_000]
+    assert doubtful_ns(graph) == 4 * [2_495_000]
     graph.select(name="^k$").scale(0.5)
 
     assert starts(graph)["empty"] == 32_500
@@ -171,7 +177,7 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
     replay = daydream.replay(spinning_trace(longer=0, steps=(0, 10_000, 20_000, 30_000, 40_000)))
     half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
 
-    assert any("works or waits in its pauses of 2.495 ms" in note for note in half.notes)
+    assert any("works or waits in pauses that the step waits for, 2.495 ms" in note for note in half.notes)
     #  where the CPU did wait for the kernel, the step gets shorter by half of it
     assert half.predicted_low_ns <= half.predicted_ns - 1_215_000
 
@@ -189,7 +195,13 @@ def pausing_trace(*, kernel_us: float = 990, others: float = 0) -> Trace:
 
 def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
     graph = build(pausing_trace())
-    assert graph.doubts["ns"].tolist() == 7 * [995_000]
+    assert doubtful_ns(graph) == 7 * [995_000]
+    slower = graph.copy()
+    slower.select(kind="cpu").scale(2, gaps=True)
+    assert slower.released().gap_ns[slower.gap_doubt > 0].tolist() == 7 * [0]
+    assert slower.released().duration_ns.tolist() == slower.duration_ns.tolist()
+    slower.select(name="Launch").set(gap_ns=5)  # given, not recorded
+    assert not doubtful_ns(slower)
     graph.select(name="^k$").scale(0.5)
 
     assert starts(graph)["k"] == 7_010
@@ -278,7 +290,7 @@ def test_two_waits_in_one_range_are_each_cut_out_of_it():
     graph.select(name="^range$").scale(0)
 
     assert starts(graph)["next"] == 620
-    assert not len(graph.doubts)
+    assert not doubtful_ns(graph)
 
 
 def test_one_call_that_was_off_the_cpu_until_the_lock_came_free_is_enough():

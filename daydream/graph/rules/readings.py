@@ -42,11 +42,8 @@ def read_pauses(draft: Draft) -> None:
     ranges = recorded & trace.is_kind("annotation")[draft.row]
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
     inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
-    inside[draft.doubts["task"]] = 0
-    gap = draft.gap_ns.copy()
-    gap[draft.doubts["task"]] = 0  # these have both readings already
-    lasting = draft.duration_ns.copy()
-    lasting[calls] = trace["duration_ns"][draft.row[calls]]  # with what they waited
+    gap = np.where(draft.gap_doubt, 0, draft.gap_ns)  # what has both readings already
+    inside = np.where(draft.doubt, 0, inside)
     ranks = draft.ranks[draft.lane]
     off = off_cpu(draft)
     for lane in draft.threads():
@@ -58,17 +55,17 @@ def read_pauses(draft: Draft) -> None:
         if not len(paused) or not len(others):
             continue
         length, end = pause[paused], end[paused]
-        worked, held = (
-            Coverage(start, start + lasting[by]).within(end - length, end)
-            for by in (others, others[calls[others]])  # only another thread's call can hold the driver
-            for start in [draft.start_ns[by]]
-        )
-        doubtful = (
-            np.where(inner[tasks[paused]] & (inside > gap)[tasks[paused]], held, worked)
-            >= COVERED_SHARE * length
-        )
+        worked = Coverage(draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others])
+        # Only another thread's call can hold the driver, also while it waits itself.
+        rows = draft.row[others[calls[others]]]
+        held = Coverage(trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows])
+        in_call = (inner & (inside > gap))[tasks[paused]]
+        by = np.where(in_call, held.within(end - length, end), worked.within(end - length, end))
+        doubtful = by >= COVERED_SHARE * length
         if lane in off:
             doubtful &= 2 * off[lane].within(end - length, end) >= length
         if length[doubtful].sum() <= IDLE_SHARE * (end[-1] - draft.start_ns[tasks[0]]):
             doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])  # else its own time
-        draft.doubts.add(task=tasks[paused[doubtful]], ns=length[doubtful])
+        at = tasks[paused[doubtful]]
+        draft.gap_doubt[at] = gap[at] > 0
+        draft.doubt[at] = inside[at] / np.maximum(draft.duration_ns[at], 1)

@@ -202,7 +202,7 @@ class _Search:
             best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    self._draft.doubts.add(task=pauses.task, ns=length)
+                    _doubt(self._draft, pauses.task, length, pauses.in_range)
                 return None
         return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
 
@@ -242,6 +242,17 @@ class _Search:
                         begins = bool(points.begins[place[some[0]]])
                         candidates.append(Found(other, last, alike, delay, begins))
         return candidates
+
+
+def _doubt(draft: Draft, tasks: np.ndarray, length_ns: np.ndarray, in_range: np.ndarray) -> None:
+    """Note time of tasks, or of the gaps behind them, that may be a wait."""
+    for inside, time, doubt in (
+        (in_range, draft.duration_ns, draft.doubt),
+        (~in_range, draft.gap_ns, draft.gap_doubt),
+    ):
+        part = np.zeros(draft.size)
+        np.add.at(part, tasks[inside], length_ns[inside])
+        np.maximum(doubt, np.minimum(part / np.maximum(time, 1), 1), out=doubt, casting="same_kind")
 
 
 def wait_in_spins(draft: Draft) -> None:
@@ -288,7 +299,7 @@ def wait_in_spins(draft: Draft) -> None:
             latency = np.minimum(distance[ends], 0)
             draft.syncs.add(task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency)
         elif spread(distance[ends]) <= spread(length[mine]):
-            draft.doubts.add(task=tasks[mine], ns=length[mine])
+            draft.doubt[tasks[mine]] = 1
             _, behind = around(draft.on, draft.order, draft.lane[tasks[ends]], draft.order[tasks[ends]])
             latency = np.minimum(distance[ends], 0)
             draft.link(work[ends], behind, latency_ns=latency, cause=Cause.HANDOFF)
@@ -374,8 +385,8 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         ahead = np.append(NEVER, np.maximum.accumulate(end))[:-1]
         kept = (at >= 0) & (end - begin >= PAUSE_NS) & (begin >= ahead)
         blocked = Pauses(task, begin, end, inside, rows).only(kept)
-        calls = trace.is_kind("runtime")[draft.row[blocked.task]]
-        yield lane, blocked, calls & blocked.in_range
+        row = draft.row[blocked.task]
+        yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
 
 
 def off_cpu(draft: Draft) -> dict[int, Coverage]:
@@ -395,7 +406,8 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            draft.doubts.add(task=blocked.task[doubtful], ns=(blocked.end - blocked.begin)[doubtful])
+            left = blocked.only(doubtful)
+            _doubt(draft, left.task, left.end - left.begin, left.in_range)
             alone = blocked.only(~known & ~doubtful & ~kept)
             # Those of one task are one wait between which the thread hardly runs.
             runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
