@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -260,15 +260,21 @@ def whole_duration_ns(tasks: Selection) -> np.ndarray:
     return np.where(parts[tasks.ids], of_row[row[tasks.ids]], duration)
 
 
+def _named(graph: Graph, tasks: np.ndarray, fits: Callable[[str], object]) -> np.ndarray:
+    """Return whether the name of each of some tasks fits: bool."""
+    by_code = np.array([*(bool(fits(name)) for name in graph.texts["name"]), False])
+    return np.asarray(by_code[graph.name[tasks]])
+
+
 def in_replays(tasks: Selection) -> Selection:
     """Return those of some device tasks that a replayed CUDA (or HIP) graph runs: its call launched them.
 
     What nsys records of a graph as a whole is one task; work between its nodes that was not traced counts.
     """
     graph = tasks.graph
-    replays = np.array([GRAPH_LAUNCH in name for name in graph.texts["name"]] + [False], bool)
     call = graph.launch[tasks.ids]
-    found = (call >= 0) & replays[graph.name[call]] & device_work(graph)[tasks.ids]
+    replays = _named(graph, call, lambda name: GRAPH_LAUNCH in name)
+    found = (call >= 0) & replays & device_work(graph)[tasks.ids]
     return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
 
 
@@ -282,8 +288,7 @@ def unrecorded_launches(graph: Graph) -> bool:
     """Tell whether calls of the trace launched kernels, of which it has none."""
     if has_device_work(graph):
         return False
-    names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
-    return bool(names[graph.name[graph.alive]].any())
+    return bool(_named(graph, graph.alive, LAUNCH.search).any())
 
 
 class Coverage:

@@ -19,6 +19,7 @@ import numpy as np
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
+from daydream.graph.select import of_tasks
 from daydream.graph.tables import CODED, COLUMNS, CPU, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
@@ -230,14 +231,8 @@ class Draft(Graph):
 
     def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
-        names = self.name if tasks is None else self.name[tasks]
-        texts = self.texts["name"]
-        fits = np.zeros(len(texts) + 1, bool)  # the last: of no name
-        fits[names] = True
-        fits[-1] = False
-        for code in np.flatnonzero(fits).tolist():
-            fits[code] = bool(match(texts[code]))
-        return fits[names]
+        chosen = self.tasks(np.arange(self.size) if tasks is None else tasks)
+        return of_tasks(chosen, "name", lambda name: name is not None and match(name), bool)
 
     @cached_property
     def calls(self) -> np.ndarray:

@@ -25,7 +25,7 @@ from daydream.errors import GraphError
 from daydream.graph.edits import around_points
 from daydream.graph.plan import Cause, Plan, around, stable_order
 from daydream.graph.select import priorities
-from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP
+from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP, step_rank
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -298,7 +298,7 @@ def steps_in(graph: Graph, window: Window) -> dict[int, tuple[int, int]]:
     """Return the first and the last step, by rank, that a window holds."""
     found: dict[int, tuple[int, int]] = {}
     for number, step in enumerate(graph.steps):
-        rank = step.get("rank", 0)
+        rank = step_rank(step)
         key = int(step["start_ns"]) * ORDER_STEP
         begin, end = window.get(rank, (0, 0)) if isinstance(window, Mapping) else window
         if begin <= key < end:

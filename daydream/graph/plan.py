@@ -57,16 +57,14 @@ class Cause(IntEnum):
     HANDOFF = 5, "thread hand-off", "on a thread that it wakes"
     #: A collective waits for data or members, or work for a collective.
     COMMUNICATION = 6, "communication", "which communicates with it"
-    #: A node of a CUDA or HIP graph waits for another.
-    GRAPH = 7, "graph", "a node after it"
     #: An edge that a what-if or the user put in.
-    USER = 8, "inserted edge", "by an edge that was put in"
+    USER = 7, "inserted edge", "by an edge that was put in"
     #: Its earliest start; never stored as an edge.
-    RELEASE = 9, "before the recording"
+    RELEASE = 8, "before the recording"
     #: A call of another thread held the driver's lock.
-    LOCK = 10, "driver's lock", "which needs the driver's lock"
+    LOCK = 9, "driver's lock", "which needs the driver's lock"
     #: Nothing in the trace ended the wait: a worker process, a disk, a timer.
-    OUTSIDE = 11, "outside the trace", "on its own thread, after a wait that nothing in the trace ended"
+    OUTSIDE = 10, "outside the trace", "on its own thread, after a wait that nothing in the trace ended"
 
 
 TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64

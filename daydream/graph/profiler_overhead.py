@@ -36,7 +36,7 @@ from daydream.collect.live.recording_cost import (
 )
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CPU
+from daydream.graph.tables import CPU, step_rank
 from daydream.trace.trace import Trace
 
 VENDORS = (None, "cuda", "rocm", "xpu")  # whose devices torch.profiler records itself
@@ -162,7 +162,7 @@ def _overheads(trace: Trace, cost: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     # What our own hooks did at the ends of steps, on the thread of each rank's forward pass.
     ends: dict[int, list[int]] = defaultdict(list)
     for step in trace.metadata["steps"]:
-        ends[step.get("rank", 0)].append(step["end_ns"])
+        ends[step_rank(step)].append(step["end_ns"])
     forward = trace["phase"][rows] == trace.code("phase", "forward")
     for rank in sorted(ends):
         mine = own[forward & (np.maximum(trace["rank"][rows], 0) == rank)]

@@ -77,6 +77,11 @@ class Lane(NamedTuple):
     host: bool = False  # a pool of CPU threads that runs launched work (gloo), no device
 
 
+def step_rank(step: Mapping[str, Any]) -> int:
+    """Return the rank whose step it is."""
+    return int(step.get("rank", 0))
+
+
 def covered_steps(graph: Any) -> np.ndarray:
     """Return by its number whether each step of a graph is covered; at the end False for no step."""
     return np.array([*(bool(step.get("covered")) for step in graph.steps), False])

@@ -214,8 +214,7 @@ class Chain(Path, frozen=True, eq=False):
         plan, start = timeline.plan, timeline.start_ns
         edges = np.flatnonzero(plan.edge_cause == cause)
         src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-        begins = np.where(plan.edge_from_start[edges], start[src], timeline.end_ns[src])
-        held = unique(dst[begins + plan.edge_latency_ns[edges] == start[dst]])
+        held = unique(dst[start[src] + plan.edge_delay_ns[edges] == start[dst]])
         held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
         task = timeline.task[held]
         name = graph.name[task]

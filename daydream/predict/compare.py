@@ -15,7 +15,7 @@ from daydream.arrays import distinct_rows, percentile
 from daydream.display import NotebookFigure
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CPU, covered_steps
+from daydream.graph.tables import CPU, covered_steps, step_rank
 from daydream.predict.basis import UNPROFILED, Basis, timed_steps
 from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction
@@ -257,14 +257,22 @@ def compare(
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
     ranks = set.intersection(
-        *(
-            {step.get("rank", 0) for step in each.graph.steps if step.get("covered")}
-            for each in (found, other)
-        )
+        *({step_rank(step) for step in each.graph.steps if step.get("covered")} for each in (found, other))
     )
     if isinstance(found, Prediction):
         start = found.replayed_ns if found.measured_ns is None else found.measured_ns
-        one = _predicted(found)
+        one = _side(
+            found.replay,
+            found.graph,
+            parts_of(found.after),
+            found.simulated_ns,
+            prediction=found.optimization,
+            step_ns=found.predicted_ns,
+            low_ns=found.predicted_low_ns,
+            high_ns=found.predicted_high_ns,
+            reason=found.reason,
+            recorded_ns=found.recorded_after_ns,
+        ).having(own_notes=found.own_notes)
     else:  # what was measured tells more than an estimate of it
         if not found.basis == other.basis == UNPROFILED:
             found, other = found.as_recorded(), other.as_recorded()
@@ -301,26 +309,10 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
         timed = timed_steps(graph.recorded, times) if found.basis == UNPROFILED else None
         low, high = percentile(times if timed is None else timed.kept, [10, 90]).tolist()
     first = found.settled.step_times(0)
-    steps = [step for step in first if not ranks or graph.steps[step].get("rank", 0) in ranks]
+    steps = [step for step in first if not ranks or step_rank(graph.steps[step]) in ranks]
     parts = parts_of(found.settled._replace(copy=0), steps)
     ends = {"low_ns": round(low), "high_ns": round(high)}
     return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)
-
-
-def _predicted(found: Prediction) -> Side:
-    side = _side(
-        found.replay,
-        found.graph,
-        parts_of(found.after),
-        found.simulated_ns,
-        prediction=found.optimization,
-        step_ns=found.predicted_ns,
-        low_ns=found.predicted_low_ns,
-        high_ns=found.predicted_high_ns,
-        reason=found.reason,
-        recorded_ns=found.recorded_after_ns,
-    )
-    return side.having(own_notes=[note for note in found.notes if note not in found.replay.notes])
 
 
 def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figures: Any) -> Side:
@@ -334,7 +326,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
         name=str(metadata.get("source") or ""),
         basis=replay.basis,
         steps=len(replay.steps),
-        ranks=len({step.get("rank", 0) for step in graph.steps}),
+        ranks=len({step_rank(step) for step in graph.steps}),
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
         **figures,

@@ -20,7 +20,7 @@ import numpy as np
 
 from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
 from daydream.graph.select import among, matching, of_tasks
-from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code
+from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code, step_rank
 from daydream.model import trained_parameters
 from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
 
@@ -160,7 +160,7 @@ class GraphDiff:
 
     def _busiest_ns(self, ns: np.ndarray) -> float:
         """Return how long these tasks take on their busiest lane, per step."""
-        ranks = [step.get("rank", 0) for step in self.after.steps if step.get("covered")]
+        ranks = [step_rank(step) for step in self.after.steps if step.get("covered")]
         steps = len(ranks) // len({*ranks}) if ranks else 1
         return float(np.bincount(self.after.lane[self.ids], ns).max(initial=0)) / steps
 

@@ -250,7 +250,8 @@ def _variation(comparison: Prediction) -> float:
         for number, step in enumerate(replay.graph.steps)
         if step.get("covered")
     }
-    counts = replay.tasks_of_steps.tolist()
+    step = replay.graph.step[replay.graph.alive]
+    counts = np.bincount(step[step >= 0], minlength=len(replay.graph.steps)).tolist()
 
     def of(times: Mapping[int, int]) -> float:
         """Judge those together that do the same work: about as many tasks."""

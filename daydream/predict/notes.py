@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.graph.tables import step_rank
 from daydream.predict.basis import whole_recording
 from daydream.results import Record
 from daydream.simulate.critical_path import Bound, by_bound, ns_by_cause
@@ -36,7 +37,7 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     time = recorded_time(trace)
     first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
     unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
-    ranks = {step.get("rank", 0) for step in graph.steps}
+    ranks = {step_rank(step) for step in graph.steps}
     said: list[Any] = [
         *whole_recording(trace),
         *trace.metadata.get("notes", []),
@@ -172,7 +173,7 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
     """
     by_rank: dict[int, list[Any]] = defaultdict(list)
     for step in trace.metadata.get("steps", []):
-        by_rank[step.get("rank", 0)].append(step)
+        by_rank[step_rank(step)].append(step)
     start = trace["start_ns"]
     end = start + trace["duration_ns"]
     host = trace.is_kind("operator", "annotation", "runtime")

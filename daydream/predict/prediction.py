@@ -14,6 +14,7 @@ from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
+from daydream.graph.tables import step_rank
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
 from daydream.predict.contention_option import MEASURED, Choice, between, choose
@@ -187,7 +188,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
         self.memory = self.memory_answer.memory
         predicted, infos = self.after.step_times() if known else {}, self.graph.steps
         self.steps = [
-            PredictedStep(infos[step]["name"], infos[step].get("rank", 0), ns, predicted.get(step))
+            PredictedStep(infos[step]["name"], step_rank(infos[step]), ns, predicted.get(step))
             for step, ns in replay.settled.step_times().items()
         ]
         self.notes = prediction_notes(self)
@@ -195,8 +196,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
     def shared(self, kind: type[Row], **more: Any) -> Row:
         """Return a row of another kind with `more` of its own; of the notes those that the replay lacks."""
         fields = {name: getattr(self, name) for name in Changed.__struct_fields__}
-        fields["notes"] = [note for note in self.notes if note not in self.replay.notes]
-        return kind(**{**fields, **more})
+        return kind(**{**fields, "notes": self.own_notes, **more})
 
     def __repr__(self) -> str:
         if self.predicted_ns is None:
@@ -205,6 +205,11 @@ class Prediction(Changed, NotebookFigure, eq=False):
             f"<Prediction {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
             f"predicted {self.predicted_ns / 1e6:,.3f} ms, {self.speedup:.2f}x>"
         )
+
+    @property
+    def own_notes(self) -> list[str]:
+        """The notes that the replay lacks."""
+        return [note for note in self.notes if note not in self.replay.notes]
 
     @property
     def bound(self) -> tuple[Bound, float]:

@@ -26,7 +26,7 @@ from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
-from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL
+from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, step_rank
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -266,12 +266,6 @@ class Replay(NotebookFigure):
         return self if self.basis == RECORDED else self.recording
 
     @cached_property
-    def tasks_of_steps(self) -> np.ndarray:
-        """How many tasks each step has: int64, shape (steps,)."""
-        steps = self.graph.step[self.graph.alive]
-        return np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
-
-    @cached_property
     def held_ns(self) -> int:
         """How long a step waits for recorded starts, in ns on its chain of causes; mean over the steps.
 
@@ -313,7 +307,7 @@ class Replay(NotebookFigure):
         parts = kernel & fused_parts(graph)
         kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
         graph_figures: dict[str, Any] = {
-            "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
+            "ranks": sorted({step_rank(step) for step in graph.steps}),
             "tasks": len(graph),
             "edges": len(lower(graph).plan.edge_src),
             "kernels": kernels,
@@ -472,7 +466,7 @@ def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:
     steps = []
     for number, ns in settled.step_times(0).items():
         info = graph.steps[number]
-        steps.append(StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), ns))
+        steps.append(StepReplay(info["name"], step_rank(info), int(info["measured_ns"]), ns))
     if not any(step.replayed_ns or not step.measured_ns for step in steps):
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"

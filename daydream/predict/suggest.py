@@ -408,7 +408,7 @@ class WhatIfs:
         except DaydreamError as error:
             return found.but(reason=" ".join(str(error).split())), None
         if interval:
-            found.notes = tuple(note for note in prediction.notes if note not in self.replay.notes)
+            found.notes = tuple(prediction.own_notes)
             found.predicted_low_ns = prediction.predicted_low_ns
             found.predicted_high_ns = prediction.predicted_high_ns
         return found.but(predicted_ns=prediction.predicted_ns, reason=prediction.reason), prediction

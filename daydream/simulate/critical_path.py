@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
+from daydream.graph.select import of_tasks
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
@@ -134,7 +135,6 @@ OF_EDGE = {
     Cause.QUEUE: PathCause.QUEUE,
     Cause.HANDOFF: PathCause.LATENCY,
     Cause.COMMUNICATION: PathCause.COMMUNICATION,
-    Cause.GRAPH: PathCause.BETWEEN,
     Cause.USER: PathCause.INSERTED,
     Cause.RELEASE: PathCause.RECORDING,
     Cause.LOCK: PathCause.SYNC,
@@ -222,8 +222,7 @@ def binding(
     by = np.full(stop, -1)
     edges = slice(plan.edge_ptr[stop])
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-    ready = np.where(plan.edge_from_start[edges], start[src], end[src]) + plan.edge_latency_ns[edges]
-    edge = np.flatnonzero(ready == start[dst])
+    edge = np.flatnonzero(start[src] + plan.edge_delay_ns[edges] == start[dst])
     edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], dst[edge]))][::-1]  # the first is written last
     by[dst[edge]], before[dst[edge]] = edge, src[edge]
     return before, by
@@ -292,8 +291,8 @@ def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
-    names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
-    found: np.ndarray = names[graph.name[task]] & (graph.row[task] < 0)
+    named = of_tasks(graph.tasks(task), "name", NOT_TRACED.__contains__, bool)
+    found: np.ndarray = named & (graph.row[task] < 0)
     return found
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from daydream.arrays import combinations
 from daydream.errors import GraphError
 from daydream.graph.lower import Window, where_in
-from daydream.graph.tables import ORDER_STEP
+from daydream.graph.tables import ORDER_STEP, step_rank
 from daydream.simulate import simulate
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _reached(
     for rank, together in members.items():
         passes = [0] * copies  # over the repeated steps of the rank
         for (copy, step), ns in times.items():
-            if step in repeated and graph.steps[step].get("rank", 0) == rank:
+            if step in repeated and step_rank(graph.steps[step]) == rank:
                 passes[copy] += ns
         # One that runs ahead of another is held up by it in the end, so the lanes of all ranks that it
         # meets count. Background threads do not: nothing waits for them.
@@ -198,7 +198,7 @@ def repeatable(graph: Graph) -> Window | None:
     """
     by_rank: dict[int, list[int]] = {}
     for number, step in enumerate(graph.steps):
-        by_rank.setdefault(step.get("rank", 0), []).append(number)
+        by_rank.setdefault(step_rank(step), []).append(number)
     longest = max(FEWEST_REPEATED, MOST_REPEATED * len(graph.steps) // max(len(graph) * len(by_rank), 1))
     if len(by_rank) > 1:
         return _windows_of_ranks(graph, by_rank, longest)
@@ -251,7 +251,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
 
     If only those are asked for that make it wait or wait for it, a meeting after which nobody waits is none.
     """
-    ranks = dict.fromkeys(step.get("rank", 0) for step in graph.steps)
+    ranks = dict.fromkeys(step_rank(step) for step in graph.steps)
     found = {rank: frozenset([rank]) for rank in [*ranks, *graph.ranks.tolist()]}
     if len(ranks) < 2:
         return {rank: found[rank] for rank in ranks}

@@ -11,7 +11,7 @@ from daydream.arrays import run_starts
 from daydream.display import NotebookFigure
 from daydream.graph.lower import steps_in
 from daydream.graph.plan import Cause
-from daydream.graph.tables import CPU, KINDS
+from daydream.graph.tables import CPU, KINDS, step_rank
 from daydream.simulate.critical_path import (
     CriticalPath,
     Path,
@@ -147,11 +147,11 @@ class Timeline(NotebookFigure):
         ahead: dict[int, int] = {}  # by step, the one before it on its rank
         last_of: dict[int, int] = {}
         for number, info in enumerate(steps):
-            rank = info.get("rank", 0)
+            rank = step_rank(info)
             ahead[number], last_of[rank] = last_of.get(rank, -1), number
         latest: dict[int, Key] = {}  # by rank, what was completed last of its window
         for copy, step in keys:
-            rank = steps[step].get("rank", 0)
+            rank = step_rank(steps[step])
             first, last = self.repeats.get(rank, (0, len(steps) - 1))
             if steps[step].get("covered") and (not copy or step >= first):
                 before = latest.get(rank, (0, -1)) if copy else (0, ahead[step])
@@ -171,7 +171,7 @@ class Timeline(NotebookFigure):
         ends: dict[Key, int] = {}
         latest: dict[int, int] = {}  # by rank: as in the recording, no step is done before the one before it
         for key, end in zip(keys, np.maximum.reduceat(closing_ns, first).tolist(), strict=True):
-            rank = self.graph.steps[key[1]].get("rank", 0)
+            rank = step_rank(self.graph.steps[key[1]])
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
         return {
             key: ends[key] - (self._begin_ns(*key) if before is None else ends[before])
@@ -233,7 +233,7 @@ class Timeline(NotebookFigure):
         for run in runs.values():
             chain = self.path_to(copy, *run)
             work, delay = chain.task_ns, chain.delay_ns
-            rank = self.graph.steps[run[0]].get("rank", 0) if alone is None else alone
+            rank = step_rank(self.graph.steps[run[0]]) if alone is None else alone
             end, place = int(self.end_ns[chain.task[-1]]), np.arange(len(chain.task))
             begin = end - int(work.sum() + delay.sum())
             start = np.maximum(self.start_ns[chain.task], begin)

@@ -20,7 +20,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -187,11 +187,11 @@ def path_or_name(optimization: Optimization) -> str:
     return str(Path(str(inspect.getsourcefile(optimization.function))).resolve())
 
 
-def loadable(among: Sequence[str] | None = None) -> tuple[list[Optimization], dict[str, str]]:
-    """Return the optimizations of these names (all if not given), and why others cannot be loaded."""
+def loadable() -> tuple[list[Optimization], dict[str, str]]:
+    """Return all optimizations, and why others cannot be loaded."""
     found: list[Optimization] = []
     broken: dict[str, str] = {}
-    for name in names() if among is None else among:
+    for name in names():
         try:
             found.append(find(name))
         except DaydreamError as error:

@@ -24,7 +24,6 @@ from daydream.arrays import distinct, unique
 from daydream.collect.derive.collectives import (
     ENDS_AGREE_NS,
     HANDED_ON,
-    MatchedCollectives,
     match_collectives,
 )
 from daydream.graph.calls import device_work
@@ -53,7 +52,23 @@ def match_ranks(draft: Draft) -> None:
             "aligned, so each rank is simulated by itself."
         )
         return
-    _note_what_is_missing(draft, matched)
+    metadata = draft.trace.metadata
+    ranks = len(matched.offset_ns)
+    world_size = metadata.get("world_size", 0)
+    if isinstance(world_size, int) and world_size > ranks:
+        draft.note(
+            f"{ranks} of {world_size} ranks took part in {counted(len(matched), 'collective')}; the last "
+            "to arrive may be one that is not in the trace, so their transfers are upper bounds."
+        )
+    drifting = int((matched.spread_ns > ENDS_AGREE_NS).sum())
+    if drifting and not matched.on_host:
+        draft.note(
+            f"{counted(drifting, 'collective')} end up to {matched.residual_ns / 1e3:,.0f} us apart on "
+            "different ranks; their transfer is assumed to be the shortest member's duration."
+        )
+    if matched.alone and "alignment" not in metadata:
+        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
+        draft.note(f"Collectives that match none of another rank and are kept as recorded: {whose}.")
     task_of = np.full(len(draft.trace), -1, np.int64)
     task_of[draft.row[tasks]] = tasks
     members = task_of[np.concatenate(matched.rows)]
@@ -110,23 +125,3 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     draft.duration_ns[members] = np.where(free, ends - starts, transfer)
     draft.link(arrivals, hubs[collective], cause=Cause.COMMUNICATION)
     draft.link(hubs[collective[~free]], members[~free], cause=Cause.COMMUNICATION)
-
-
-def _note_what_is_missing(draft: Draft, matched: MatchedCollectives) -> None:
-    metadata = draft.trace.metadata
-    ranks = len(matched.offset_ns)
-    world_size = metadata.get("world_size", 0)
-    if isinstance(world_size, int) and world_size > ranks:
-        draft.note(
-            f"{ranks} of {world_size} ranks took part in {counted(len(matched), 'collective')}; the last "
-            "to arrive may be one that is not in the trace, so their transfers are upper bounds."
-        )
-    drifting = int((matched.spread_ns > ENDS_AGREE_NS).sum())
-    if drifting and not matched.on_host:
-        draft.note(
-            f"{counted(drifting, 'collective')} end up to {matched.residual_ns / 1e3:,.0f} us apart on "
-            "different ranks; their transfer is assumed to be the shortest member's duration."
-        )
-    if matched.alone and "alignment" not in metadata:
-        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
-        draft.note(f"Collectives that match none of another rank and are kept as recorded: {whose}.")

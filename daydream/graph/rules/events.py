@@ -70,8 +70,7 @@ class Wait(NamedTuple):
 
 def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
     """Add the event waits that a way to search finds for the calls that have none yet, and count them."""
-    every = draft.calls_named(STREAM_WAIT.search)
-    calls = every[~np.isin(every, draft.waits["wait"])]
+    every, calls = _stream_waits(draft)
     if not len(calls) or not (draft.kind != CPU).any():
         return
     search = _Search(draft, calls)
@@ -88,11 +87,16 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
     counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
 
 
+def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stream-wait calls: all, and those without a source."""
+    calls = draft.calls_named(STREAM_WAIT.search)
+    return calls, calls[~np.isin(calls, draft.waits["wait"])]
+
+
 class _Search:
     """What the search for the sources of event waits looks up; each way to search gives what it finds."""
 
     def __init__(self, draft: Draft, calls: np.ndarray) -> None:
-        self.draft = draft
         self.start = draft.start_ns
         self.end = draft.end_ns
         self.kind = draft.kind
@@ -262,10 +266,13 @@ class _Search:
 
 
 WAYS = {  # how the sources of event waits are found, in this order
-    "events.recorded": partial(find_waits, way=_Search.by_records),
-    "events.known_streams": partial(find_waits, way=_Search.on_known_streams),
-    "events.program_order": partial(find_waits, way=_Search.by_program_order),
-    "events.forks": partial(find_waits, way=_Search.by_forks),
+    f"events.{name}": partial(find_waits, way=way)
+    for name, way in {
+        "recorded": _Search.by_records,
+        "known_streams": _Search.on_known_streams,
+        "program_order": _Search.by_program_order,
+        "forks": _Search.by_forks,
+    }.items()
 }
 
 
@@ -311,8 +318,7 @@ def follow_what_held(draft: Draft) -> None:
             apart = draft.start_ns[held] - draft.end_ns[held_by]
             draft.link(held_by, held, latency_ns=apart, cause=Cause.EVENT)
             # Of the waits whose source is not known, those ahead of such work are explained.
-            calls = draft.calls_named(STREAM_WAIT.search)
-            calls = calls[~np.isin(calls, draft.waits["wait"])]
+            _, calls = _stream_waits(draft)
             counts = draft.facts.event_waits
             ahead = np.isin(draft.launched_around(calls)[1], held).sum()
             explained = min(int(ahead), counts["unresolved"])

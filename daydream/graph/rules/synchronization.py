@@ -174,12 +174,6 @@ def _event_syncs(draft: Draft) -> Waits:
     return np.array(waits, np.int64).reshape(-1, 4).T
 
 
-def _work_before(draft: Draft, call: int) -> np.ndarray:
-    """Return the device work of a call's rank that was launched before it."""
-    ranks = draft.ranks[draft.lane]
-    return np.flatnonzero((draft.kind != CPU) & (ranks == ranks[call]) & (draft.order < draft.order[call]))
-
-
 def _allocations(draft: Draft) -> Waits:
     """Allocation calls that lasted until the device was idle, and longer than they do otherwise.
 
@@ -225,9 +219,10 @@ def _array_waits(draft: Draft) -> Waits:
     the call returned. Where all had ended, the call waited for all.
     """
     calls = np.flatnonzero(draft.named(ARRAY_WAIT.search) & (draft.kind == CPU))
+    ranks, order = draft.ranks[draft.lane], draft.order
     waits = []
     for call in calls.tolist():
-        tasks = _work_before(draft, call)
+        tasks = np.flatnonzero((draft.kind != CPU) & (ranks == ranks[call]) & (order < order[call]))
         done = draft.end_ns[tasks]
         ended = done <= draft.end_ns[call] + RETURN_CLOCK_NS
         if not ended.any():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LAUNCH, PATH = "launch", "critical path"
 # Waiting for room in the queue ties every launch to a kernel a thousand before it: no arrow helps there.
-SHOWN = (Cause.EVENT, Cause.SYNC, Cause.HANDOFF, Cause.LOCK, Cause.COMMUNICATION, Cause.GRAPH, Cause.USER)
+SHOWN = (Cause.EVENT, Cause.SYNC, Cause.HANDOFF, Cause.LOCK, Cause.COMMUNICATION, Cause.USER)
 
 
 def measured_flows(
