@@ -156,6 +156,11 @@ class Graph(NotebookTables):
         return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
 
     @property
+    def in_background(self) -> np.ndarray:
+        """Whether each task is on a thread that nothing waits for: bool, shape (ids,)."""
+        return np.asarray(np.array([lane.background for lane in self.lanes], bool)[self.lane])
+
+    @property
     def ids(self) -> np.ndarray:
         """Ids of the tasks that are there, in program order: int64, shape (tasks,)."""
         found: np.ndarray = self.derived(

@@ -354,5 +354,9 @@ def parts_of_change(comparison: Prediction) -> tuple[Parts, Parts]:
 
 def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:
     """Return the parts of a step as `--json` prints them."""
-    found = {"ns_by_cause": parts["by_cause"], "ns_by_bound": parts["by_bound"]}
-    return {**found, "by_phase": parts["by_phase"], "by_layer": parts["by_layer"]}
+    return {
+        "ns_by_cause": parts["by_cause"],
+        "ns_by_bound": parts["by_bound"],
+        "by_phase": parts["by_phase"],
+        "by_layer": parts["by_layer"],
+    }

@@ -403,9 +403,8 @@ def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
     CPU work is by operator, waits not counted; what belongs to none has its own name. A call of an operator
     counts once, in however many pieces it was recorded.
     """
-    covered, background = covered_steps(graph), np.array([lane.background for lane in graph.lanes], bool)
-    on_cpu = graph.kind == CPU
-    mask = on_cpu & ~background[graph.lane] if cpu else ~on_cpu
+    covered, on_cpu = covered_steps(graph), graph.kind == CPU
+    mask = on_cpu & ~graph.in_background if cpu else ~on_cpu
     # Where ranks meet, an arrival stands in the graph that takes no time and is no work.
     works = (graph.row >= 0) | (graph.duration_ns > 0)
     tasks = np.flatnonzero(mask & graph.alive & works & covered[graph.step])

@@ -258,8 +258,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     src, dst = _links(graph)
     rank = graph.ranks[graph.lane]
     if waiting:
-        behind = np.array([each.background for each in graph.lanes], bool)[graph.lane[dst]]
-        holds = ~behind | np.isin(dst, src)
+        holds = ~graph.in_background[dst] | np.isin(dst, src)
         src, dst = src[holds], dst[holds]
     for one, other in combinations([rank[src], rank[dst]])[1]:
         together = found[one] | found[other]

@@ -300,7 +300,7 @@ def _completes(graph: Graph) -> np.ndarray:
     """
     trace = graph.trace
     step, on_cpu = graph.step.copy(), graph.kind == CPU
-    step[np.array([lane.background for lane in graph.lanes], bool)[graph.lane]] = -1
+    step[graph.in_background] = -1
     if trace is not None and len(trace):
         named = np.append(trace.is_kind("annotation"), True)[graph.row]  # the last: of no row
         step[named & on_cpu] = -1

@@ -58,7 +58,7 @@ def test_there_is_room_for_any_number_of_insertions(where):
     graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
     graph.columns["order"][:] = [0, 1, 2]
     for name in "0123456789":
-        graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1, **{where: given})
+        graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1, **{where: [1]})
 
     expected = {"after": "ab9876543210c", "before": "a0123456789bc"}[where]
     assert "".join(lane(graph, "thread 1")) == expected
@@ -119,7 +119,7 @@ def test_a_task_that_was_removed_cannot_be_named(where, given):
     graph.select(name="b").remove()
 
     with pytest.raises(GraphError, match="task 1 is not in the graph; it may have been removed"):
-        graph.insert("x", kind="cpu", lane="thread 1", duration_ns=1, **{where: [1]})
+        graph.insert("x", kind="cpu", lane="thread 1", duration_ns=1, **{where: given})
 
 
 # -- remove, replace ---------------------------------------------------------------------------------

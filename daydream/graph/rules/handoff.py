@@ -56,6 +56,11 @@ class Pauses:
     in_range: np.ndarray
     row: np.ndarray
 
+    @property
+    def length(self) -> np.ndarray:
+        """How long each lasts, in ns."""
+        return self.end - self.begin
+
     def only(self, chosen: np.ndarray) -> Pauses:
         """Return those that a mask or places choose."""
         return Pauses(*(values[chosen] for values in vars(self).values()))

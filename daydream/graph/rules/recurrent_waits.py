@@ -118,9 +118,9 @@ class Points:
     Most threads have no point close to any pause: what points are called is looked up when one has.
     """
 
-    def __init__(self, draft: Draft, lane: int, search: _Search) -> None:
-        self._draft = draft
+    def __init__(self, lane: int, search: _Search) -> None:
         self._search = search
+        draft = search.draft
         tasks = draft.on(lane)
         start = draft.start_ns[tasks]
         end = draft.end_ns[tasks]
@@ -138,8 +138,9 @@ class Points:
     @cached_property
     def kinds(self) -> list[np.ndarray]:
         """A number for each point's name and whether it begins there; then for its place in the step, too."""
-        name = 2 * (self._search.names(self._draft.name[self.task]) + 1) + self.begins
-        turn = turns(combinations([name, self._draft.step[self.task]])[0])
+        draft = self._search.draft
+        name = 2 * (self._search.names(draft.name[self.task]) + 1) + self.begins
+        turn = turns(combinations([name, draft.step[self.task]])[0])
         return [name, combinations([name, turn])[0]]
 
 
@@ -147,7 +148,7 @@ class _Search:
     """The points of threads, and which of them end pauses."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
+        self.draft = draft
         self._points: dict[int, Points] = {}
         self._numbers: dict[str, int] = {}
         self._off = off_cpu(draft)
@@ -155,7 +156,7 @@ class _Search:
     def names(self, codes: np.ndarray) -> np.ndarray:
         """Return a number for each name, the same where only digits differ (`step 7`); -1 for none."""
         found, place = distinct(codes)
-        texts = self._draft.texts["name"]
+        texts = self.draft.texts["name"]
         numbers = [
             self._numbers.setdefault(NUMBER.sub("0", texts[code]), code) if code >= 0 else -1
             for code in found.tolist()
@@ -165,7 +166,7 @@ class _Search:
     def points(self, lane: int) -> Points:
         """Return the points of a thread."""
         if lane not in self._points:
-            self._points[lane] = Points(self._draft, lane, self)
+            self._points[lane] = Points(lane, self)
         return self._points[lane]
 
     def forget(self, lane: int) -> None:
@@ -174,14 +175,14 @@ class _Search:
 
     def alike(self, lane: int) -> list[Pauses]:
         """Return the long pauses of a thread by the name of what lasts, or of what follows."""
-        draft = self._draft
-        tasks = self._draft.on(lane)
-        pauses = pauses_of(self._draft, lane)
+        draft = self.draft
+        tasks = draft.on(lane)
+        pauses = pauses_of(draft, lane)
         starts = draft.start_ns[tasks]
-        pauses = pauses.only((pauses.end - pauses.begin >= PAUSE_NS) & (pauses.end <= starts[-1]))
+        pauses = pauses.only((pauses.length >= PAUSE_NS) & (pauses.end <= starts[-1]))
         if lane in self._off:
             off = self._off[lane].within(pauses.begin, pauses.end)
-            pauses = pauses.only(2 * off >= pauses.end - pauses.begin)
+            pauses = pauses.only(2 * off >= pauses.length)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
         groups = [pauses.only(sign == name) for name in unique(sign).tolist()]
@@ -189,7 +190,7 @@ class _Search:
 
     def explained(self, others: list[int], pauses: Pauses) -> Found | None:
         """Return the points that end these pauses; if none surely does but some may, note the doubt."""
-        length = pauses.end - pauses.begin
+        length = pauses.length
         best = [found for found in self._candidates(others, pauses, WAKE_NS) if not found.begins]
         if not best:  # that a task begins close by is easily chance
             far = [
@@ -202,7 +203,7 @@ class _Search:
             best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    _doubt(self._draft, pauses.task, length, pauses.in_range)
+                    _doubt(self.draft, pauses)
                 return None
         return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
 
@@ -244,15 +245,15 @@ class _Search:
         return candidates
 
 
-def _doubt(draft: Draft, tasks: np.ndarray, length_ns: np.ndarray, in_range: np.ndarray) -> None:
-    """Note time of tasks, or of the gaps behind them, that may be a wait."""
+def _doubt(draft: Draft, pauses: Pauses) -> None:
+    """Note that pauses, in the time of tasks or in the gaps behind them, may be waits."""
     for inside, time, doubt in (
-        (in_range, draft.duration_ns, draft.doubt),
-        (~in_range, draft.gap_ns, draft.gap_doubt),
+        (True, draft.duration_ns, draft.doubt),
+        (False, draft.gap_ns, draft.gap_doubt),
     ):
-        part = np.zeros(draft.size)
-        np.add.at(part, tasks[inside], length_ns[inside])
-        np.maximum(doubt, np.minimum(part / np.maximum(time, 1), 1), out=doubt, casting="same_kind")
+        of, part = pauses.only(pauses.in_range == inside), np.zeros(draft.size)
+        np.add.at(part, of.task, of.length)
+        doubt[:] = np.maximum(doubt, np.minimum(part / np.maximum(time, 1), 1))
 
 
 def wait_in_spins(draft: Draft) -> None:
@@ -287,21 +288,19 @@ def wait_in_spins(draft: Draft) -> None:
     for number in np.flatnonzero(often & rare).tolist():
         mine = kind == number
         ends = mine & near
-        if steadier(
-            distance[ends], length[ends]
-        ):  # the time ends with the work, as a synchronizing call does
-            spins = tasks[ends]
-            order = draft.order[tasks[ends]] + RESUME_PLACE
+        spins = tasks[ends]
+        latency = np.minimum(distance[ends], 0)
+        # The time ends with the work, as a synchronizing call does.
+        if steadier(distance[ends], length[ends]):
+            order = draft.order[spins] + RESUME_PLACE
             resumes = draft.turn_into_wait(
                 spins, start[ends], np.minimum(done, end)[ends], end[ends], order=order
             )
             draft.waited[resumes] = True
-            latency = np.minimum(distance[ends], 0)
             draft.syncs.add(task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency)
         elif spread(distance[ends]) <= spread(length[mine]):
             draft.doubt[tasks[mine]] = 1
-            _, behind = around(draft.on, draft.order, draft.lane[tasks[ends]], draft.order[tasks[ends]])
-            latency = np.minimum(distance[ends], 0)
+            _, behind = around(draft.on, draft.order, draft.lane[spins], draft.order[spins])
             draft.link(work[ends], behind, latency_ns=latency, cause=Cause.HANDOFF)
 
 
@@ -406,8 +405,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            left = blocked.only(doubtful)
-            _doubt(draft, left.task, left.end - left.begin, left.in_range)
+            _doubt(draft, blocked.only(doubtful))
             alone = blocked.only(~known & ~doubtful & ~kept)
             # Those of one task are one wait between which the thread hardly runs.
             runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
@@ -419,7 +417,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
             alone = alone.only(apart)
             alone.end[:] = end_of
             stops, _ = _cut(draft, alone, keep_gaps=True)
-            length = alone.end - alone.begin
+            length = alone.length
             inside = stops[alone.in_range]
             draft.duration_ns[inside] = length[alone.in_range]
             draft.end_ns[inside] += draft.duration_ns[inside]
@@ -459,7 +457,7 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
         late = blocked.end - last
         near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range)
         chance = Coverage(points, points + WOKEN_NS).within(blocked.begin, blocked.end)
-        sure = near & (chance <= PAUSE_CHANCE * (blocked.end - blocked.begin))
+        sure = near & (chance <= PAUSE_CHANCE * blocked.length)
         doubtful |= near & unknown
         nearest[sure] = late[sure]
         by_record = (told == draft.thread_ids[other][2]) & (last > NEVER)
