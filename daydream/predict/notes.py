@@ -173,7 +173,7 @@ def recorded_time(trace: Trace) -> RecordedTime | None:
     """
     by_rank: dict[int, list[Any]] = defaultdict(list)
     for step in trace.metadata.get("steps", []):
-        by_rank[step_rank(step)].append(step)
+        by_rank[step.get("rank", 0)].append(step)
     start = trace["start_ns"]
     end = start + trace["duration_ns"]
     host = trace.is_kind("operator", "annotation", "runtime")

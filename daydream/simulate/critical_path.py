@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
-from daydream.graph.select import of_tasks
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
@@ -291,8 +290,8 @@ def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
-    named = of_tasks(graph.tasks(task), "name", NOT_TRACED.__contains__, bool)
-    found: np.ndarray = named & (graph.row[task] < 0)
+    names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
+    found: np.ndarray = names[graph.name[task]] & (graph.row[task] < 0)
     return found
 
 
