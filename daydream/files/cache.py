@@ -37,12 +37,12 @@ MARK = b"daydream cache 1"
 HEAD = struct.Struct("<16s32sQQ")  # mark, digest, bytes of the header, bytes of the file
 WORDS = 1024  # in a row of the table that is summed
 ROW = 8 * WORDS  # bytes; each array begins one
-DTYPES = ("bool", "int8", "int16", "int32", "int64")
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "float16")
 MOST_VALUES = 2**28  # of an array: more would not find place in the folder
 
 
 class Contents(NamedTuple):
-    """What an entry holds: anything that JSON can say, and arrays of integers or booleans, shape (n,)."""
+    """What an entry holds: anything that JSON can say, and arrays of one of `DTYPES`, shape (n,)."""
 
     document: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -60,7 +60,7 @@ def pack(key: str, contents: Contents) -> list[bytes | memoryview]:
     for name, array in contents.arrays.items():
         if array.dtype.name not in DTYPES or array.ndim != 1 or len(array) > MOST_VALUES:
             raise TypeError(f"{name} is {array.dtype} of shape {array.shape}")
-        value = int(array[0]) if len(array) and (array == array[0]).all() else None
+        value = array[0].item() if len(array) and (array == array[0]).all() else None
         entries.append([name, array.dtype.name, len(array), offset, value])
         if len(array) and value is None:
             data = memoryview(np.ascontiguousarray(array).view(np.uint8).data)
@@ -117,7 +117,7 @@ def _array(mapped: mmap.mmap, begin: int, entry: Any) -> tuple[str, np.ndarray]:
         raise CacheError(f"the array {name!r} has no place")
     kind = np.dtype(dtype)
     if value is not None:
-        if type(value) is not int:
+        if not isinstance(value, int | float):
             raise CacheError(f"the array {name!r} has no value")
         try:
             return name, np.full(length, value, kind) if value else np.zeros(length, kind)
