@@ -8,7 +8,6 @@ compared; the second one runs as a Fourier transform, which takes fewer FLOP tha
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from shared import shared_trace
@@ -126,7 +125,7 @@ def test_counters_of_another_number_of_launches_say_nothing():
     assert work(graph, graph.select(kind="kernel")).flop.tolist() == [2 * 64**3]
 
 
-def test_instructions_become_flop(tmp_path: Path):
+def test_instructions_become_flop(tmp_path):
     name = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
     counters = {
         name.format("ffma"): "10",
@@ -149,7 +148,7 @@ def test_instructions_become_flop(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"), [("{}", "traceEvents"), ('{"traceEvents": []}', "no counters"), ("<", "JSON")]
 )
-def test_files_without_counters_are_refused(text: str, said: str, tmp_path: Path):
+def test_files_without_counters_are_refused(text, said, tmp_path):
     path = tmp_path / "counters.json"
     path.write_text(text)
     with pytest.raises(TraceError, match=said):

@@ -35,7 +35,7 @@ A, B, C = [64, 16], [4, 16, 32], [4]  # 64 rows in 4 groups, by 16 x 32
         ),
     ],
 )  # fmt: skip
-def test_flop_and_elements(op: str, shapes: list[list[int]], flop: int, elements: int) -> None:
+def test_flop_and_elements(op, shapes, flop, elements):
     found = operator_work(op, json.dumps(shapes))
     assert found is not None
     assert (found.family, found.flop, found.elements) == ("matmul", flop, elements)
@@ -50,5 +50,5 @@ def test_flop_and_elements(op: str, shapes: list[list[int]], flop: int, elements
         ("mine::gemm_helper", [[3, 5], [7, 9]]),
     ],
 )
-def test_what_shapes_do_not_tell_stays_unknown(op: str, shapes: list[list[int]]) -> None:
+def test_what_shapes_do_not_tell_stays_unknown(op, shapes):
     assert operator_work(op, json.dumps(shapes)) is None
