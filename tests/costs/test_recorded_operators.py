@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from recorded_operators import below, both, flop_counter, torch, values
+from recorded_operators import below, both, flop_counter, forward_and_backward, torch, trace_of, values
+
+import daydream
+from daydream.costs import work
 
 F, nn = torch.nn.functional, torch.nn
 CONVOLUTIONS = [
@@ -217,8 +220,11 @@ def decoder() -> tuple[Any, list[Any]]:
 def test_a_whole_model_has_the_flop_that_torch_counts(make):
     torch.manual_seed(0)
     model, inputs = make()
-    with torch.nn.attention.sdpa_kernel(
-        torch.nn.attention.SDPBackend.MATH
-    ):  # torch counts no fused one on a CPU
+    # torch counts no fused attention on a CPU
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         ours, theirs = both(model, *inputs)
+        graph = daydream.build(trace_of(lambda: forward_and_backward(model, *inputs)))
     assert ours == sum(theirs.values()) > 0
+    done = work(graph, graph.select(kind="cpu"))
+    shared = done.flop[done.is_matrix & (done.flop > 0)].sum()  # each task has its share of its operator's
+    assert shared == pytest.approx(ours, rel=1e-3)
