@@ -285,7 +285,7 @@ def shared(name: str) -> bytes:
     return gzip.decompress(path.read_bytes())
 
 
-MANY = pytest.param(20, marks=pytest.mark.slow)
+MANY = pytest.param(12, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("times", [1, MANY])
