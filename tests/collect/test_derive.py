@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_text import ENGINE, call, document, kernel, note, op, row, rows_named, training, write
+from kineto_text import ENGINE, call, kernel, note, op, row, rows_named, training
 
 from daydream.collect.derive.nesting import nest
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers import import_trace
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
-
-
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
-
-    return load
 
 
 def parent_of(trace: Trace, name: str) -> str | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_text import ENGINE, MAIN, call, document, kernel, note, op, write
-
-from daydream.collect.importers import import_trace
+from kineto_text import ENGINE, MAIN, call, kernel, note, op
 
 STEP = 1000  # us
 Events = list[dict[str, Any]]
@@ -40,9 +37,9 @@ def loop(names: list[str], *, inner: list[str] | None = None, outside_us: int = 
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> Any:
+def steps(imported: Any) -> Any:
     def load(events: Events) -> tuple[str, list[str]]:
-        trace = import_trace([write(tmp_path / "trace.json", document(events))])
+        trace = imported(events)
         return trace.metadata["step_source"], [step["name"] for step in trace.metadata["steps"]]
 
     return load

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_text import call, document, kernel, note, op, phases, rows_named, training, write
+from kineto_text import call, kernel, note, op, phases, rows_named, training
 
-from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-from daydream.trace.trace import Trace
-
-
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
-
-    return load
 
 
 def test_a_step_is_measured_from_completion_to_completion(imported):

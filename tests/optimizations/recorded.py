@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
-from daydream import Graph, Trace, simulate
+from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
 from daydream.graph.build import build
 from daydream.trace.schema import FIELDS
 
@@ -160,6 +161,19 @@ def kernel_names(graph: Graph, **where: Any) -> list[str]:
 def noted(graph: Graph, words: str) -> bool:
     """Return whether a note of the graph says this."""
     return any(words in note for note in graph.facts.notes)
+
+
+def does_not_apply(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+    """Check that an optimization says in these words why there is nothing to change in a trace."""
+    with pytest.raises(NotApplicableError, match=words):
+        optimization(*given, **options)
+
+
+def refuses(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+    """Check that an optimization refuses in these words what no trace would make right."""
+    with pytest.raises(GraphError, match=words) as refused:
+        optimization(*given, **options)
+    assert not isinstance(refused.value, NotApplicableError)
 
 
 def makespans(

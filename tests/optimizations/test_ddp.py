@@ -13,7 +13,7 @@ from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, noted
+from recorded import Program, does_not_apply, noted
 from shared import shared_replay
 from training_programs import (
     A100,
@@ -365,7 +365,6 @@ def test_without_operators_products_of_weights_complete_the_gradients():
 def test_gradients_of_several_passes_over_multi_tensor_lists_are_asked_for():
     graph = without_operators()
     graph.select(phase="optimizer", kind="kernel").set(name="multi_tensor_apply_kernel")
-    with pytest.raises(NotApplicableError, match="--gradient-mb"):
-        ddp(graph, workers=2, bandwidth=100.0)
+    does_not_apply("--gradient-mb", ddp, graph, workers=2, bandwidth=100.0)
     ddp(graph, workers=2, bandwidth=100.0, gradient_mb=8.0)
     assert graph.select(kind="collective").total("bytes") == 8 * 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from daydream.optimizations.gist import gist
 from daydream.optimizations.vdnn import vdnn
-from recorded import Program, makespans, thread_and_stream
+from recorded import Program, does_not_apply, makespans, refuses, thread_and_stream
 from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
@@ -136,9 +136,6 @@ def test_a_higher_ratio_is_never_slower():
 
 
 def test_layers_that_cannot_be_told_apart_are_refused():
-    with pytest.raises(NotApplicableError, match="which belongs to which"):
-        gist(activations(nodes=3))
-    with pytest.raises(NotApplicableError, match="no ReLU"):
-        gist(convolutions())
-    with pytest.raises(GraphError, match="1 or more"):
-        gist(activations(), ratio=0.5)
+    does_not_apply("which belongs to which", gist, activations(nodes=3))
+    does_not_apply("no ReLU", gist, convolutions())
+    refuses("1 or more", gist, activations(), ratio=0.5)

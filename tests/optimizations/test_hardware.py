@@ -7,7 +7,16 @@ import pytest
 from daydream.optimizations.cpu import cpu
 from daydream.optimizations.gpu import MODEL_ERROR, gpu
 from daydream.optimizations.pcie import pcie
-from recorded import Program, kernel_ns, makespans, noted, thread_and_stream, wait_before
+from recorded import (
+    Program,
+    does_not_apply,
+    kernel_ns,
+    makespans,
+    noted,
+    refuses,
+    thread_and_stream,
+    wait_before,
+)
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import find_device, retime, under_load
@@ -60,12 +69,9 @@ def test_no_step_gains_more_than_its_cpu_does():
 
 
 def test_cpus_that_are_no_question_are_refused():
-    with pytest.raises(GraphError, match="more than 0"):
-        cpu(Graph(), speedup=0)
-    with pytest.raises(NotApplicableError, match="as it is"):
-        cpu(thread_and_stream(("k", 5, "forward")), speedup=1)
-    with pytest.raises(NotApplicableError, match="work on the CPU"):
-        cpu(Graph(), speedup=2)
+    refuses("more than 0", cpu, Graph(), speedup=0)
+    does_not_apply("as it is", cpu, thread_and_stream(("k", 5, "forward")), speedup=1)
+    does_not_apply("work on the CPU", cpu, Graph(), speedup=2)
 
 
 # GPU
@@ -288,14 +294,14 @@ def test_a_faster_link_is_never_slower():
 
 def test_links_that_are_no_question_are_refused():
     graph = copies((PINNED, 4 * MIB, 4 * MIB // 8))
-    with pytest.raises(NotApplicableError, match="8 GB/s already"):
-        pcie(graph, bandwidth=8)
-    with pytest.raises(GraphError, match="more than 0"):
-        pcie(graph, bandwidth=0)
-    with pytest.raises(NotApplicableError, match="not known; give --recorded"):
-        pcie(copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16)
-    with pytest.raises(NotApplicableError, match="copies between CPU and device"):
-        pcie(thread_and_stream(("k", 5, "forward")), bandwidth=16)
+    does_not_apply("8 GB/s already", pcie, graph, bandwidth=8)
+    refuses("more than 0", pcie, graph, bandwidth=0)
+    does_not_apply(
+        "not known; give --recorded", pcie, copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16
+    )
+    does_not_apply(
+        "copies between CPU and device", pcie, thread_and_stream(("k", 5, "forward")), bandwidth=16
+    )
 
 
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():

@@ -6,11 +6,13 @@ from math import isnan, prod
 
 import pytest
 from daydream.optimizations.batch_size import batch_size
+from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.sequence_length import sequence_length
 from graph.small_traces import launched, trace
-from recorded import Program, kernel_ns, makespans, noted, of_calls
+from recorded import Program, does_not_apply, kernel_ns, makespans, noted, of_calls, refuses
+from shared import shared_replay
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, simulate
 from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
 from daydream.costs.device.launch_grids import growth_by_grids
 from daydream.costs.resize.growth import growth_of
@@ -81,8 +83,7 @@ def test_a_length_that_is_a_convolutions_channels_too_is_refused():
         ("conv1d", [[2, 8, 8], [8, 8, 1], [8]]),
         ("relu", [[2, 8, 8]]),  # shows the convolution's output
     )
-    with pytest.raises(NotApplicableError, match="channels of size 8 too"):
-        sequence_length(graph, length=16, recorded=8)
+    does_not_apply("channels of size 8 too", sequence_length, graph, length=16, recorded=8)
 
 
 def test_tokens_picked_for_an_expert_grow_with_all_tokens():
@@ -113,14 +114,10 @@ def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
 
 
 def test_lengths_that_are_no_question_are_refused():
-    with pytest.raises(NotApplicableError, match="10 tokens already"):
-        sequence_length(attention(), length=10)
-    with pytest.raises(GraphError, match="1 or more"):
-        sequence_length(attention(), length=0)
-    with pytest.raises(NotApplicableError, match="sequence length"):
-        sequence_length(of_calls(("linear", None)), length=10)
-    with pytest.raises(NotApplicableError, match="forward or backward"):
-        sequence_length(Graph(), length=10)
+    does_not_apply("10 tokens already", sequence_length, attention(), length=10)
+    refuses("1 or more", sequence_length, attention(), length=0)
+    does_not_apply("sequence length", sequence_length, of_calls(("linear", None)), length=10)
+    does_not_apply("forward or backward", sequence_length, Graph(), length=10)
 
 
 def training_by_shapes() -> Graph:
@@ -144,8 +141,7 @@ def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
 
 
 def test_a_batch_of_no_whole_number_is_refused():
-    with pytest.raises(GraphError, match="not a whole number"):
-        batch_size(training_by_shapes(), factor=0.3)
+    refuses("not a whole number", batch_size, training_by_shapes(), factor=0.3)
 
 
 def test_sequence_first_layouts_do_not_hide_the_batch():
@@ -277,10 +273,8 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
         ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
         ("scaled_dot_product_attention", [[4, 6, 10, 8]] * 3),
     )
-    with pytest.raises(NotApplicableError, match=r"as many calls show 10 as 40\.\n.*--recorded"):
-        sequence_length(graph, length=20)
-    with pytest.raises(NotApplicableError, match="batch size: as many calls show 2 as 4"):
-        batch_size(graph, factor=2)
+    does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
+    does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
 
 
@@ -291,8 +285,9 @@ def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
     if held:
         batch_size(graph, factor=2, recorded=recorded)
     else:
-        with pytest.raises(NotApplicableError, match=r"no recorded shape has a batch of 3: .* 2"):
-            batch_size(graph, factor=2, recorded=recorded)
+        does_not_apply(
+            r"no recorded shape has a batch of 3: .* 2", batch_size, graph, factor=2, recorded=recorded
+        )
 
 
 def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
@@ -302,8 +297,7 @@ def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
         ("relu", [[12, 16, 1, 1]]),
         *[("linear", [[2, 6, 16], [16, 16], [16]])] * 3,
     )
-    with pytest.raises(NotApplicableError, match=r"patches or frames.*--recorded"):
-        batch_size(graph, factor=2)
+    does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
     assert grown(graph) == [2, 2, 2, 2, 2]
 
@@ -325,10 +319,18 @@ def decoding(*, with_shapes: int, without: int, training: bool = False) -> Graph
 
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    with pytest.raises(NotApplicableError, match="no shapes show how 75% of the work would grow"):
-        batch_size(decoding(with_shapes=100_000, without=300_000), factor=factor)
-    with pytest.raises(NotApplicableError, match="no shapes show how 100% of the work would grow"):
-        batch_size(of_calls(("linear", None)), factor=factor)
+    does_not_apply(
+        "no shapes show how 75% of the work would grow",
+        batch_size,
+        decoding(with_shapes=100_000, without=300_000),
+        factor=factor,
+    )
+    does_not_apply(
+        "no shapes show how 100% of the work would grow",
+        batch_size,
+        of_calls(("linear", None)),
+        factor=factor,
+    )
 
 
 def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
@@ -398,8 +400,7 @@ def test_another_batch_leaves_the_sides_of_scores_alone():
 def test_grids_without_scores_do_not_tell_a_length():
     graph = grids_of_a_step()
     graph.select(name="SoftMax|64x64").remove()
-    with pytest.raises(NotApplicableError, match="--recorded"):
-        sequence_length(graph, length=128)
+    does_not_apply("--recorded", sequence_length, graph, length=128)
     sequence_length(graph, length=128, recorded=64)
     assert max(grown(graph)) == 2
 
@@ -410,8 +411,7 @@ def test_a_sum_that_is_split_is_no_batch_of_products():
     summed = ("reduce_kernel<512>", "8,1,1", "forward")
     added = (VECTORIZED.format("add"), "384,1,1", "forward")
     graph = of_grids(product, splits, summed, added, product, splits, UPDATE)
-    with pytest.raises(NotApplicableError, match="--recorded"):
-        sequence_length(graph, length=128)
+    does_not_apply("--recorded", sequence_length, graph, length=128)
 
 
 @pytest.mark.parametrize(
@@ -446,8 +446,7 @@ def test_convolutions_are_no_batched_products():
 
 
 def test_a_length_that_grids_contradict_is_refused():
-    with pytest.raises(GraphError, match="sequences of 64"):
-        sequence_length(grids_of_a_step(), length=128, recorded=32)
+    refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
 
 
 def test_activations_as_large_as_a_parameter_are_more_than_parameters():
@@ -456,3 +455,36 @@ def test_activations_as_large_as_a_parameter_are_more_than_parameters():
     graph = of_grids(*[(*gelu, "forward")] * 10, (*update, "optimizer"))
     batch_size(graph, factor=2)
     assert grown(graph) == [2] * 10 + [1]
+
+
+# Public traces, where their layout decides the answer
+
+
+COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
+LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"
+
+
+def test_every_product_of_a_compiled_model_grows_by_its_rows():
+    graph = shared_replay(COMPILED).graph.copy()
+    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
+    products = graph.select(kind="kernel", op=r"^aten::mm$")
+    for old, new, every in ((8, 16, False), (4096, 2048, True)):
+        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}
+
+
+@pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_decoding_by_replayed_graphs_is_refused(name, factor):
+    does_not_apply(
+        "no shapes show how", batch_size, shared_replay(f"kineto/{name}.json.gz").graph.copy(), factor=factor
+    )
+
+
+def test_a_fused_update_goes_at_one_bandwidth_with_and_without_a_larger_batch():
+    alone, combined = (shared_replay(LOADER).graph.copy() for _ in range(2))
+    batch_size(combined, factor=4)
+    for graph in (alone, combined):
+        fused_adam(graph)
+    times = [kernel_ns(graph, name="^fused") for graph in (alone, combined)]
+    assert times[0] == times[1]
+    assert times[0]

@@ -10,7 +10,7 @@ from daydream.optimizations.dataloader import dataloader
 from daydream.optimizations.pinned_memory import pinned_memory
 from daydream.optimizations.prefetch import prefetch
 from graph.small_traces import launched, trace
-from recorded import makespans, thread_and_stream, wait_before
+from recorded import does_not_apply, makespans, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace
 
 import daydream
@@ -83,8 +83,7 @@ def test_what_cannot_be_loaded_otherwise_is_refused(options, error, words):
 
 
 def test_a_trace_without_loading_is_refused():
-    with pytest.raises(NotApplicableError, match="no loading of data"):
-        dataloader(thread_and_stream(("k", 10, "forward")))
+    does_not_apply("no loading of data", dataloader, thread_and_stream(("k", 10, "forward")))
 
 
 def test_several_threads_that_load_are_no_work_of_the_main_thread():
@@ -92,8 +91,7 @@ def test_several_threads_that_load_are_no_work_of_the_main_thread():
     for step in (0, 1):
         graph.insert("load", kind="cpu", lane="pipeline", duration_ns=60, phase="data", step=step)
     dataloader(graph.copy(), get_ms=FETCH)
-    with pytest.raises(NotApplicableError, match="several threads load already"):
-        dataloader(graph, workers=2, get_ms=FETCH)
+    does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
 
 
 def test_workers_are_predicted_from_a_trace_without_any():
@@ -155,17 +153,13 @@ def test_more_bandwidth_is_never_slower():
 def test_copies_that_are_pinned_already_are_refused():
     graph = a_blocking_copy()
     pinned_memory(graph, bandwidth=10.0)
-    with pytest.raises(NotApplicableError, match="pinned memory already"):
-        pinned_memory(graph, bandwidth=10.0)
-    with pytest.raises(NotApplicableError, match="no copies to the device"):
-        pinned_memory(thread_and_stream(("k", 20, "forward")))
-    with pytest.raises(GraphError, match="above 0"):
-        pinned_memory(a_blocking_copy(), bandwidth=-1.0)
+    does_not_apply("pinned memory already", pinned_memory, graph, bandwidth=10.0)
+    does_not_apply("no copies to the device", pinned_memory, thread_and_stream(("k", 20, "forward")))
+    refuses("above 0", pinned_memory, a_blocking_copy(), bandwidth=-1.0)
 
 
 def test_an_unknown_device_needs_a_bandwidth():
-    with pytest.raises(NotApplicableError, match="--bandwidth"):
-        pinned_memory(a_blocking_copy())
+    does_not_apply("--bandwidth", pinned_memory, a_blocking_copy())
 
 
 def test_a_prefetched_batch_costs_the_step_nothing():
@@ -182,12 +176,10 @@ def test_a_prefetched_batch_costs_the_step_nothing():
 def test_prefetch_refuses_small_copies_and_streams_of_their_own():
     graph = thread_and_stream(("Memcpy HtoD (Pinned -> Device)", 50, "forward"), ("k", 20, "forward"))
     graph.select(kind="memcpy").set(bytes=100)
-    with pytest.raises(NotApplicableError, match="64 KiB or more"):
-        prefetch(graph)
+    does_not_apply("64 KiB or more", prefetch, graph)
     graph.select(kind="memcpy").set(bytes=100_000)
     prefetch(graph)
-    with pytest.raises(NotApplicableError, match="stream of their own"):
-        prefetch(graph)
+    does_not_apply("stream of their own", prefetch, graph)
 
 
 # Loaders that no range shows
@@ -270,8 +262,7 @@ def test_seldom_waits_do_not_tell_how_many_workers_load():
     graph = daydream.replay(bursts_of_two()).graph
     last = graph.select(kind="cpu").where(lambda tasks: tasks.gap_ns > 50_000).last()
     (graph.select(kind="cpu") - last).set(gap_ns=0)
-    with pytest.raises(NotApplicableError, match="--recorded"):
-        dataloader(graph, workers=8, get_ms=FETCH)
+    does_not_apply("--recorded", dataloader, graph, workers=8, get_ms=FETCH)
 
 
 def test_waits_are_scaled_by_workers_that_load_already():

@@ -8,7 +8,7 @@ from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.no_stragglers import no_stragglers
 from daydream.optimizations.overlap import overlap
-from recorded import Program, noted
+from recorded import Program, does_not_apply, noted
 from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, times, training
 
@@ -66,8 +66,7 @@ def recorded_reduction(*, awaited: bool) -> Graph:
 
 
 def test_transfers_that_nothing_waited_for_are_hidden_already():
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(recorded_reduction(awaited=False))
+    does_not_apply("hidden already", overlap, recorded_reduction(awaited=False))
     graph = recorded_reduction(awaited=True)
     overlap(graph)
     assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
@@ -89,8 +88,7 @@ def test_overlap_says_why_it_does_not_apply(graph, words):
 
 def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
     graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(graph)
+    does_not_apply("hidden already", overlap, graph)
 
 
 def test_transfers_of_a_step_are_told_on_average():

@@ -17,7 +17,16 @@ from daydream.optimizations.fp8 import fp8
 from daydream.optimizations.grad_scaler import grad_scaler
 from daydream.optimizations.tf32 import DOUBT_WITHOUT_SHAPES, tf32
 from graph.small_traces import launched, trace
-from recorded import SMALLEST, Program, kernel_names, kernel_ns, noted, thread_and_stream
+from recorded import (
+    SMALLEST,
+    Program,
+    does_not_apply,
+    kernel_names,
+    kernel_ns,
+    noted,
+    refuses,
+    thread_and_stream,
+)
 from shared import shared_replay
 
 import daydream
@@ -86,10 +95,8 @@ def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming
 
 def test_amp_keeps_factors_that_make_no_sense_from_passing():
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
-    with pytest.raises(NotApplicableError, match="leave every kernel as it is"):
-        amp(graph, math_speedup=1, memory_speedup=1)
-    with pytest.raises(GraphError, match="above 0"):
-        amp(graph, math_speedup=0)
+    does_not_apply("leave every kernel as it is", amp, graph, math_speedup=1, memory_speedup=1)
+    refuses("above 0", amp, graph, math_speedup=0)
     assert simulate(graph).makespan_ns == 4 + 300 + 200
 
 
@@ -117,8 +124,7 @@ def test_amp_and_autocast_refuse_what_runs_in_16_bits():
     call = ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, [[64, 64], [64, 64]], "bfloat16")
     norm = ("aten::native_layer_norm", "forward", NORM, 100, [[64, 64], [], [64], [64]])
     for optimization in (amp, autocast):
-        with pytest.raises(NotApplicableError, match="16 bits already: 100% of their time in bfloat16"):
-            optimization(recorded(call, norm))
+        does_not_apply("16 bits already: 100% of their time in bfloat16", optimization, recorded(call, norm))
 
 
 # Autocast
@@ -220,12 +226,9 @@ def test_gradients_of_weights_are_cast_back_each_beside_its_node():
 
 
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
-    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
-        autocast(recorded(*BLOCK), dtype="bfloat16")
-    with pytest.raises(NotApplicableError, match="products or convolutions"):
-        autocast(recorded(BLOCK[1]))
-    with pytest.raises(NotApplicableError, match="forward or backward"):
-        autocast(thread_and_stream(("x", 9, "other")))
+    does_not_apply("no bfloat16 units", autocast, recorded(*BLOCK), dtype="bfloat16")
+    does_not_apply("products or convolutions", autocast, recorded(BLOCK[1]))
+    does_not_apply("forward or backward", autocast, thread_and_stream(("x", 9, "other")))
 
 
 def test_changes_of_layout_come_with_tensor_cores_and_go_with_channels_last():
@@ -331,14 +334,11 @@ def test_many_gradients_take_several_launches():
 
 def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
     scaled = training("multi_tensor_apply NonFiniteCheck", "aten::_amp_foreach_non_finite_check_and_unscale_")
-    with pytest.raises(NotApplicableError, match="runs already"):
-        grad_scaler(scaled)
+    does_not_apply("runs already", grad_scaler, scaled)
     wide = training()
     wide.select(name=SGEMM).set(dtype="bfloat16")
-    with pytest.raises(NotApplicableError, match="needs no scaler"):
-        grad_scaler(wide)
-    with pytest.raises(NotApplicableError, match="optimizer kernels"):
-        grad_scaler(recorded(*BLOCK))
+    does_not_apply("needs no scaler", grad_scaler, wide)
+    does_not_apply("optimizer kernels", grad_scaler, recorded(*BLOCK))
 
 
 # A call that waits, the word the scaler needs
@@ -369,8 +369,7 @@ def test_a_product_keeps_part_of_its_share_of_the_higher_peak():
     new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
     assert kernel_ns(graph, phase="forward") == [round(new), 1_005]
     assert "1 of 1 matrix kernels" in graph.facts.notes[-1]
-    with pytest.raises(NotApplicableError, match="run in TF32 already"):
-        tf32(graph)
+    does_not_apply("run in TF32 already", tf32, graph)
 
 
 @pytest.mark.parametrize(("speedup", "ns"), [(1, 24_000), (2, 12_000), (3, 8_000), (100, 3_000)])
@@ -451,16 +450,13 @@ def test_fp8_with_scales_of_earlier_steps_reads_each_operand_once_and_inference_
 
 @pytest.mark.parametrize("device", [A100, V100, "AMD Instinct MI250X"])
 def test_fp8_needs_units_and_shapes(device):
-    with pytest.raises(NotApplicableError, match="no fp8 units"):
-        fp8(recorded(BF16, device=device))
-    with pytest.raises(NotApplicableError, match="recorded shapes"):
-        fp8(recorded((*BF16[:4], None, "bfloat16"), device=H100))
-    with pytest.raises(NotApplicableError, match="linear layers"):
-        fp8(
-            recorded(
-                ("aten::bmm", "forward", "nvjet", 900, [[8, 64, 64], [8, 64, 64]], "bfloat16"), device=H100
-            )
-        )
+    does_not_apply("no fp8 units", fp8, recorded(BF16, device=device))
+    does_not_apply("recorded shapes", fp8, recorded((*BF16[:4], None, "bfloat16"), device=H100))
+    does_not_apply(
+        "linear layers",
+        fp8,
+        recorded(("aten::bmm", "forward", "nvjet", 900, [[8, 64, 64], [8, 64, 64]], "bfloat16"), device=H100),
+    )
 
 
 # Channels last
@@ -485,8 +481,7 @@ def test_what_a_convolution_turns_from_channels_last_stays():
     turns = ("nchwToNhwcKernel", 8), ("xmma_fprop_conv_nhwc", 50), ("nhwcToNchwKernel", 9)
     program = Program()
     program.op("aten::cudnn_convolution", "forward", *turned)
-    with pytest.raises(NotApplicableError, match="in channels-last memory already"):
-        channels_last(program.graph())
+    does_not_apply("in channels-last memory already", channels_last, program.graph())
     for _ in range(2):
         program.op("aten::cudnn_convolution", "forward", *turns)
     graph = program.graph()
@@ -495,14 +490,16 @@ def test_what_a_convolution_turns_from_channels_last_stays():
 
 
 def test_channels_last_says_why_not():
-    with pytest.raises(NotApplicableError, match="no convolution"):
-        channels_last(thread_and_stream((SGEMM, 5, "forward")))
-    with pytest.raises(NotApplicableError, match="in NHWC already"):
-        channels_last(thread_and_stream(("xmma_fprop_conv_nhwc", 50, "forward")))
-    with pytest.raises(NotApplicableError, match="NCHW kernels"):
-        channels_last(thread_and_stream(("volta_scudnn_conv", 50, "forward")))
-    with pytest.raises(NotApplicableError, match="only the images"):
-        channels_last(thread_and_stream(("nchwToNhwcKernel", 7, "forward"), ("conv_nhwc", 50, "forward")))
+    does_not_apply("no convolution", channels_last, thread_and_stream((SGEMM, 5, "forward")))
+    does_not_apply(
+        "in NHWC already", channels_last, thread_and_stream(("xmma_fprop_conv_nhwc", 50, "forward"))
+    )
+    does_not_apply("NCHW kernels", channels_last, thread_and_stream(("volta_scudnn_conv", 50, "forward")))
+    does_not_apply(
+        "only the images",
+        channels_last,
+        thread_and_stream(("nchwToNhwcKernel", 7, "forward"), ("conv_nhwc", 50, "forward")),
+    )
 
 
 # Flash attention
@@ -573,8 +570,7 @@ def test_a_causal_mask_that_is_made_between_the_products_is_part_of_attention():
 
 def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
     hidden = ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES])
-    with pytest.raises(NotApplicableError, match="in the backward pass alone"):
-        flash_attention(recorded(hidden, *BACKWARD))
+    does_not_apply("in the backward pass alone", flash_attention, recorded(hidden, *BACKWARD))
 
 
 @pytest.mark.parametrize(
@@ -590,8 +586,7 @@ def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
         flash_attention(graph)
         assert simulate(graph).makespan_ns == 4 + 50 + 40
     else:
-        with pytest.raises(NotApplicableError, match="no attention found"):
-            flash_attention(graph)
+        does_not_apply("no attention found", flash_attention, graph)
 
 
 def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
@@ -645,8 +640,7 @@ def test_work_on_a_cpu_is_refused(optimization):
     graph.insert(
         "aten::mm", kind="cpu", lane="thread 1", duration_ns=9, phase="forward", dtype="float32", step=0
     )
-    with pytest.raises(NotApplicableError, match="kernel"):
-        optimization(graph)
+    does_not_apply("kernel", optimization, graph)
 
 
 # The changes for real
@@ -729,8 +723,7 @@ def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
 
 def test_a_pass_in_4_bits_is_no_pass_in_32():
     graph = mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
-    with pytest.raises(NotApplicableError, match="fewer than 16 bits already: 80% of their time in float4"):
-        amp(graph)
+    does_not_apply("fewer than 16 bits already: 80% of their time in float4", amp, graph)
 
 
 @pytest.mark.parametrize(("major", "dtype"), [(7, "float16"), (8, "bfloat16"), (None, "bfloat16")])
