@@ -34,7 +34,7 @@ from daydream.report.text.numbers import (
     time_text,
 )
 from daydream.report.text.peak_memory import explained_memory, recording_notes
-from daydream.simulate.critical_path import Bound, PathCause
+from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 
 if TYPE_CHECKING:
     from daydream.predict.breakdown import Share
@@ -182,12 +182,12 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
-    mine = [each for each in explanation.causes if each.bound is Bound.CPU]
+    mine = [each for each in explanation.causes if each.bound in ON_CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
-    said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
+    said = [f"{percent(each.share)} {each.cause.label}" for each in mine]
     what = "Bound by data loading" if explanation.bound is Bound.LOADING else "CPU-bound"
     return (
-        f"{what}: {listed(said)} of the critical path; {infinite}, and the "
+        f"{what}: the critical path is {listed(said)}; {infinite}, and the "
         f"device is busy {percent(explanation.device_busy_share or 0)} of the time."
         f"{explanation.if_recording_cost_more}"
     )
