@@ -39,6 +39,7 @@ from daydream.graph.rules.thresholds import (
     ALIKE_NS,
     AS_STEADY,
     FAR_NS,
+    FETCH_NS,
     IDLE_SHARE,
     LEAST_CYCLES,
     LEAST_LOCKED,
@@ -421,7 +422,7 @@ def load_batches(draft: Draft) -> None:
             longest = np.lexsort((length, draft.step[waits]))
             longest = longest[np.append(run_starts(draft.step[waits[longest]])[1:], True)[: len(longest)]]
             waits, length = waits[longest], length[longest]
-            if len(waits) < LEAST_PAUSES:
+            if len(waits) < LEAST_PAUSES or length.mean() < FETCH_NS:
                 continue
             arrived = ends[waits]
             by_step = np.zeros(np.ptp(draft.step[waits]) + 1)
