@@ -199,6 +199,8 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
         mine = groups[copied, called]
         whatifs: list[str | WhatIf] = [("remove-sync", {"which": _exactly(called)})]
+        if len(groups) > 1:  # without one of them the step may wait in the next as long
+            whatifs.append("remove-sync")
         if copied == TO:
             whatifs = ["pinned-memory", "prefetch", *whatifs]
         sort = f"blocking copies {copied}" if copied else "synchronization"
