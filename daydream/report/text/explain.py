@@ -49,6 +49,7 @@ HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
 FIRST_COSTS, FEW_CAUSES, MOST_CAUSES = 2, 3, 8
+LARGE = 0.1  # of the step: such a cause is never among the rest
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
@@ -82,7 +83,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False) -> Screen:
             *top,
             *_first_costs(explanation, costs),
             "",
-            _explained_causes(explanation, causes),
+            _causes(explanation, causes),
             *([Words(_more(explanation, costs))] if more else []),
             *bottom,
         ])
@@ -275,31 +276,26 @@ def _headline(explanation: Explanation) -> str:
     return f"step time   {times} after {name} ({error_text(replay.basis_error, replay.error)})"
 
 
-def _causes(explanation: Explanation) -> Table:
+def _causes(explanation: Explanation, most: int | None = None) -> Table:
+    """Return the causes with their parts; or `most` of them and all that are large, with what they are."""
     unit, size, _ = scale(explanation.step_ns)
-    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
-    rest = [each for each in explanation.causes if each not in large]
+    shown = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
+    if most is not None:
+        shown = [each for place, each in enumerate(shown) if place < most or each.share >= LARGE]
+    rest = [each for each in explanation.causes if each not in shown]
     steps = len(explanation.steps)
-    rows = [["critical path of a step" if steps == 1 else f"critical path, mean of {steps}", unit, "share"]]
-    rows += [[each.cause.label, number(each.ns / size), percent(each.share)] for each in large]
+    head = "critical path of a step" if steps == 1 else f"critical path, mean of {steps}"
+    rows = [[head if most is None else "what a step waits for (the critical path)", unit, "share"]]
+    for each in shown:
+        label = each.cause.label if most is None else each.cause.explained
+        rows.append([label, number(each.ns / size), percent(each.share)])
     if rest:
         ns = sum(each.ns for each in rest)
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
-    parts = [partial(_parts, each, size) for each in large]
+    if most is not None:
+        return Table(rows)
+    parts = [partial(_parts, each, size) for each in shown]
     return Table(rows, rest=[lambda _: "mostly", *parts, *[lambda _: ""] * bool(rest)])
-
-
-def _explained_causes(explanation: Explanation, most: int) -> Table:
-    """Return the largest causes with what they are, and the others as one row."""
-    unit, size, _ = scale(explanation.step_ns)
-    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST][:most]
-    rest = [each for each in explanation.causes if each not in large]
-    rows = [["what a step waits for (the critical path)", unit, "share"]]
-    rows += [[each.cause.explained, number(each.ns / size), percent(each.share)] for each in large]
-    if rest:
-        ns = sum(each.ns for each in rest)
-        rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
-    return Table(rows)
 
 
 def _parts(share: Share, size: int, room: int) -> str:
