@@ -50,7 +50,7 @@ from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
-from daydream.simulate.critical_path import Bound
+from daydream.simulate.critical_path import ON_CPU
 from daydream.simulate.steady_state import settle
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())
+    cpu, other = sum(waits.pop(bound, 0) for bound in ON_CPU), sum(waits.values())
     scale = comparison.simulated_ns / max(cpu + other, 1)
     shown, trace = 0.0, comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.

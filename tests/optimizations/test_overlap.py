@@ -91,6 +91,30 @@ def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
     does_not_apply("hidden already", overlap, graph)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_nothing_hides_what_the_next_layer_works_on(backward):
+    #  stream 7   |layer 20|          |layer 20|          |
+    #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
+    graph, last = Graph(), []
+    for name in ("reduce_scatter", "all_gather"):
+        layer = graph.insert("layer", kind="kernel", lane="stream 7", duration_ns=20, step=0, after=last)
+        last = [graph.insert(
+            name, kind="collective", lane="stream 13", duration_ns=30, step=0, phase="forward", collective=name,
+            after=[layer],
+        )]  # fmt: skip
+    if not backward:
+        with pytest.raises(NotApplicableError, match="the next layer works on"):
+            overlap(graph)
+        return
+    kernel = graph.insert("grad", kind="kernel", lane="stream 7", duration_ns=40, step=0, after=last)
+    graph.insert(
+        "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
+        collective="all_reduce", after=[kernel],
+    )  # fmt: skip
+    overlap(graph)
+    assert simulate(graph).makespan_ns == 20 + 30 + 20 + 30 + 40
+
+
 def test_transfers_of_a_step_are_told_on_average():
     graph = Graph()
     for step, ns in enumerate((10_000_000, 30_000_000)):  # one of them is waited for much longer

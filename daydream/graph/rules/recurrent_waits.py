@@ -35,8 +35,13 @@ from daydream.graph.plan import Cause, around
 from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
+    ALIKE,
+    ALIKE_NS,
     AS_STEADY,
     FAR_NS,
+    FETCH_NS,
+    IDLE_SHARE,
+    LEAST_CYCLES,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
@@ -48,14 +53,19 @@ from daydream.graph.rules.thresholds import (
     SHORT_SHARE,
     SPIN_NS,
     THREAD_CLOCK_NS,
+    UNLIKE,
     WAKE_NS,
     WOKEN_NS,
 )
-from daydream.graph.tables import CPU, ORDER_STEP
+from daydream.graph.tables import BATCH, CPU, ORDER_STEP, Lane, covered_steps, step_rank
 from daydream.lazy import regex
-from daydream.trace.schema import NO_ID, OFF_CPU
+from daydream.trace.schema import NO_ID, OFF_CPU, PHASES
 
 NUMBER = regex(r"\d+")
+WORKER_LOADER = regex(
+    r"_MultiProcessingDataLoaderIter|MultiProcessing"
+)  # torch's range of a loader's workers
+LOADER = "worker processes"  # the lane on which they make batches
 
 
 class Found(NamedTuple):
@@ -386,6 +396,80 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         blocked = Pauses(task, begin, end, inside, rows).only(kept)
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
+
+
+def load_batches(draft: Draft) -> None:
+    """Let a loader's worker processes make batches at their own pace, where a thread waits for them.
+
+    How long the thread waits is no cause: if it asks for a batch sooner, it waits longer.
+
+        workers  |batch 2 ...................|batch 3 ..................|
+        thread   |step 1        |wait        |step 2       |wait        |step 3
+
+    Such are waits in the ranges of torch's loader that take most of the time, and those in the ranges or
+    outside the trace that come in bursts, as the batches of several workers do. Steps repeat: the workers go
+    on from the last batch of the covered steps to the first.
+    """
+    links, ends, covered = draft.links, draft.end_ns + draft.gap_ns, covered_steps(draft)
+    outside = np.zeros(draft.size, bool)
+    outside[links["src"][links["cause"] == Cause.OUTSIDE]] = True
+    asked = draft.named(WORKER_LOADER.search) & (draft.row >= 0)
+    for lane in draft.threads():
+        tasks = draft.on(lane)
+        for kind in (asked, outside):
+            waits = tasks[kind[tasks] & covered[draft.step[tasks]]][:-1]
+            length = (draft.duration_ns + draft.gap_ns)[waits]
+            longest = np.lexsort((length, draft.step[waits]))
+            longest = longest[np.append(run_starts(draft.step[waits[longest]])[1:], True)[: len(longest)]]
+            waits, length = waits[longest], length[longest]
+            if len(waits) < LEAST_PAUSES or length.mean() < FETCH_NS:
+                continue
+            arrived = ends[waits]
+            by_step = np.zeros(np.ptp(draft.step[waits]) + 1)
+            by_step[draft.step[waits] - draft.step[waits[0]]] = length
+            most = kind is asked and length.sum() > IDLE_SHARE * np.ptp(arrived)
+            if not most and bursts(by_step) is None:
+                continue
+            late = length >= IDLE_SHARE * length.mean()
+            waits, arrived = waits[late], arrived[late]
+            rank = draft.lanes[lane].rank
+            whole = sum(
+                each["measured_ns"] for each in draft.steps if each.get("covered") and step_rank(each) == rank
+            )
+            between = np.diff(arrived)
+            made = draft.add(
+                len(waits) + 1,
+                name=draft.code("name", BATCH),
+                lane=draft.add_lane(Lane(LOADER, rank, background=True)),
+                order=np.append(draft.order[waits], draft.order[waits[-1]] + 1),
+                start_ns=np.append(arrived[:1], arrived),
+                duration_ns=np.concatenate([[0], between, [max(whole - between.sum(), 0)]]),
+                phase=PHASES.index("data") if kind is asked else -1,
+                step=draft.step[np.append(waits, waits[-1])],
+            )
+            goes_on = tasks[np.searchsorted(draft.order[tasks], draft.order[waits], side="right")]
+            draft.link(made[:-1], goes_on, cause=Cause.HANDOFF)
+            draft.link(goes_on[:1], made[1:2], from_start=True, cause=Cause.HANDOFF)
+
+
+def bursts(wait_ns: np.ndarray) -> int | None:
+    """Return how many workers load, as the pattern of waits for batches shows; None where there is none.
+
+    Workers begin together, take a batch each, and batches are handed out in turn: a program that waits
+    for them gets as many batches at once as there are workers, then waits again.
+    """
+    time = np.log1p(wait_ns / ALIKE_NS)  # so that one long wait does not make the pattern
+    most = len(time) // LEAST_CYCLES
+    found = np.array([_correlation(time[lag:], time[:-lag]) for lag in range(2, most + 1)])
+    if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
+        return None
+    return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    if len(one) < 2 or not one.std() or not other.std():
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def off_cpu(draft: Draft) -> dict[int, Coverage]:
