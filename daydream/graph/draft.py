@@ -27,7 +27,7 @@ from daydream.trace.trace import Trace
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
 NONE = np.empty(0, np.int64)
-BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "queue_depth")
+BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "doubtful", "queue_depth")
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
 
@@ -137,6 +137,27 @@ class Draft(Graph):
         self.duration_ns[calls] = self.end_ns[calls] - until
         self.start_ns[calls] = until
         self.waited[calls] = True
+
+    def may_wait(self, tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Note that device tasks may wait for other streams: for their work that ended last before each.
+
+        That work was launched `before` a place in program order, one for each task. Returns a mask of the
+        tasks that there is such work for.
+        """
+        start = self.start_ns[tasks]
+        rank = self.ranks[self.lane[tasks]]
+        source = np.full(len(tasks), -1)
+        ended = np.full(len(tasks), NEVER)
+        for lane, work in self.streams():
+            over = np.searchsorted(np.maximum.accumulate(self.end_ns[work]), start, side="right")
+            last = np.minimum(over, np.searchsorted(self.order[work], before)) - 1
+            end = self.end_ns[work[last]]
+            later = (last >= 0) & (end > ended) & (self.lane[tasks] != lane) & (rank == self.lanes[lane].rank)
+            source[later] = work[last[later]]
+            ended[later] = end[later]
+        found = source >= 0
+        self.doubtful.add(src=source[found], dst=tasks[found])
+        return found
 
     def finish(self) -> Graph:
         """Return the graph of what was found so far."""

@@ -85,6 +85,10 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
         counts["recorded"] = len(rows)
     counts["unresolved"] = len(search.waits) - len(rows)
     counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
+    if way == _Search.by_forks:  # the last one
+        left = calls[~np.isin(calls, draft.waits["wait"]) & np.isin(calls, [w.call for w in search.waits])]
+        _, behind = draft.launched_around(left)
+        draft.may_wait(behind[behind >= 0], draft.order[left[behind >= 0]])
 
 
 def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
