@@ -19,6 +19,7 @@ import numpy as np
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
+from daydream.graph.rules.thresholds import STREAM_CLOCK_NS
 from daydream.graph.select import of_tasks
 from daydream.graph.tables import CODED, COLUMNS, CPU, Table
 from daydream.trace.schema import PHASES
@@ -138,23 +139,9 @@ class Draft(Graph):
         self.start_ns[calls] = until
         self.waited[calls] = True
 
-    def may_wait(self, tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Note that device tasks may wait for other streams: for their work that ended last before each.
-
-        That work was launched `before` a place in program order, one for each task. Returns a mask of the
-        tasks that there is such work for.
-        """
-        start = self.start_ns[tasks]
-        rank = self.ranks[self.lane[tasks]]
-        source = np.full(len(tasks), -1)
-        ended = np.full(len(tasks), NEVER)
-        for lane, work in self.streams():
-            over = np.searchsorted(np.maximum.accumulate(self.end_ns[work]), start, side="right")
-            last = np.minimum(over, np.searchsorted(self.order[work], before)) - 1
-            end = self.end_ns[work[last]]
-            later = (last >= 0) & (end > ended) & (self.lane[tasks] != lane) & (rank == self.lanes[lane].rank)
-            source[later] = work[last[later]]
-            ended[later] = end[later]
+    def may_wait(self, tasks: np.ndarray) -> np.ndarray:
+        """Note that device tasks may wait for what `ended_beside` them; return whether there was any: a mask."""
+        source = self.ended_beside(tasks)
         found = source >= 0
         self.doubtful.add(src=source[found], dst=tasks[found])
         return found
@@ -249,6 +236,21 @@ class Draft(Graph):
         for _, run in self.streams():
             ended[run[1:]] = self.end_ns[run[:-1]]
         return ended[tasks]
+
+    def beside(self, lane: int) -> np.ndarray:
+        """Return which of the lanes are others of the device of one: a mask."""
+        places = [(each.rank, each.device) for each in self.lanes]
+        return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
+
+    def ended_beside(self, tasks: np.ndarray) -> np.ndarray:
+        """Return the work of other streams of the device that ended last before each task, -1 for none."""
+        source, ended = np.full((2, len(tasks)), -1)
+        for lane, work in self.streams():
+            over = np.maximum.accumulate(self.end_ns[work])
+            last = np.searchsorted(over, self.start_ns[tasks] + STREAM_CLOCK_NS, side="right") - 1
+            later = self.beside(lane)[self.lane[tasks]] & (last >= 0) & (over[last] > ended)
+            source[later], ended[later] = work[last[later]], over[last[later]]
+        return source
 
     def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""

@@ -257,7 +257,7 @@ class Graph(NotebookTables):
         if len(dst):
             usual = np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns)
             twin.write("latency_ns", dst, usual)
-            twin.link(src, dst, cause=Cause.EVENT)
+            twin.links.add(src=src, dst=dst, cause=int(Cause.EVENT))
         return twin
 
     def differs_in_times_only(self, other: Graph) -> bool:

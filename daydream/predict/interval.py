@@ -55,7 +55,7 @@ from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.simulate.critical_path import Bound
-from daydream.simulate.steady_state import settle
+from daydream.simulate.steady_state import SteadyState, settle
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -120,10 +120,10 @@ class Uncertainty(Struct, frozen=True):
         """How far the step may be above the predicted one."""
         return hypot(*astuple(self)[:-1], max(self.waiting, 0.0))
 
-    @property
-    def shorter_ns(self) -> float:
-        """How far the step may be below the predicted one."""
-        return hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
+    def ends(self, step_ns: float) -> list[float]:
+        """Return the ends of the interval around a step, in ns."""
+        shorter_ns = hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
+        return [step_ns - shorter_ns, step_ns + self.total_ns]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -163,7 +163,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     work may be theirs or not.
     """
     replay, step_ns, affected = comparison.replay, comparison.simulated_ns, comparison.affected
-    recorded_ns = sum(step.measured_ns for step in replay.steps)
+    recorded_ns = replay.measured_ns * len(replay.steps)
     unknown = unknown_ns(replay.graph.facts, recorded_ns, comparison.replayed_ns, affected)
     beyond = [part.unknown_ns for part in (comparison.left_out, comparison.unplaced) if part is not None]
     if comparison.held is not None:
@@ -197,31 +197,32 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif not tells:
         comparison.reason = found.reason(comparison)
     elif interval:
-        least_ns = min(_least_ns(comparison, diff), step_ns)
-        ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
+        ends = found.ends(step_ns)
+        least_ns = _least_ns(comparison, diff)
         if comparison.released is not None:
-            of_the_change, other_ns = replace(found, rerun=0.0, recording=0.0), comparison.released[0]
+            other_ns = comparison.released[0]
+            ends += replace(found, rerun=0.0, recording=0.0).ends(other_ns)
             least_ns = min(least_ns, other_ns)
-            ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
-        comparison.predicted_low_ns = max(round(max(min(ends), least_ns)), 0)
-        comparison.predicted_high_ns = round(max(ends))
+        low_ns = max(min(ends), min(least_ns, step_ns), 0)
+        comparison.predicted_low_ns, comparison.predicted_high_ns = round(low_ns), round(max(ends))
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
-    of_the_change = replace(found, variation=0.0, rerun=0.0, recording=0.0)
-    low = comparison.simulated_ns - of_the_change.shorter_ns
-    high = comparison.simulated_ns + of_the_change.total_ns
+    low, high = replace(found, variation=0.0, rerun=0.0, recording=0.0).ends(comparison.simulated_ns)
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
 def _longer_ns(comparison: Prediction, graph: Graph) -> float:
     """Return how much longer the step of another changed graph is than the predicted one."""
-    replay = comparison.replay
-    slowed = between(comparison.contention, replay.graph, graph)
-    longer = settle(graph, contention=slowed, copies=comparison.after.passes)
-    return float(replay.settled.mean_after(longer) - comparison.simulated_ns)
+    return float(comparison.replay.settled.mean_after(_settled(comparison, graph)) - comparison.simulated_ns)
+
+
+def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
+    """Return the steady state of another changed graph."""
+    slowed = between(comparison.contention, comparison.replay.graph, graph)
+    return settle(graph, contention=slowed, copies=comparison.after.passes)
 
 
 def _recording_ns(comparison: Prediction) -> float:
@@ -311,8 +312,8 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
     the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
     """
-    replay, graph, after = comparison.replay, comparison.graph, comparison.after
-    steps, timeline, lane = [*after.step_times()], after.timeline, graph.lane
+    graph, after, lane = comparison.graph, comparison.after, comparison.graph.lane
+    steps, timeline = [*after.step_times()], after.timeline
     path = timeline.path(after.copy, steps)
     src, dst = graph.doubtful["src"], graph.doubtful["dst"]
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
@@ -324,13 +325,12 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     of_lane = np.bincount(lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
     if of_lane.sum() < APART * comparison.simulated_ns or not of_lane.any():
         return None
-    before, changed = replay.released(), graph.released()
-    waiting = settle(
-        changed, contention=between(comparison.contention, replay.graph, changed), copies=after.passes
-    )
-    found = round(comparison.replayed_ns * before.mean_after(waiting) / max(before.step_ns, 1))
-    alike = abs(before.step_ns - comparison.replayed_ns) <= REPLAYS_ALIKE * comparison.replayed_ns
-    if not alike or abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
+    before, replayed_ns = comparison.replay.released, comparison.replayed_ns
+    if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
+        return None
+    waiting = _settled(comparison, graph.released())
+    found = round(replayed_ns * before.mean_after(waiting) / max(before.step_ns, 1))
+    if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
     most = graph.lanes[of_lane.argmax()]
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS

@@ -166,15 +166,11 @@ def measure_latencies(draft: Draft) -> None:
         limit = np.where(last_is_launch, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
         late = (rest > limit) & has_launch
         beside = late & ~last_is_event
-        for lane in unique(draft.lane[tasks[beside]]).tolist():
-            mine = np.flatnonzero(beside & (draft.lane[tasks] == lane))
-            others = tasks[
-                (draft.lane[tasks] != lane) & (draft.ranks[draft.lane[tasks]] == draft.lanes[lane].rank)
-            ]
-            worked = Coverage(draft.start_ns[others], draft.end_ns[others])
-            covered = worked.within(start[mine] - rest[mine], start[mine])
-            beside[mine] = covered >= COVERED_SHARE * rest[mine]
-        beside[beside] = draft.may_wait(tasks[beside], draft.order[tasks[beside]])
+        rank = draft.ranks[draft.lane[tasks]]
+        for each in unique(rank[beside]).tolist():
+            worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
+            beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
+        beside[beside] = draft.may_wait(tasks[beside])
         _count_unexplained(draft, rest[late & ~beside])
         by_stream = np.flatnonzero(beside & ~last_is_launch)
         ahead = tasks[by_stream - 1]
