@@ -29,6 +29,7 @@ from .instructions import (
 from .programs import ADD, COMPUTE, COPY, GEMM, JITTER, RELU, US, item
 
 SIDE = 9
+Step = Callable[[int], Sequence[Instruction]]
 Body = Callable[[], Iterator[Instruction]]
 
 
@@ -48,37 +49,43 @@ def _into(queue: str) -> list[Instruction]:
     return [take(f"room in {queue}"), put(queue)]
 
 
-def _forever(*batch: Instruction) -> Body:
+def _forever(batch: Step) -> Body:
     def body() -> Iterator[Instruction]:
         for number in count():
-            yield from (turn(number), *batch)
+            yield from (turn(number), *batch(number))
 
     return body
 
 
-def _training(step: Sequence[Instruction], queues: Sequence[str] = (), **others: Body) -> Machine:
-    """Run a step over and over, beside other threads; each queue holds two."""
+def _training(step: Step, queues: Sequence[str] = (), **others: Step) -> Machine:
+    """Run steps beside what other threads do for each batch; each queue holds two."""
 
     def steps(number: int) -> list[Instruction]:
         room = [put(f"room in {queue}") for queue in queues for _ in range(2)]
-        return [*(room if number == 0 else []), *step]
+        return [*(room if number == 0 else []), *step(number)]
 
-    return Machine(Program(steps, others), jitter=JITTER)
+    bodies = {name: _forever(batch) for name, batch in others.items()}
+    return Machine(Program(steps, bodies), jitter=JITTER)
 
 
 def _executors(read_us: int, decode_us: int, kernels: int, us: int) -> Machine:
-    queues = ("read", "decoded", "copied", "batch")
     normalize = op("normalize", 6_000, [launch(COPY, RELU, 150 * US)], 2_000)
-    step = [*_from("batch"), python(40 * US), wait(COMPUTE, "loaded"), *_train(kernels, us), item()]
+
+    def step(number: int) -> list[Instruction]:
+        loaded = wait(COMPUTE, f"loaded {number}")
+        return [*_from("batch"), python(40 * US), loaded, *_train(kernels, us), item()]
+
+    def to_device(number: int) -> list[Instruction]:
+        loaded = [record(f"loaded {number}", COPY), stream_sync(COPY)]
+        return [*_from("copied"), normalize, *loaded, *_into("batch")]
+
     return _training(
         step,
-        queues,
-        reader=_forever(cpu("open", 5_000), python(read_us * US), *_into("read")),
-        loader=_forever(*_from("read"), python(decode_us * US), cpu("crop", 20_000), *_into("decoded")),
-        mixer=_forever(*_from("decoded"), python(20 * US), _copy(300), *_into("copied")),
-        normalizer=_forever(
-            *_from("copied"), normalize, record("loaded", COPY), stream_sync(COPY), *_into("batch")
-        ),
+        ("read", "decoded", "copied", "batch"),
+        reader=lambda _: [cpu("open", 5_000), python(read_us * US), *_into("read")],
+        loader=lambda _: [*_from("read"), python(decode_us * US), cpu("crop", 20_000), *_into("decoded")],
+        mixer=lambda _: [*_from("decoded"), python(20 * US), _copy(300), *_into("copied")],
+        normalizer=to_device,
     )
 
 
@@ -94,36 +101,46 @@ def executors_are_late() -> Machine:
 
 def conditions() -> Machine:
     """Each step two threads are told to begin, and the main thread waits for both."""
-    step = [
-        python(200 * US), *_train(6, 100), put("begin loader"), put("begin worker"), python(50 * US),
-        take("done"), take("done"), wait(COMPUTE, "worker's"), *_train(10, 100), item(),
-    ]  # fmt: skip
-    both = {
-        "loader": [python(700 * US), cpu("sort", 100 * US)],
-        "worker": [python(150 * US), *_train(8, 120, SIDE), record("worker's", SIDE), stream_sync(SIDE)],
-    }
-    bodies = {name: _forever(take(f"begin {name}"), *work, put("done")) for name, work in both.items()}
-    return _training(step, **bodies)
+    both = [put("begin loader"), put("begin worker"), python(50 * US), take("done"), take("done")]
+
+    def step(number: int) -> list[Instruction]:
+        joined = wait(COMPUTE, f"worker {number}")
+        return [python(200 * US), *_train(6, 100), *both, joined, *_train(10, 100), item()]
+
+    def worker(number: int) -> list[Instruction]:
+        work = [python(150 * US), *_train(8, 120, SIDE), record(f"worker {number}", SIDE), stream_sync(SIDE)]
+        return [take("begin worker"), *work, put("done")]
+
+    sort = [take("begin loader"), python(700 * US), cpu("sort", 100 * US), put("done")]
+    return _training(step, loader=lambda _: sort, worker=worker)
 
 
 def sleeping_synchronization() -> Machine:
     """The main thread sleeps in its synchronizing calls, a second thread until the first is through."""
-    log = _forever(take("logged"), python(300 * US), cpu("write", 50 * US))
+    log = [take("logged"), python(300 * US), cpu("write", 50 * US)]
     step = [python(100 * US), *_train(20, 150), device_sync(), put("logged"), python(400 * US)]
-    return replace(_training(step, loader=log), blocking_sync=True)
+    return replace(_training(lambda _: step, loader=lambda _: log), blocking_sync=True)
 
 
 def contended_lock() -> Machine:
     """A thread's copies of pinned memory sleep until the training's `.item()` lets go of the driver."""
-    step = [*_from("batch"), python(15 * US), wait(COMPUTE, "loaded"), *_train(30, 120), item()]
-    load = [cpu("read", 600 * US), _copy(150), record("loaded", COPY), *_into("batch")]
-    return replace(_training(step, ["batch"], loader=_forever(*load)), driver_lock=True)
+
+    def step(number: int) -> list[Instruction]:
+        return [
+            *_from("batch"), python(15 * US), wait(COMPUTE, f"loaded {number}"), *_train(30, 120), item()
+        ]  # fmt: skip
+
+    def load(number: int) -> list[Instruction]:
+        return [cpu("read", 600 * US), _copy(150), record(f"loaded {number}", COPY), *_into("batch")]
+
+    return replace(_training(step, ["batch"], loader=load), driver_lock=True)
 
 
 def _word(every_us: int) -> Machine:
     count_rows = op("count", 3_000, [launch(COMPUTE, ADD, 200 * US, writes="rows")], 1_000)
     dispatch = op("dispatch", 2_000, [read_word("rows", every_us * US)], 3_000)
-    return _training([python(150 * US), *_train(12, 120), count_rows, dispatch, *_train(12, 120), item()])
+    step = [python(150 * US), *_train(12, 120), count_rows, dispatch, *_train(12, 120), item()]
+    return _training(lambda _: step)
 
 
 def spins_on_a_word() -> Machine:
@@ -138,13 +155,13 @@ def sleeps_on_a_word() -> Machine:
 
 def timer() -> Machine:
     """The main thread sleeps for 2 ms a step, whatever it does otherwise."""
-    return _training([python(50 * US), sleep(2_000 * US), *_train(20, 120), item()])
+    return _training(lambda _: [python(50 * US), sleep(2_000 * US), *_train(20, 120), item()])
 
 
 def _process(load_us: int) -> Machine:
-    load = _forever(sleep(load_us * US), *_into("batch"))
     step = [*_from("batch"), python(50 * US), _copy(200, COMPUTE), *_train(20, 150), item()]
-    return _training(step, ["batch"], process=load)
+    load = [sleep(load_us * US), *_into("batch")]
+    return _training(lambda _: step, ["batch"], process=lambda _: load)
 
 
 def process() -> Machine:

@@ -58,12 +58,12 @@ def write_nsys(path: Path, run: Run, first_step: int, last_step: int, *, switche
             own = {"demangledName": names.index(row.name)}
         name = "CUPTI_ACTIVITY_KIND_" + ("MEMCPY" if copy else "KERNEL")
         tables.setdefault(name, []).append({**span(row.start, row.end), **place, **own})
-    if switches:
+    off = [each for each in run.blocked if each.thread in IDS and begin <= each.end and each.start < end]
+    if switches and off:
         tables["SCHED_EVENTS"] = [
-            {"start": ORIGIN_NS + at, "cpu": 0, "isSchedIn": is_in, "globalTid": _thread(blocked.thread)}
-            for blocked in run.blocked
-            if blocked.thread in IDS and begin <= blocked.end and blocked.start < end
-            for is_in, at in enumerate((blocked.start, blocked.end))
+            {"start": ORIGIN_NS + at, "cpu": 0, "isSchedIn": is_in, "globalTid": _thread(each.thread)}
+            for each in off
+            for is_in, at in enumerate((each.start, each.end))
         ]
     return write_tables(path, tables)
 
