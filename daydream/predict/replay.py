@@ -450,11 +450,11 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     work_known[trace] = kept_work(document["families"], arrays)
     known[trace] = evidence_of(document["contention"])
     basis = document["basis"]
-    if basis["basis"] != RECORDED:
-        graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
-        settled = settle(graph)
     recording.said = basis["said"]
-    return Replay(graph, settled, recording.steps, recording, **basis)
+    if basis["basis"] == RECORDED:
+        return replace(recording, **basis)
+    graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
+    return Replay(graph, settle(graph), recording.steps, recording, **basis)
 
 
 def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:

@@ -138,7 +138,7 @@ def test_ratios_are_taken_within_rounds():
         ({"base": [1.0], "again": [1.0], "changed": [1.0]}, "after 1 round"),
     ],
 )
-def test_what_cannot_be_compared_is_said(found: dict | None, said: str):
+def test_what_cannot_be_compared_is_said(found, said):
     trace: Any = SimpleNamespace(metadata={"confirmed": found} if found else {})
     with pytest.raises(DaydreamError, match=said):
         blocks_of(trace)

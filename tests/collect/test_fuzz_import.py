@@ -285,31 +285,31 @@ def shared(name: str) -> bytes:
     return gzip.decompress(path.read_bytes())
 
 
-def test_no_mutation_of_a_small_trace_breaks_the_importer(tmp_path: Path) -> None:
+def test_no_mutation_of_a_small_trace_breaks_the_importer(tmp_path):
     outcomes = fuzz("generated", generated(), 450, tmp_path)
     assert outcomes["trace"] > 100
     assert outcomes["error"] > 50
 
 
 @pytest.mark.parametrize("name", SMALL_SHARED)
-def test_no_mutation_of_a_real_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+def test_no_mutation_of_a_real_trace_breaks_the_importer(name, tmp_path):
     text = shared(name)
     assert fuzz(name, text, 18 if len(text) > 100_000 else 45, tmp_path)["error"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_SHARED)
-def test_no_mutation_of_a_real_trace_breaks_the_importer_many(name: str, tmp_path: Path) -> None:
+def test_no_mutation_of_a_real_trace_breaks_the_importer_many(name, tmp_path):
     text = shared(name)
     assert fuzz(f"many {name}", text, 180 if len(text) > 100_000 else 900, tmp_path)["error"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_SHARED)
-def test_no_mutation_of_a_large_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+def test_no_mutation_of_a_large_trace_breaks_the_importer(name, tmp_path):
     assert fuzz(name, shared(name), 27, tmp_path)["error"] > 0
 
 
 @pytest.mark.slow
-def test_no_mutation_of_a_small_trace_breaks_the_importer_many(tmp_path: Path) -> None:
+def test_no_mutation_of_a_small_trace_breaks_the_importer_many(tmp_path):
     assert fuzz("generated many", generated(), 5400, tmp_path)["trace"] > 1000

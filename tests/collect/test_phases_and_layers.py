@@ -36,7 +36,7 @@ def imported(tmp_path: Path) -> Any:
 # Phases
 
 
-def test_phases_of_a_training_step(imported: Any) -> None:
+def test_phases_of_a_training_step(imported):
     trace = imported(training(3))
     found = phases(trace, "operator", "annotation")
     assert found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] == {"data"}
@@ -58,7 +58,7 @@ def test_phases_of_a_training_step(imported: Any) -> None:
     }
 
 
-def test_accumulated_gradients_have_several_forward_passes(imported: Any) -> None:
+def test_accumulated_gradients_have_several_forward_passes(imported):
     events = []
     for index in range(2):
         at, seq = 300 * index, index + 1
@@ -80,7 +80,7 @@ def test_accumulated_gradients_have_several_forward_passes(imported: Any) -> Non
     assert found["aten::clip"] == found["aten::item"] == {"other"}
 
 
-def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported: Any) -> None:
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported):
     trace = imported(
         [
             note("Optimizer.step#LBFGS.step", 0, 500),
@@ -101,7 +101,7 @@ def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported: Any)
     assert found["aten::add_"] == {"optimizer"}
 
 
-def test_old_names_of_autograd_nodes_are_backward(imported: Any) -> None:
+def test_old_names_of_autograd_nodes_are_backward(imported):
     trace = imported(
         [
             op("aten::relu", 0, 10),
@@ -123,9 +123,7 @@ def test_old_names_of_autograd_nodes_are_backward(imported: Any) -> None:
 @pytest.mark.parametrize(
     "names", [("forward", "backward", "optimizer"), ("## Forward ##", "## BACKWARD ##", "Optimizer step")]
 )
-def test_named_ranges_set_the_phase_where_nothing_better_is_known(
-    imported: Any, names: tuple[str, str, str]
-) -> None:
+def test_named_ranges_set_the_phase_where_nothing_better_is_known(imported, names):
     events = []
     for index, name in enumerate(names):
         events += [
@@ -137,7 +135,7 @@ def test_named_ranges_set_the_phase_where_nothing_better_is_known(
     assert found == {"kernel 0": {"forward"}, "kernel 1": {"backward"}, "kernel 2": {"optimizer"}}
 
 
-def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported: Any) -> None:
+def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported):
     trace = imported(
         [
             note("## backward ##", 0, 500),
@@ -155,7 +153,7 @@ def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(import
     assert phases(trace, "operator")["aten::cross_entropy_loss"] == {"loss"}
 
 
-def test_without_a_backward_everything_is_forward(imported: Any) -> None:
+def test_without_a_backward_everything_is_forward(imported):
     found = phases(imported([op("aten::linear", 0, 10), op("aten::relu", 20, 10)]), "operator")
     assert found == {"aten::linear": {"forward"}, "aten::relu": {"forward"}}
 
@@ -163,7 +161,7 @@ def test_without_a_backward_everything_is_forward(imported: Any) -> None:
 # Layers
 
 
-def test_layers_come_from_module_frames_and_reach_the_backward(imported: Any) -> None:
+def test_layers_come_from_module_frames_and_reach_the_backward(imported):
     frames = []
     for step in range(2):
         at = 1000 * step
@@ -184,7 +182,7 @@ def test_layers_come_from_module_frames_and_reach_the_backward(imported: Any) ->
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
-def test_ranges_with_a_whole_path_are_taken_as_they_are(imported: Any, category: str) -> None:
+def test_ranges_with_a_whole_path_are_taken_as_they_are(imported, category):
     trace = imported(
         [
             row(category, "nn.Module: encoder", 0, 100),
@@ -196,7 +194,7 @@ def test_ranges_with_a_whole_path_are_taken_as_they_are(imported: Any, category:
     assert trace.values("kind", rows_named(trace, "encoder")) == ["module"]
 
 
-def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported: Any) -> None:
+def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported):
     def module(name: str, at: int) -> dict[str, Any]:
         return row("python_function", f"nn.Module: {name}", at, 15)
 
@@ -223,7 +221,7 @@ def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(im
     ]
 
 
-def test_forward_threads_keep_their_numbers_apart(imported: Any) -> None:
+def test_forward_threads_keep_their_numbers_apart(imported):
     other = MAIN + 50
     events = []
     for seq in range(3):
@@ -241,7 +239,7 @@ def test_forward_threads_keep_their_numbers_apart(imported: Any) -> None:
     assert trace.values("layer", rows_named(trace, "NodeBackward0")) == ["Main_0", "Other_2"]
 
 
-def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported: Any) -> None:
+def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported):
     trace = imported(
         [
             row("python_function", "nn.Module: Net_0", 0, 50),
@@ -256,7 +254,7 @@ def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported:
     assert trace.values("layer", rows_named(trace, "aten::conv2d")) == ["Net_0.Block_0.Conv2d_0"] * 2
 
 
-def test_the_module_hierarchy_argument_names_the_layer(imported: Any) -> None:
+def test_the_module_hierarchy_argument_names_the_layer(imported):
     trace = imported(
         [
             op("aten::linear", 0, 50, Module_Hierarchy="Net.fc1"),
@@ -266,5 +264,5 @@ def test_the_module_hierarchy_argument_names_the_layer(imported: Any) -> None:
     assert trace.values("layer", rows_named(trace, "aten::linear")) == ["Net.fc1"]
 
 
-def test_layers_are_absent_where_nothing_names_them(imported: Any) -> None:
+def test_layers_are_absent_where_nothing_names_them(imported):
     assert "layer" not in imported(training(2)).columns

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.blueconnect import blueconnect
 from daydream.optimizations.compression import compression
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.dgc import dgc
+from recorded import makespans
 from training_programs import A100, buckets_of, exchanged, times, training
 
 from daydream import GraphError, NotApplicableError, simulate
@@ -121,11 +124,7 @@ def test_a_short_all_gather_takes_what_any_collective_takes():
 
 
 def test_sending_more_is_never_faster():
-    ends = []
-    for ratio in (0.001, 0.01, 0.1, 0.5, 1.0):
-        graph = exchanged()
-        dgc(graph, workers=2, ratio=ratio)
-        ends.append(simulate(graph).makespan_ns)
+    ends = makespans(partial(dgc, workers=2), exchanged, "ratio", (0.001, 0.01, 0.1, 0.5, 1.0))
     assert ends == sorted(ends)
 
 
@@ -198,11 +197,7 @@ def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
 
 
 def test_a_higher_rank_is_never_faster():
-    ends = []
-    for rank in (1, 2, 3, 4):
-        graph = exchanged()
-        compression(graph, rank=rank)
-        ends.append(simulate(graph).makespan_ns)
+    ends = makespans(compression, exchanged, "rank", (1, 2, 3, 4))
     assert ends == sorted(ends)
 
 

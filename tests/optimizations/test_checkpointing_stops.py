@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.checkpointing import checkpointing
-from recorded import Program
+from recorded import Program, kernel_names, noted
 
 from daydream import Graph, NotApplicableError, simulate
 
@@ -74,7 +74,7 @@ def test_what_comes_behind_the_last_saved_tensor_is_not_computed_again(calls, ag
 def test_it_is_said_how_much_is_left_out():
     graph = block_of(UP, GELU, VIEW, DOWN, ADD)
     checkpointing(graph, layers="b.*", python=False)
-    assert any("the 78% of that work" in note for note in graph.facts.notes)  # 120 of 153
+    assert noted(graph, "the 78% of that work")  # 120 of 153
 
 
 def test_reentrant_checkpoints_compute_whole_blocks_again():
@@ -98,7 +98,7 @@ def test_without_numbers_of_nodes_whole_blocks_are_computed_again():
     whole = simulate(graph).makespan_ns
     checkpointing(graph, layers="b.*", python=False)
     assert simulate(graph).makespan_ns == whole + 70
-    assert any("no sequence numbers" in note for note in graph.facts.notes)
+    assert noted(graph, "no sequence numbers")
 
 
 def test_every_block_of_every_pass_stops_by_itself():
@@ -147,7 +147,7 @@ def test_kernels_go_with_the_calls_that_launch_them():
     assert simulate(graph).makespan_ns == begin + 350 + 760
     checkpointing(graph, layers="b.*", python=False)
     assert simulate(graph).makespan_ns == begin + 350 + 150 + 760
-    names = graph.select(kind="kernel").name.tolist()
+    names = kernel_names(graph)
     assert names == ["up", "gelu", "down", "up", "gelu", "down'", "gelu'", "up'"]
     assert len(graph.select(kind="kernel").launches()) == 8
-    assert any("the 57% of that work" in note for note in graph.facts.notes)  # 200 of 350
+    assert noted(graph, "the 57% of that work")  # 200 of 350

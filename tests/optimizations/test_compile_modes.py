@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from daydream.optimizations.compile import compile as compile_
 from daydream.optimizations.cuda_graphs import cuda_graphs
-from recorded import Program
+from recorded import Program, kernel_names, noted
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError, simulate
@@ -108,7 +108,7 @@ def test_a_call_that_launches_work_of_two_layers_is_no_part_of_a_graph_each():
 def test_only_modules_that_match_are_compiled_and_nothing_fuses_from_one_to_the_next():
     graph = on_device(optimizer=False)
     compile_(graph, layers="blocks.*")
-    names = graph.select(kind="kernel", phase="forward").name.tolist()
+    names = kernel_names(graph, phase="forward")
     assert names == ["ampere_sgemm", "fused chain"] * 2 + ["ampere_sgemm", ADD[0][0], MUL[0][0]]
     guards = graph.select(name="guards and wrappers")
     # no parameters are known: a call's costs alone, for two modules in each pass
@@ -155,8 +155,8 @@ def test_max_autotune_shortens_products_alone_and_says_what_it_assumes():
     assert set(other.select(name="sgemm").duration_ns.tolist()) == {16}  # 20 / 1.25
     rest = "fused chain"
     assert other.select(name=rest).duration_ns.tolist() == one.select(name=rest).duration_ns.tolist()
-    assert any("Assumed, not measured" in note for note in other.facts.notes)
-    assert not any("Assumed" in note for note in one.facts.notes)
+    assert noted(other, "Assumed, not measured")
+    assert not noted(one, "Assumed")
 
 
 @pytest.mark.parametrize("options", [{"graph_breaks": -1}, {"product_speedup": 0.0}])
@@ -200,7 +200,7 @@ def test_a_speed_up_of_products_does_not_touch_what_is_around_them():
     graph = on_cpu()
     compile_(graph, mode="max-autotune", product_speedup=2.0)
     assert graph.select(name="aten::mm").duration_ns.tolist() == [50_000 + LIBRARY_CALL_NS] * 6
-    assert any("no graphs to launch work by" in note for note in graph.facts.notes)
+    assert noted(graph, "no graphs to launch work by")
 
 
 # Compiled code with graph breaks

@@ -26,7 +26,7 @@ def test_attention_that_torch_writes_out_is_taken_apart():
 
 
 @pytest.mark.parametrize(("breaks", "share"), [(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0)])
-def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(breaks: int, share: float):
+def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(breaks, share):
     program = Program()
     for place in range(3):  # two places between products
         call(program, "aten::addmm", "forward", 50_000, PRODUCT)
@@ -40,7 +40,7 @@ def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(break
 
 
 @pytest.mark.parametrize(("behind", "reads"), [(None, 1), ("norm", 2), ("norm, product, sum, norm", 4)])
-def test_a_mask_is_read_in_each_pass_over_the_gradient_that_it_cuts(behind: str | None, reads: int):
+def test_a_mask_is_read_in_each_pass_over_the_gradient_that_it_cuts(behind, reads):
     program = Program()
     calls = {
         "norm": ("aten::native_layer_norm_backward", [*(ACTIVATION * 2), [], [], [], [WIDE], [WIDE], []]),
@@ -65,7 +65,7 @@ def test_a_mask_is_read_in_each_pass_over_the_gradient_that_it_cuts(behind: str 
     ("channels", "left"),
     [(16, WHOLE["forward"]), (20, LEAST), (28, WHOLE["forward"]), (24, 0.75), (5, LEAST)],
 )
-def test_a_convolution_channels_last_pads_no_channels(channels: int, left: float):
+def test_a_convolution_channels_last_pads_no_channels(channels, left):
     program = Program()
     shapes = [[4, channels, 12, 12], [channels, channels, 3, 3], [], [], [], [], [], [], []]
     call(program, "aten::convolution", "forward", 1_000, shapes,

@@ -168,7 +168,7 @@ def test_intermediates_of_a_chain_move_no_bytes():
         (None, None, True),
     ],
 )
-def test_a_mask_is_stored_where_nothing_keeps_what_a_relu_returns(behind: str | None, shapes, stored: bool):
+def test_a_mask_is_stored_where_nothing_keeps_what_a_relu_returns(behind, shapes, stored):
     program = Program()
     call(program, "aten::relu", "forward", 1_000, None, ("aten::clamp_min", "forward", 20_000, ACTIVATION))
     if behind:
@@ -192,7 +192,7 @@ def test_a_module_that_calls_a_recurrent_layer_stays_as_it_is():
 
 
 @pytest.mark.parametrize("layer", ["lstm", None])
-def test_nothing_left_to_compile_is_refused(layer: str | None):
+def test_nothing_left_to_compile_is_refused(layer):
     program = Program()
     call(program, "aten::lstm", "forward", 90_000, None, layer=layer)
     call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer=layer and "act")

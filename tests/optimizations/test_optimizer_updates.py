@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.fused_optimizer import fused_optimizer
 from daydream.optimizations.offload_optimizer import offload_optimizer
 from daydream.optimizations.zero_grad_none import zero_grad_none
-from recorded import Program, thread_and_stream
+from recorded import Program, kernel_names, kernel_ns, makespans, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth, tiny_call_ns
@@ -97,7 +98,7 @@ def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unkno
     #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
     graph = per_parameter()
     fused_adam(graph)
-    assert graph.select(kind="kernel").duration_ns.tolist() == [20, 120]
+    assert kernel_ns(graph) == [20, 120]
     assert cpu_ns(graph, "optimizer") <= 6 + 2
     assert simulate(graph).makespan_ns == 2 + 4 + 20 + 120
     assert "not Adam" in graph.facts.notes[-1]
@@ -152,11 +153,7 @@ def test_without_shapes_the_grids_of_the_updates_kernels_tell_its_parameters(old
 
 
 def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
-    times = []
-    for factor in (0.5, 1.0, 2.0, 4.0):
-        graph = per_parameter()
-        fused_optimizer(graph, memory_speedup=factor)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(fused_optimizer, per_parameter, "memory_speedup", (0.5, 1.0, 2.0, 4.0))
     assert times == [26 + 240, 26 + 120, 26 + 60, 26 + 30]
 
 
@@ -271,12 +268,10 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
 
 
 def test_a_faster_link_or_cpu_is_never_slower():
-    times = []
-    for factor in (1, 2, 4, 8):
-        graph = per_parameter(**ADAM_OF_A_MILLION)
-        offload_optimizer(graph, bandwidth=5.0 * factor, cpu_bandwidth=20.0 * factor)
-        times.append(simulate(graph).makespan_ns)
-    assert times == sorted(times, reverse=True)
+    make, values = partial(per_parameter, **ADAM_OF_A_MILLION), (20.0, 40.0, 80.0, 160.0)
+    for option, other in (("bandwidth", "cpu_bandwidth"), ("cpu_bandwidth", "bandwidth")):
+        times = makespans(partial(offload_optimizer, **{other: 20.0}), make, option, values)
+        assert times == sorted(times, reverse=True)
 
 
 def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
@@ -313,14 +308,14 @@ def test_fills_and_first_additions_go_with_their_operators():
     graph = with_zero_grad()
     assert simulate(graph).makespan_ns == 2 + 4 + 2 * 30 + 2 * (50 + 30)
     zero_grad_none(graph)
-    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm"]
+    assert kernel_names(graph) == ["gemm", "gemm"]
     assert simulate(graph).makespan_ns == 2 + 4 + 2 * 50
 
 
 def test_additions_of_later_passes_stay():
     graph = with_zero_grad(passes=3)
     zero_grad_none(graph)
-    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm", *["gemm", "add"] * 4]
+    assert kernel_names(graph) == ["gemm", "gemm", *["gemm", "add"] * 4]
 
 
 def test_gradients_that_are_none_already_are_refused():
@@ -386,7 +381,7 @@ def test_counts_of_steps_are_beside_the_parameters_of_a_fused_optimizer_and_back
     ("name", "fused", "foreach"),
     [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
 )
-def test_an_implementation_that_a_class_does_not_take_is_no_advice(name: str, fused: bool, foreach: bool):
+def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, foreach):
     metadata = {"optimizers": [{"name": name, "groups": [{"tensors": 2, "elements": 1000}]}]}
     for setting, taken, change in (
         ("fused", fused, fused_optimizer), ("foreach", foreach, foreach_optimizer)
@@ -409,7 +404,7 @@ def test_the_class_is_known_from_its_range_too():
 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])
-def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name: str):
+def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
     program = Program()
     with program.range(f"Optimizer.step#{name}.step", phase="optimizer"):
         for kernel in ("aten::mul_", "aten::mm", "aten::add_"):

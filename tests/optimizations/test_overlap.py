@@ -8,7 +8,7 @@ from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.no_stragglers import no_stragglers
 from daydream.optimizations.overlap import overlap
-from recorded import Program
+from recorded import Program, noted
 from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, times, training
 
@@ -102,4 +102,4 @@ def test_transfers_of_a_step_are_told_on_average():
             collective="all_reduce", after=graph.select(kind="kernel").last(),
         )  # fmt: skip
     overlap(graph)
-    assert any("take 20.000 ms per step on average" in note for note in graph.facts.notes)
+    assert noted(graph, "take 20.000 ms per step on average")

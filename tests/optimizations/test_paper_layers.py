@@ -7,7 +7,7 @@ import json
 import pytest
 from daydream.optimizations.metaflow import metaflow
 from daydream.optimizations.restructured_batchnorm import restructured_batchnorm
-from recorded import Program, thread_and_stream
+from recorded import Program, kernel_ns, thread_and_stream
 from shared import shared_replay
 
 import daydream
@@ -132,7 +132,7 @@ def layered(*layers: str, on_cpu: bool = False) -> Graph:
 
 
 def forward_times(graph: Graph, phase: str = "forward") -> list[int]:
-    return graph.select(kind="kernel", phase=phase).duration_ns.tolist()
+    return kernel_ns(graph, phase=phase)
 
 
 def test_layers_take_what_another_layer_takes():

@@ -10,7 +10,7 @@ import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from recorded import Program
-from training_programs import A100, GRADIENT, ONE, ONE_UNIT, reduced, times, training
+from training_programs import A100, GRADIENT, ONE, ONE_UNIT, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.call_scaling import copies_ns, scaled_time
@@ -214,31 +214,6 @@ def test_units_are_blocks_or_layers_or_runs_of_gradients(names, known, options, 
     assert graph.select(collective="reduce_scatter").total("bytes") == 3 * 4000
 
 
-def test_on_a_cpu_the_thread_waits_for_shards():
-    #  thread        |forward 50|          |grad 60|gradient 2|              |update 30|
-    #  shards |gather 80|       |gather 80|                   |scatter 80|
-    program = Program()
-
-    def run(name: str, phase: str, duration: int, **columns) -> None:
-        with program.range(name, "operator", phase=phase, **columns):
-            program.now += duration
-
-    run("aten::addmm", "forward", 50, sequence=0)
-    run("AddmmBackward0", "backward", 60, sequence=0)
-    run(
-        "torch::autograd::AccumulateGrad", "backward", 2, shapes=json.dumps(GRADIENT), dtype="float32"
-    )  # fmt: skip
-    run("aten::add_", "optimizer", 30)
-    graph = program.graph(vendor="cpu")
-    sharded(graph, bandwidth=25.0, **ONE_UNIT)
-    ran = times(graph)
-    assert ran["all-gather"] == [(0, 80), (130, 210)]
-    assert ran["aten::addmm"] == [(80, 130)]
-    assert ran["AddmmBackward0"] == [(210, 270)]
-    assert ran["reduce-scatter"] == [(272, 352)]
-    assert ran["aten::add_"] == [(352, 382)]
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_sharding_on_more_bandwidth_is_never_slower_nor_ever_cheaper_than_the_worker_alone(stage):
     ends = []
@@ -283,8 +258,6 @@ def test_a_named_cluster_prices_shards():
 @pytest.mark.parametrize(
     ("graph", "options", "error", "words"),
     [
-        (training, {"workers": 1}, NotApplicableError, "one worker"),
-        (training, {"workers": 0}, GraphError, "1 or more"),
         (training, {"stage": 4}, GraphError, "1, 2 or 3"),
         (training, {"stage": 1, "unit_mb": 1.0}, GraphError, "of stages 2 and 3"),
         (training, {"stage": 1, "overlap": False}, GraphError, "of stages 2 and 3"),
@@ -293,13 +266,6 @@ def test_a_named_cluster_prices_shards():
         (training, {"bandwidth": 1.0, "unit_mb": 0.0}, GraphError, "above 0"),
         (training, {"bandwidth": 1.0, "layers": "blocks.*"}, NotApplicableError, "no layer that matches"),
         (training, {}, NotApplicableError, "--cluster or --bandwidth"),
-        (
-            lambda: training(shapes=None),
-            {"bandwidth": 1.0},
-            NotApplicableError,
-            "gradients are unknown",
-        ),
-        (reduced, {"bandwidth": 1.0}, NotApplicableError, "several ranks already"),
     ],
 )
 def test_fsdp_says_why_it_does_not_apply(graph, options, error, words):

@@ -10,32 +10,12 @@ import pytest
 from daydream.optimizations import _fsdp_shards
 from daydream.optimizations.fsdp import fsdp
 from recorded import Program
-from training_programs import GRADIENT, ONE_UNIT, layer, times, training
+from training_programs import ONE_UNIT, layer, times, training, two_layers_on_a_cpu
 
-from daydream import Graph
 from daydream.costs.device.call_scaling import copies_into_new_ns, copies_ns, tiny_call_ns
 
 MIB = 2**20
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
-
-
-def two_layers_on_a_cpu(update: str = "aten::add_") -> Graph:
-    """Forward operators of 50 ns, backward nodes of 60 and 2 for each gradient, an update of 30."""
-    program = Program()
-
-    def run(name: str, phase: str, duration: int, **columns) -> None:
-        with program.range(name, "operator", phase=phase, **columns):
-            program.now += duration
-
-    for number in (0, 1):
-        run("aten::addmm", "forward", 50, sequence=number)
-    for number in (1, 0):
-        run("AddmmBackward0", "backward", 60, sequence=number)
-        run(
-            "torch::autograd::AccumulateGrad", "backward", 2, shapes=json.dumps(GRADIENT), dtype="float32"
-        )  # fmt: skip
-    run(update, "optimizer", 30)
-    return program.graph(vendor="cpu")
 
 
 @pytest.mark.parametrize(
