@@ -31,6 +31,9 @@ A change that affects nothing has the first two and the rerun only.
 
 Where pauses of threads are doubtful (`doubt` of tasks), the step is simulated with all of them as waits, too.
 Both readings replay alike, and may predict differently: then the interval covers both.
+
+What a step waits for outside the trace takes as long after the change: a timer, a disk. A process that makes
+batches works on meanwhile, at its own pace: the interval covers that, too (`paced_ns`).
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ from daydream.graph.tables import CPU, covered_steps
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
-from daydream.simulate.critical_path import Bound
+from daydream.simulate.critical_path import Bound, PathCause, codes_of
 from daydream.simulate.steady_state import settle
+from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -88,6 +92,7 @@ WORDS = {  # of the causes
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
 REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
+UNTOLD = 0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -190,8 +195,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         comparison.reason = found.reason(comparison)
     elif interval:
         ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
-        if comparison.released is not None:
-            of_the_change, other_ns = replace(found, rerun=0.0, recording=0.0), comparison.released[0]
+        of_the_change = replace(found, rerun=0.0, recording=0.0)
+        others = [paced_ns(comparison), *(comparison.released or [])[:1]]
+        for other_ns in others:
             ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
@@ -291,6 +297,25 @@ def _side_by_side_ns(graph: Graph) -> float:
     busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
     busiest = sum(busy[graph.ranks == rank].max() for rank in {*graph.ranks.tolist()})
     return float(busy.sum() - busiest) / max(int(covered.sum()), 1)
+
+
+def paced_ns(comparison: Prediction) -> int:
+    """Return the predicted step in ns if what it waits for outside the trace works on meanwhile.
+
+    Then no step is shorter than it was, and one that takes longer waits the less. Where no thread's switches
+    were recorded, a long pause of a thread may be such a wait.
+    """
+    after, trace = comparison.after, comparison.replay.graph.trace
+    steps = [*after.step_times()]
+    path = after.timeline.path(after.copy, steps)
+    cause = codes_of(comparison.graph, path.task, path.edge)
+    waits = cause == PathCause.OUTSIDE.code
+    if trace is None or trace.code("name", OFF_CPU) < 0:
+        waits |= (cause == PathCause.UNTRACED.code) & (path.ns >= UNTOLD * comparison.replayed_ns)
+    waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
+    if waits_ns < APART * comparison.simulated_ns:
+        return comparison.simulated_ns
+    return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
 
 
 def released(comparison: Prediction) -> tuple[int, str] | None:
