@@ -196,8 +196,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif interval:
         ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
         of_the_change = replace(found, rerun=0.0, recording=0.0)
-        others = [paced_ns(comparison), *(comparison.released or [])[:1]]
-        for other_ns in others:
+        for other_ns in (paced_ns(comparison), *(comparison.released or ())[:1]):
             ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
@@ -305,12 +304,12 @@ def paced_ns(comparison: Prediction) -> int:
     Then no step is shorter than it was, and one that takes longer waits the less. Where no thread's switches
     were recorded, a long pause of a thread may be such a wait.
     """
-    after, trace = comparison.after, comparison.replay.graph.trace
+    after, graph = comparison.after, comparison.graph
     steps = [*after.step_times()]
     path = after.timeline.path(after.copy, steps)
-    cause = codes_of(comparison.graph, path.task, path.edge)
+    cause = codes_of(graph, path.task, path.edge)
     waits = cause == PathCause.OUTSIDE.code
-    if trace is None or trace.code("name", OFF_CPU) < 0:
+    if has_device_work(graph) and graph.recorded.code("name", OFF_CPU) < 0:
         waits |= (cause == PathCause.UNTRACED.code) & (path.ns >= UNTOLD * comparison.replayed_ns)
     waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
     if waits_ns < APART * comparison.simulated_ns:
