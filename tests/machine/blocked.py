@@ -174,6 +174,43 @@ def process_is_late() -> Machine:
     return _process(5_000)
 
 
+def _taking() -> list[Instruction]:
+    return [*_from("batch"), python(15 * US), wait(COMPUTE, "loaded"), *_train(30, 90), item()]
+
+
+def _pipeline(read_us: int) -> Machine:
+    """A queue of two batches: read, then copied, then normalized, by a thread each."""
+    normalize = op("normalize", 6_000, [launch(COPY, RELU, 30 * US)], 2_000)
+    return _training(
+        lambda _: _taking(),
+        ["batch"],
+        loader=lambda _: [take("room in batch"), cpu("read", read_us * US), put("read")],
+        mixer=lambda _: [take("read"), python(5 * US), _copy(40), put("copied")],
+        normalizer=lambda _: [take("copied"), normalize, record("loaded", COPY), put("batch")],
+    )
+
+
+def loader_of_three_threads() -> Machine:
+    """Each thread of the loader waits until the one before it is done, the first until a batch is taken."""
+    return _pipeline(read_us=70)
+
+
+def loader_of_three_threads_is_late() -> Machine:
+    """The first thread of the loader takes longer than the step: the training waits for the last one."""
+    return _pipeline(read_us=5_000)
+
+
+def two_threads_and_a_lock() -> Machine:
+    """A loader's copy of pinned memory returns once the training's `.item()` lets go of the driver."""
+    batch = [cpu("read", 400 * US), _copy(100), record("loaded", COPY), put("batch")]
+    load = [take("room in batch"), python(30 * US), *batch]
+    return replace(_training(lambda _: _taking(), ["batch"], loader=lambda _: load), driver_lock=True)
+
+
+LOADERS: dict[str, Callable[[], Machine]] = {
+    program.__name__: program
+    for program in (loader_of_three_threads, loader_of_three_threads_is_late, two_threads_and_a_lock)
+}
 BLOCKED: dict[str, Callable[[], Machine]] = {
     program.__name__: program
     for program in (

@@ -252,7 +252,7 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     ("wait", "whole", "faster"), [(80e3, 100e3, 100e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
 )
 def test_workers_that_are_waited_for_most_of_the_step_set_its_pace(wait, whole, faster):
-    #  thread  |wait for a batch 80 ms|launch, synchronize 20|    (in us it may be fetching that takes so long)
+    #  thread  |wait for a batch 80 ms|launch, synchronize 20|    (in us: fetching may take so long)
     #  stream                          |k                   |
     rows = []
     for n in range(10):

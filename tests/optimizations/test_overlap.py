@@ -98,10 +98,8 @@ def test_nothing_hides_what_the_next_layer_works_on(backward):
     graph, last = Graph(), []
     for name in ("reduce_scatter", "all_gather"):
         layer = graph.insert("layer", kind="kernel", lane="stream 7", duration_ns=20, step=0, after=last)
-        last = [graph.insert(
-            name, kind="collective", lane="stream 13", duration_ns=30, step=0, phase="forward", collective=name,
-            after=[layer],
-        )]  # fmt: skip
+        place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
+        last = [graph.insert(name, **place, collective=name, after=[layer])]
     if not backward:
         with pytest.raises(NotApplicableError, match="the next layer works on"):
             overlap(graph)

@@ -294,7 +294,9 @@ def wait_in_spins(draft: Draft) -> None:
     near = np.abs(distance) <= SPIN_NS
     count = np.bincount(kind[near], minlength=len(kinds))
     often = count >= np.maximum(LEAST_STEADY, PAUSES_SHARE * np.bincount(kind))
-    rare = count * 2 * SPIN_NS <= PAUSE_CHANCE * np.bincount(kind, length)
+    reach = np.zeros(len(kinds))
+    np.maximum.at(reach, kind[near], np.abs(distance[near]))
+    rare = count * 2 * reach <= PAUSE_CHANCE * np.bincount(kind, length)
     for number in np.flatnonzero(often & rare).tolist():
         mine = kind == number
         ends = mine & near
