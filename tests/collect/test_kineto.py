@@ -210,7 +210,7 @@ def test_rows_that_are_no_work_are_left_out(tmp_path: Path) -> None:
         row("python_function", "train.py(1): main", 0, 900),
         row("python_function", "nn.Module: Linear_0", 99, 60),
         row("cuda_profiler_range", "kernel", 100, 50, pid=0, tid=1),
-        row("overhead", "Buffer Flush", 100, 50),
+        row("overhead", "Buffer Flush", 100, 50, pid=-1, tid=0),
     ]
     trace = imported(tmp_path, events)
     names = trace.values("name")

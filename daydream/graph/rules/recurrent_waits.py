@@ -37,6 +37,7 @@ from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     AS_STEADY,
     FAR_NS,
+    FILLED_SHARE,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
@@ -56,6 +57,9 @@ from daydream.lazy import regex
 from daydream.trace.schema import NO_ID, OFF_CPU
 
 NUMBER = regex(r"\d+")
+# What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
+FOR_THREADS = regex(r"cond_|sem_|futex|lock|threading|queue|Work\b")
+FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
 class Found(NamedTuple):
@@ -372,18 +376,28 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         rows = every[(thread == draft.thread_ids[lane]).all(axis=1)]
         begin = trace["start_ns"][rows].astype(np.int64)
         end = begin + trace["duration_ns"][rows]
-        middle = (begin + end) // 2
+        outer = begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]  # it has the name of its call
+        rows, begin, end = (values[outer] for values in (rows, begin, end))
         tasks = draft.on(lane)
-        at = np.searchsorted(draft.start_ns[tasks], middle, side="right") - 1
-        task = tasks[at]
+        starts = draft.start_ns[tasks]
+        first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
+        count = np.maximum(np.searchsorted(starts, end) - first, 0)
+        of = np.repeat(np.arange(len(rows)), count)
+        task = tasks[np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)]
         over = draft.end_ns[task]
-        inside = middle < over
-        begin = np.maximum(begin, np.where(inside, draft.start_ns[task], over))
-        end = np.minimum(end, np.where(inside, over, over + draft.gap_ns[task]) - 1)
-        # Of intervals in each other the outer one, which has the name of its call.
-        ahead = np.append(NEVER, np.maximum.accumulate(end))[:-1]
-        kept = (at >= 0) & (end - begin >= PAUSE_NS) & (begin >= ahead)
-        blocked = Pauses(task, begin, end, inside, rows).only(kept)
+        # What lies wholly in a blocked call is work.
+        stays = (draft.start_ns[task] < begin[of]) | (over > end[of])
+        pieces = Pauses(
+            np.append(task[stays], task),
+            np.append(np.maximum(begin[of], draft.start_ns[task])[stays], np.maximum(begin[of], over)),
+            np.append(
+                np.minimum(end[of], over - 1)[stays], np.minimum(end[of], over + draft.gap_ns[task] - 1)
+            ),
+            np.arange(stays.sum() + len(of)) < stays.sum(),
+            np.append(rows[of[stays]], rows[of]),
+        )
+        order = np.argsort(pieces.begin, kind="stable")
+        blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
 
@@ -405,28 +419,32 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            _doubt(draft, blocked.only(doubtful))
-            alone = blocked.only(~known & ~doubtful & ~kept)
+            alone = blocked.only(~known & ~kept)
+            unknown = doubtful[~known & ~kept]
             # Those of one task are one wait between which the thread hardly runs.
             runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
-            apart = (
-                run_starts(alone.task) | run_starts(alone.in_range) | np.append(True, runs)[: len(alone.task)]
-            )
+            apart = run_starts(alone.task) | run_starts(alone.in_range) | run_starts(unknown)
+            apart |= np.append(True, runs)[: len(alone.task)]
             last = np.append(apart[1:], True)[: len(apart)]
             end_of = alone.end[last]
             alone = alone.only(apart)
+            unknown = unknown[apart]
             alone.end[:] = end_of
             stops, _ = _cut(draft, alone, keep_gaps=True)
             length = alone.length
             inside = stops[alone.in_range]
             draft.duration_ns[inside] = length[alone.in_range]
             draft.end_ns[inside] += draft.duration_ns[inside]
-            tasks = draft.on(lane)
-            after = np.searchsorted(draft.order[tasks], draft.order[stops], side="right")
-            behind = tasks[np.minimum(after, len(tasks) - 1)]
-            draft.link(stops, behind, latency_ns=length, from_start=True, cause=Cause.OUTSIDE)
+            draft.doubt[stops] = unknown & alone.in_range
+            draft.gap_doubt[stops] = unknown * ~alone.in_range * length / np.maximum(draft.gap_ns[stops], 1)
             texts = draft.trace.values("name", alone.row)
             draft.name[stops] = [draft.code("name", f"wait: {text}") for text in texts]
+            tasks = draft.on(lane)
+            after = np.searchsorted(draft.order[tasks], draft.order[stops[~unknown]], side="right")
+            behind = tasks[np.minimum(after, len(tasks) - 1)]
+            draft.link(
+                stops[~unknown], behind, latency_ns=length[~unknown], from_start=True, cause=Cause.OUTSIDE
+            )
     goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
     for lane in unique(waker).tolist():
         mine = waker == lane
@@ -447,15 +465,20 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     """Return which thread ended each wait, or -1, and masks of waits not known and of others' work."""
     told = draft.trace["waker"][blocked.row]
     unknown = told == NO_ID
+    names = draft.trace.values("name", blocked.row)
+    alone = np.array([FOR_OTHERS.search(name) is not None for name in names], bool)
+    rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
+    worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
+    doubtful = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
+    doubtful &= unknown & (worked >= FILLED_SHARE * blocked.length)
     waker = np.full(len(told), -1)
-    doubtful = waker >= 0
     nearest = waker + WOKEN_NS
     for other in others_of(draft, lane):
         tasks = draft.on(other)
         points = np.sort(np.append(draft.start_ns[tasks], draft.end_ns[tasks]))
         last = np.append(NEVER, points)[np.searchsorted(points, blocked.end)]
         late = blocked.end - last
-        near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range)
+        near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range) & ~alone
         chance = Coverage(points, points + WOKEN_NS).within(blocked.begin, blocked.end)
         sure = near & (chance <= PAUSE_CHANCE * blocked.length)
         doubtful |= near & unknown
