@@ -96,9 +96,9 @@ class Rows:
             frames = [event for event in groups["module"] if type(event.name) is str]
             groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
             self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
-            groups["blocked"] += [
-                replace(event, name=call) for event in frames if (call := blocking_call(str(event.name)))
-            ]
+            calls = [(event, blocking_call(str(event.name))) for event in frames]
+            if waits := [replace(event, name=call) for event, call in calls if call]:
+                self._add("blocked", waits)
         name_xpu_copies(groups["memcpy"])
         for kind in KINDS:
             if groups[kind]:
@@ -165,14 +165,13 @@ class Rows:
             thread["tid"][lines],
         )  # fmt: skip
         calls = {number: call for number, text in texts.items() if (call := blocking_call(text))}
-        long = table.columns[PLACE["dur"], frames] >= LEAST_BLOCKED_NS
-        waits = frames.start + np.flatnonzero(long & [number in calls for number in numbers])
+        waits = frames.start + np.flatnonzero([number in calls for number in numbers])
         if len(waits):
             start, duration = (table.columns[PLACE[name], waits] for name in ("ts", "dur"))
             named = self.names.of([calls[number] for number in table.columns[PLACE["name"], waits].tolist()])
             chunk = {"start_ns": start, "duration_ns": duration, "name": named}
             chunk |= {name: ids[waits] for name, ids in thread.items()}
-            self._keep_as("blocked", self._timed(chunk, start == NO_ID))
+            self._keep_as("blocked", self._timed(chunk, (start == NO_ID) | (duration == NO_ID)))
         return table.without(left) if left.any() else table
 
     def _add_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
@@ -304,4 +303,7 @@ class Rows:
                 self._keep_as(name, part)
 
     def _keep_as(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+        if kind == "blocked":
+            long = chunk["duration_ns"] >= LEAST_BLOCKED_NS
+            chunk = {name: values[long] for name, values in chunk.items()}
         self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})
