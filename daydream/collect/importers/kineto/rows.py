@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from daydream.collect.derive.recording import GrowingColumns
-from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS, SourceLines, blocking_call, own_frame
+from daydream.collect.derive.source_lines import SourceLines, blocking_call, own_frame
 from daydream.collect.importers.kineto.events import (
     CATEGORIES,
     DEVICE,
@@ -303,7 +303,4 @@ class Rows:
                 self._keep_as(name, part)
 
     def _keep_as(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
-        if kind == "blocked":
-            long = chunk["duration_ns"] >= LEAST_BLOCKED_NS
-            chunk = {name: values[long] for name, values in chunk.items()}
         self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})

@@ -72,8 +72,8 @@ def wakers(
 
     A thread that hands over calls what wakes right before the switch in of the other, and where it has no
     more to do it blocks right before or behind that. It ran before that; of those that are hardly so close by
-    chance the nearest counts. `thread` is each interval's `globalTid`; `calls` that wake began then, in order,
-    by `caller`.
+    chance the nearest counts. `thread` is each interval's `globalTid`; `calls` that wake began then, in
+    order, by `caller`.
     """
     found = np.full(len(end), NO_ID)
     nearest = np.full(len(end), LATEST_NS)
