@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.source_lines import SourceLines, blocking_call, is_frame, own_frame
 from daydream.collect.importers.kineto.events import HOST, KINDS, NOTHING, Args
 from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, plain_text, triple
+from daydream.collect.live.cpu_times import Look, add_cpu_times
 from daydream.collect.live.layer_hooks import LAYER_RANGE
 from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
 from daydream.trace.sync_rows import SYNC_NAMES
@@ -52,10 +54,13 @@ NO_ARGS = Args()
 Marker = tuple[int, int]
 
 
-def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, list[Marker]]:
+def read_events(
+    events: list[Any], layers: dict[int, str], looks: Sequence[Look] = ()
+) -> tuple[Recording, list[Marker]]:
     """Return the recording in a profiler's raw events, and the step markers as (number, time in ns).
 
-    `layers` are the paths of the layer ranges by number; a range without one is left out.
+    `layers` are the paths of the layer ranges by number; a range without one is left out. `looks` at the
+    threads' CPU times become rows.
     Marker times count from the recording's origin.
     """
     names = [event.name() for event in events]
@@ -98,6 +103,7 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
         called = kind <= KINDS.index("runtime")
         columns["stack"] = np.where(called, lines.of(columns["start_ns"], columns["tid"]), UNKNOWN)
         texts["stack"] = lines.texts
+    add_cpu_times(columns, texts, looks)
 
     order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}

@@ -22,7 +22,7 @@ last (`wait_in_spins`), and the return of a blocking call of another thread (`wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     AS_STEADY,
+    COVERED_SHARE,
     FAR_NS,
     FILLED_SHARE,
     LEAST_LOCKED,
@@ -54,11 +55,12 @@ from daydream.graph.rules.thresholds import (
 )
 from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex
-from daydream.trace.schema import NO_ID, OFF_CPU
+from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU
+from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
 # What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
-FOR_THREADS = regex(r"cond_|sem_|futex|lock|threading|queue|Work\b")
+FOR_THREADS = regex(r"cond_|sem_|futex|lock\b|threading|queue|Work\b")
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
@@ -185,7 +187,7 @@ class _Search:
         starts = draft.start_ns[tasks]
         pauses = pauses.only((pauses.length >= PAUSE_NS) & (pauses.end <= starts[-1]))
         if lane in self._off:
-            off = self._off[lane].within(pauses.begin, pauses.end)
+            off = self._off[lane](pauses.begin, pauses.end)
             pauses = pauses.only(2 * off >= pauses.length)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
@@ -366,18 +368,26 @@ def wait_outside(draft: Draft) -> None:
     _resolve(draft, outside=True)
 
 
-def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
-    """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
+def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the rows of each thread that tell when it was blocked."""
     trace = draft.trace
     every = np.flatnonzero(trace.is_kind("blocked"))
     rank = np.maximum(trace["rank"][every], 0)
     thread = np.stack([rank, trace["pid"][every], trace["tid"][every]], axis=1)
     for lane in draft.threads() if len(every) else ():
-        rows = every[(thread == draft.thread_ids[lane]).all(axis=1)]
-        begin = trace["start_ns"][rows].astype(np.int64)
-        end = begin + trace["duration_ns"][rows]
+        yield lane, every[(thread == draft.thread_ids[lane]).all(axis=1)]
+
+
+def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
+    """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
+    trace = draft.trace
+    for lane, told in _rows(draft):
+        clock = _Clock(trace, told)
+        waits = told[trace["cpu_ns"][told] < 0]
+        begin = trace["start_ns"][waits].astype(np.int64)
+        end = begin + trace["duration_ns"][waits]
         outer = begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]  # it has the name of its call
-        rows, begin, end = (values[outer] for values in (rows, begin, end))
+        rows, begin, end = waits[outer], begin[outer], end[outer]
         tasks = draft.on(lane)
         starts = draft.start_ns[tasks]
         first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
@@ -396,17 +406,55 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
             np.arange(stays.sum() + len(of)) < stays.sum(),
             np.append(rows[of[stays]], rows[of]),
         )
+        if len(clock.rows):
+            slept = pauses_of(draft, lane)
+            slept.row = clock.rows[clock.place(slept.begin)]
+            slept = slept.only(2 * clock.off_at_least(slept.begin, slept.end) >= slept.length)
+            pieces = Pauses(*map(np.append, vars(pieces).values(), vars(slept).values()))
         order = np.argsort(pieces.begin, kind="stable")
         blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
 
 
-def off_cpu(draft: Draft) -> dict[int, Coverage]:
-    """Return what is left of each thread's blocked time, where it was recorded who ran."""
-    if draft.trace.code("name", OFF_CPU) < 0:
-        return {}
-    return {lane: Coverage(blocked.begin, blocked.end) for lane, blocked, _ in _blocked(draft)}
+class _Clock:
+    """How long a thread ran, or was ready to, between the looks at its clock that some of its rows tell."""
+
+    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
+        self.rows = rows[trace["cpu_ns"][rows] >= 0]
+        self._begin = trace["start_ns"][self.rows].astype(np.int64)
+        self._end = self._begin + trace["duration_ns"][self.rows]
+        self._ran = np.append(0, np.cumsum(trace["cpu_ns"][self.rows]))
+
+    def place(self, time: np.ndarray) -> np.ndarray:
+        """Return the span in which each time lies."""
+        return np.maximum(np.searchsorted(self._begin, time, side="right") - 1, 0)
+
+    def _within(self, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return how far the looks around stretches are apart, how long it ran, and where there are two."""
+        first = self.place(begin)
+        last = np.minimum(np.searchsorted(self._end, end), len(self.rows) - 1)
+        known = (self._begin[first] <= begin) & (self._end[last] >= end)
+        return self._end[last] - self._begin[first], self._ran[last + 1] - self._ran[first], known
+
+    def off_at_least(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long the thread was off the CPU in some stretches for certain, in ns."""
+        _, ran, known = self._within(begin, end)
+        return np.maximum(end - begin - ran, 0) * known
+
+    def off_at_most(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long the thread may have been off the CPU in some stretches, in ns."""
+        apart, ran, known = self._within(begin, end)
+        return np.where(known, np.clip(apart - ran, 0, end - begin), end - begin)
+
+
+def off_cpu(draft: Draft) -> dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """Return how long threads may have been off the CPU in stretches, of those where it was recorded."""
+    found = {}
+    if draft.trace.code("name", OFF_CPU) >= 0:
+        found = {lane: Coverage(one.begin, one.end).within for lane, one, _ in _blocked(draft)}
+    clocks = {lane: _Clock(draft.trace, rows) for lane, rows in _rows(draft)}
+    return found | {lane: clock.off_at_most for lane, clock in clocks.items() if len(clock.rows)}
 
 
 def _resolve(draft: Draft, *, outside: bool) -> None:
@@ -469,8 +517,12 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     alone = np.array([FOR_OTHERS.search(name) is not None for name in names], bool)
     rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
     worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
-    doubtful = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
-    doubtful &= unknown & (worked >= FILLED_SHARE * blocked.length)
+    threads = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
+    clock = np.array([name == BY_CLOCK for name in names], bool)
+    doubtful = (threads & (worked >= FILLED_SHARE * blocked.length)) | (
+        clock & (worked >= COVERED_SHARE * blocked.length)
+    )
+    doubtful &= unknown & ~alone
     waker = np.full(len(told), -1)
     nearest = waker + WOKEN_NS
     for other in others_of(draft, lane):
