@@ -344,8 +344,8 @@ class Allocator:
 
         Args:
             private: the private pool that is returned, 0 for all that is in none.
-            address: of what was recorded as returned; where it is unused, nothing else is. Nor is anything where
-                `garbage_collection_threshold` may have returned it alone.
+            address: of what was recorded as returned; where it is unused, nothing else is, and where
+                `garbage_collection_threshold` is set, nothing at all if it is not.
         """
         if address is not None and self.limit is None:
             unused = [block for pool in self._pools.values() for block in pool.blocks()]
