@@ -25,8 +25,10 @@ EMPTY = msgspec.Raw(b"[]")
 GPU = 2  # ROCPROFILER_AGENT_TYPE_GPU
 CALLS = ("hip_api", "hsa_api", "rccl_api", "marker_api")
 DEVICE_FIELDS = {
-    "cu_count": "multiprocessors", "wave_front_size": "warp_size", "workgroup_max_size": "threads_per_block",
-}  # fmt: skip
+    "cu_count": "multiprocessors",
+    "wave_front_size": "warp_size",
+    "workgroup_max_size": "threads_per_block",
+}
 ENDS = ("dst_agent_id", "src_agent_id")
 SPEED = "max_engine_clk_fcompute"  # MHz
 

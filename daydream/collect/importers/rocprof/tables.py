@@ -131,26 +131,37 @@ class _Reader:
             if f"{what}_x" not in columns:  # some tables give the product alone
                 triple[0] = _column(columns, what, "")
         rocprof.add_kernels(
-            self.builder, _times(columns), columns["kernel_name"], items, threads,
-            _streams(columns, "queue_id"), correlation=_correlation(columns),
+            self.builder,
+            _times(columns),
+            columns["kernel_name"],
+            items,
+            threads,
+            _streams(columns, "queue_id"),
+            correlation=_correlation(columns),
             device=_agent(columns, "agent_id"),
-        )  # fmt: skip
+        )
 
     def _copies(self, columns: Columns) -> None:
         source, target = _agent(columns, "source_agent_id"), _agent(columns, "destination_agent_id")
         to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
         rocprof.add_copies(
-            self.builder, _times(columns), columns["direction"], _streams(columns, ""), self.notes,
-            correlation=_correlation(columns), device=np.where(to_host, source, target),
+            self.builder,
+            _times(columns),
+            columns["direction"],
+            _streams(columns, ""),
+            self.notes,
+            correlation=_correlation(columns),
+            device=np.where(to_host, source, target),
             bytes=_numbers(columns, "bytes"),
-        )  # fmt: skip
+        )
 
     def _calls(self, columns: Columns) -> None:
         pid, tid = _numbers(columns, "process_id"), _numbers(columns, "thread_id")
         given = {
-            "pid": np.where(pid < 0, NO_ID, pid), "tid": np.where(tid < 0, NO_ID, tid),
+            "pid": np.where(pid < 0, NO_ID, pid),
+            "tid": np.where(tid < 0, NO_ID, tid),
             "correlation": _correlation(columns),
-        }  # fmt: skip
+        }
         rocprof.add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
 
     def _agents(self, columns: Columns) -> None:
