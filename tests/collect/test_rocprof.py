@@ -143,6 +143,15 @@ def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream, encod
     assert (trace["pid"][trace["parent"][kernel]], trace["tid"][trace["parent"][kernel]]) == (42, 7)
 
 
+def test_rows_of_a_table_in_utf_16_are_whole(tmp_path):
+    name = 40 * "\u6838"  # 3 bytes in UTF-8, 2 in the file
+    row = KERNELS_NEW.splitlines(keepends=True)[2].replace("mul.kd", name)
+    (tmp_path / "kernel_trace.csv").write_text(KERNELS_NEW + 2000 * row, "utf-16")
+    trace = import_trace([tmp_path])
+
+    assert Counter(trace.values("name")) == {name: 2000, "add(float*, int)": 1, "mul": 1}
+
+
 def test_kernel_tables_of_two_processes_are_two_ranks(tmp_path):
     for rank in range(2):
         (tmp_path / f"{rank}_kernel_trace.csv").write_text(KERNELS_NEW)
