@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations import _fsdp_shards
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
