@@ -158,6 +158,11 @@ def kernel_names(graph: Graph, **where: Any) -> list[str]:
     return list(graph.select(kind="kernel", **where).name.tolist())
 
 
+def ns_by_name(graph: Graph, **where: Any) -> dict[str, int]:
+    """Return the duration of the kernel of each name."""
+    return dict(zip(kernel_names(graph, **where), kernel_ns(graph, **where), strict=True))
+
+
 def noted(graph: Graph, words: str) -> bool:
     """Return whether a note of the graph says this."""
     return any(words in note for note in graph.facts.notes)
