@@ -174,43 +174,23 @@ def test_int8_needs_units():
 # Operators on a CPU, with the nodes of their gradients
 
 
-class OnCpu(Program):
-    """Operators of so many ns on one thread; `sequence` is autograd's number."""
-
-    def call(
-        self,
-        name: str,
-        phase: str,
-        ns: int,
-        shapes: Any = None,
-        sequence: int = -1,
-        layer: str | None = None,
-        dtype: str = "float32",
-    ) -> None:
-        import json
-
-        text = None if shapes is None else json.dumps(shapes)
-        columns = {"op": name, "shapes": text, "dtype": dtype, "phase": phase, "layer": layer}
-        with self.range(name, "operator", **columns, sequence=sequence):
-            self.now += ns
-
-    def node(self, name: str, op: str, ns: int, sequence: int) -> None:
-        with self.range(name, "operator", phase="backward", op=name, sequence=sequence):
-            self.call(op, "backward", ns)
-
-
 TENSOR = [[64, 1024], []]
 
 
-def two_layers(*, shapes: Any = TENSOR) -> Graph:
-    program = OnCpu()
+def two_layers() -> Graph:
+    program = Program()
     for _ in range(8):  # operators that tell the bandwidth: 2 x 1 MB in 1,000,000 ns and 2 B a ns
-        program.call("aten::mul", "other", 1_000_000, [[250_000], []])
-        program.call("aten::mul_", "other", 500_000, [[250_000], []])
-    program.call("aten::gelu", "forward", 3_000, shapes, 1, "up")
-    program.call("aten::addmm", "forward", 9_000, [[512], [64, 1024], [1024, 512]], 2, "down")
-    program.node("AddmmBackward0", "aten::mm", 18_000, 2)
-    program.node("GeluBackward0", "aten::gelu_backward", 5_000, 1)
+        program.host("aten::mul", "other", 1_000_000, shapes=[[250_000], []])
+        program.host("aten::mul_", "other", 500_000, shapes=[[250_000], []])
+    program.host("aten::gelu", "forward", 3_000, shapes=TENSOR, sequence=1, layer="up")
+    product = [[512], [64, 1024], [1024, 512]]
+    program.host("aten::addmm", "forward", 9_000, shapes=product, sequence=2, layer="down")
+    for name, op, ns, sequence in (
+        ("AddmmBackward0", "aten::mm", 18_000, 2),
+        ("GeluBackward0", "aten::gelu_backward", 5_000, 1),
+    ):
+        with program.range(name, "operator", phase="backward", op=name, sequence=sequence):
+            program.host(op, "backward", ns)
     return program.graph()
 
 
@@ -241,8 +221,8 @@ def test_what_is_run_again_comes_before_its_node():
 
 
 def test_what_nothing_computes_a_gradient_of_is_not_run_again():
-    program = OnCpu()
-    program.call("aten::gelu", "forward", 3_000, TENSOR, -1)
+    program = Program()
+    program.host("aten::gelu", "forward", 3_000, shapes=TENSOR)
     does_not_apply("no autograd node", rematerialize, program.graph())
     does_not_apply("forward work of operators", rematerialize, two_layers(), layer="sideways")
 

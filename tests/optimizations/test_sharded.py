@@ -342,11 +342,7 @@ def test_a_copy_into_new_memory_goes_by_operators_with_new_results():
     #  sqrt of 4 MiB into 4 MiB, twice: 16 MiB in 1 and 3 ms; mul_ in place is faster
     program = Program()
     for name, duration in (("sqrt", 1_000_000), ("sqrt", 3_000_000), ("mul_", 100_000)):
-        with program.range(
-            f"aten::{name}", "operator", phase="optimizer", op=f"aten::{name}", dtype="float32",
-            shapes=json.dumps([[1024, 1024]]),
-        ):  # fmt: skip
-            program.now += duration
+        program.host(f"aten::{name}", "optimizer", duration, shapes=[[1024, 1024]])
     graph = program.graph(vendor="cpu")
     assert copies_into_new_ns(graph, np.array([3 * MIB]), "cpu") == pytest.approx(
         [tiny_call_ns(graph) + 6 * MIB / (16 * MIB / 4_000_000)]
