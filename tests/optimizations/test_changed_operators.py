@@ -12,7 +12,7 @@ from daydream.optimizations.replace import replace
 from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses
 
 from daydream import Graph, NotApplicableError, simulate
-from daydream.costs import KernelTable, in_place
+from daydream.costs import KernelTable
 from daydream.errors import FileError
 from daydream.transforms.compose import edit_of, parse
 
@@ -313,12 +313,6 @@ def test_a_change_that_is_not_measured_promises_no_more_than_its_share():
     nothing_left = [row("gelu", "forward", 2_000, 0), row("gelu", "backward", 4_000, 0)]
     edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu")).make(graph)
     assert simulate(graph).makespan_ns == before - 3_000 - 5_000
-
-
-def test_without_a_table_nothing_is_measured():
-    graph = two_layers()
-    assert len(in_place(graph).tasks) == 0
-    assert in_place(graph).calls == 0
 
 
 @pytest.mark.parametrize(
