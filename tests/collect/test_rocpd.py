@@ -8,14 +8,11 @@ import sqlite3
 
 import pytest
 from rocpd_sample import TABLES, write_rocpd
+from test_rocprof import row_of
 
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-
-
-def row_of(trace, name):
-    return trace.values("name").index(name)
 
 
 def test_kernels_copies_calls_and_ranges_become_a_trace(tmp_path):

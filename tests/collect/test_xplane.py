@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from shared import shared_trace
+from test_rocprof import refused, row_of
 from xspace import PlaneWriter, field, training, write
 
 import daydream
@@ -17,16 +18,11 @@ from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
 from daydream.collect.importers.xplane.programs import kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
-from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 from daydream.transforms.real_change import IN_JAX, code_of
 from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
-
-
-def row_of(trace: Trace, name: str) -> int:
-    return trace.values("name").index(name)
 
 
 @pytest.fixture
@@ -36,14 +32,6 @@ def trace(tmp_path: Path) -> Trace:
 
 def public(name: str) -> Trace:
     return import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(TraceError) as raised:
-        import_trace([path])
-    said = str(raised.value)
-    assert "\n" not in said
-    return said
 
 
 def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from daydream.optimizations.roofline import roofline
 from shared import shared_trace
-from test_counter_files import OPS, kernels, long_table
+from test_counter_files import OPS, attached, kernels, long_table
 
 import daydream
 from daydream import attach_counters, build, counters_table
@@ -70,8 +70,8 @@ def test_one_what_if_on_an_h100_and_an_mi300x_with_and_without_counters(tmp_path
     path = shared_trace(f"kineto/{file}.json.gz")
     trace = daydream.load(path)
     whole = sum(ns for *_, ns in launches(trace))
-    (tmp_path / "c.csv").write_text(made(trace, amd, 1, bandwidth / 2))
-    with_counters, notes = answer(attach_counters(daydream.load(path), [tmp_path / "c.csv"]))
+    table = made(trace, amd, 1, bandwidth / 2)
+    with_counters, notes = answer(attached(daydream.load(path), tmp_path, table))
     without, plain = answer(trace)
     assert any("by counters for" in note for note in notes)
     assert not any("counters" in note for note in plain)
@@ -92,9 +92,8 @@ def test_times_of_instrumented_runs_are_never_used(tmp_path):
             + f',"nsecond","{duration}"'
             for line in table.splitlines() if "dram__bytes.sum" in line
         ]  # fmt: skip
-        (tmp_path / "c.csv").write_text(table + "\n".join(slow) + "\n")
         before = trace["duration_ns"].copy()
-        attach_counters(trace, [tmp_path / "c.csv"])
+        attached(trace, tmp_path, table + "\n".join(slow) + "\n")
         assert (trace["duration_ns"] == before).all()
         found.append((answer(trace), json.dumps(counters_table(trace))))
     assert found[0] == found[1]
@@ -145,6 +144,6 @@ def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
     found = {}
     for what, flop, nbytes in (("memory", 100, 500), ("compute", 15_000, 5)):
         trace = daydream.load(path)
-        (tmp_path / "c.csv").write_text(made(trace, False, flop, nbytes))
-        found[what] = daydream.whatif(attach_counters(trace, [tmp_path / "c.csv"]), "amp")
+        table = made(trace, False, flop, nbytes)
+        found[what] = daydream.whatif(attached(trace, tmp_path, table), "amp")
     assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 
 import pytest
 from hypothesis import given
@@ -73,14 +72,6 @@ def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
     plain, split = (read_snapshot(write(tmp_path / "s.json", each))[0] for each in (ENDED, kept))
 
     assert (split.start, split.doubts) == (plain.start, [])
-
-
-def test_all_protocols_of_a_pickle_say_the_same(tmp_path):
-    found = [
-        read_snapshot(write(tmp_path / f"{protocol}.pickle", ENDED, protocol))
-        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
-    ]
-    assert all(each == found[0] for each in found)
 
 
 def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):

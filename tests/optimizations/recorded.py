@@ -87,6 +87,13 @@ class Program:
                 self.free = start + duration
             self.now += HEAD
 
+    def host(self, name: str, phase: str, ns: int, *, shapes: Any = None, **columns: Any) -> None:
+        """Run an operator that takes so many ns of the CPU."""
+        text = None if shapes is None else json.dumps(shapes)
+        known = {"op": name, "shapes": text, "dtype": "float32", **columns}
+        with self.range(name, "operator", phase=phase, **known):
+            self.now += ns
+
     def rates(self, streaming: int = 80_000) -> None:
         """Run what tells a device's rates: 60 kernels of 5 ns, and 8,000,000 B that stream in so many ns."""
         for _ in range(60):
@@ -156,6 +163,11 @@ def kernel_ns(graph: Graph, **where: Any) -> list[int]:
 def kernel_names(graph: Graph, **where: Any) -> list[str]:
     """Return the names of kernels, in their order."""
     return list(graph.select(kind="kernel", **where).name.tolist())
+
+
+def ns_by_name(graph: Graph, **where: Any) -> dict[str, int]:
+    """Return the duration of the kernel of each name."""
+    return dict(zip(kernel_names(graph, **where), kernel_ns(graph, **where), strict=True))
 
 
 def noted(graph: Graph, words: str) -> bool:

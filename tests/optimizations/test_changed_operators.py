@@ -9,10 +9,10 @@ from daydream.optimizations.pruning import pruning
 from daydream.optimizations.quantize import quantize
 from daydream.optimizations.rematerialize import rematerialize
 from daydream.optimizations.replace import replace
-from recorded import SMALLEST, Program, does_not_apply, noted, refuses
+from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses
 
 from daydream import Graph, NotApplicableError, simulate
-from daydream.costs import KernelTable, in_place
+from daydream.costs import KernelTable
 from daydream.errors import FileError
 from daydream.transforms.compose import edit_of, parse
 
@@ -42,28 +42,25 @@ def product(shapes: Any = SQUARE, ns: int = PRODUCT_NS, dtype: str = "bfloat16",
     return ("aten::addmm", phase, GEMM, ns, shapes, dtype)
 
 
-def times(graph: Graph, **where: Any) -> dict[str, int]:
-    kernels = graph.select(kind="kernel", phase="forward", **where)
-    return dict(zip(kernels.name.tolist(), kernels.duration_ns.tolist(), strict=True))
-
-
 # Pruning
 
 
 def test_two_of_four_halves_arithmetic_up_to_the_speedup_that_is_asked_for():
     graph = recorded(product())
     pruning(graph, product_speedup=2.0)
-    assert times(graph) == {GEMM: SMALLEST + 5_000}
+    assert ns_by_name(graph, phase="forward") == {GEMM: SMALLEST + 5_000}
     graph = recorded(product())
     pruning(graph)
-    assert times(graph) == {GEMM: 6_670}  # 10,005 / 1.5
+    assert ns_by_name(graph, phase="forward") == {GEMM: 6_670}  # 10,005 / 1.5
 
 
 def test_two_of_four_is_never_faster_than_its_bytes():
     total = WEIGHT + 2 * 16 * 4096 + 4096
     graph = recorded(product(THIN, THIN_NS))
     pruning(graph, product_speedup=2.0)
-    assert times(graph)[GEMM] == pytest.approx(SMALLEST + 20_000 * (1 - 7 / 16 * WEIGHT / total), abs=1)
+    assert ns_by_name(graph, phase="forward")[GEMM] == pytest.approx(
+        SMALLEST + 20_000 * (1 - 7 / 16 * WEIGHT / total), abs=1
+    )
 
 
 def test_while_training_the_gradient_of_the_input_gains_and_that_of_the_weight_does_not():
@@ -75,13 +72,10 @@ def test_while_training_the_gradient_of_the_input_gains_and_that_of_the_weight_d
         ("aten::add_", "optimizer", "update", 62_920, [[1024, 1024], [1024, 1024], []], "bfloat16"),
     )  # fmt: skip
     pruning(graph, product_speedup=1.25)
-    backward = graph.select(kind="kernel", phase="backward")
-    assert dict(zip(backward.name.tolist(), backward.duration_ns.tolist(), strict=True)) == {
-        "dX": 32_004, "dW": 40_005,
-    }  # fmt: skip
+    assert ns_by_name(graph, phase="backward") == {"dX": 32_004, "dW": 40_005}
     # each weight of 2 B is read, and written twice at 9/16
     compress = round(1024 * 1024 * 2 * (1 + 2 * 9 / 16) / RATE)
-    assert times(graph) == {
+    assert ns_by_name(graph, phase="forward") == {
         "prune and compress weight": pytest.approx(SMALLEST + compress, abs=2),
         GEMM: 32_004,
     }
@@ -91,7 +85,7 @@ def test_zeros_anywhere_make_nothing_faster_and_masks_cost_three_passes():
     graph = recorded(product(), trains=True)
     pruning(graph, sparsity="0.9")
     mask = round(3 * 2 * 1024 * 1024 / RATE)
-    assert times(graph) == {"mask of weight": SMALLEST + mask, GEMM: PRODUCT_NS}
+    assert ns_by_name(graph, phase="forward") == {"mask of weight": SMALLEST + mask, GEMM: PRODUCT_NS}
     does_not_apply("no dense kernel faster", pruning, recorded(product()), sparsity="0.9")
     does_not_apply("need no mask", pruning, recorded(product(), trains=True), sparsity="0.9", masks=False)
 
@@ -127,7 +121,7 @@ def test_sparsity_is_two_of_four_or_a_fraction(sparsity):
 def test_no_product_becomes_more_than_twice_as_fast_or_slower(shapes, device, ns):
     graph = recorded(product(shapes, ns), device=device)
     pruning(graph, product_speedup=2.0)
-    assert ns / 2 <= times(graph)[GEMM] <= ns
+    assert ns / 2 <= ns_by_name(graph, phase="forward")[GEMM] <= ns
 
 
 # Quantization
@@ -138,13 +132,13 @@ def test_training_in_int8_is_fake_and_only_costs():
     quantize(graph)
     size = 1024 * 1024
     read, rounded = SMALLEST + round(2 * size / RATE), SMALLEST + round(5 * size / RATE)
-    assert times(graph) == {
+    assert ns_by_name(graph, phase="forward") == {
         "range of weight": read, "fake quantization of weight": rounded, "range of input": read,
         "fake quantization of input": rounded, GEMM: PRODUCT_NS,
     }  # fmt: skip
     graph = recorded(product(), trains=True)
     quantize(graph, operands="weights", scaling="static")
-    assert times(graph) == {"fake quantization of weight": rounded, GEMM: PRODUCT_NS}
+    assert ns_by_name(graph, phase="forward") == {"fake quantization of weight": rounded, GEMM: PRODUCT_NS}
     assert noted(graph, "Taken as training with fake quantization")
 
 
@@ -152,7 +146,7 @@ def test_inference_in_int8_runs_at_its_peak_and_quantizes_inputs():
     graph = recorded(product())
     quantize(graph)
     size = 1024 * 1024
-    found = times(graph)
+    found = ns_by_name(graph, phase="forward")
     # twice the peak, at the share of it that is reached today; 1 B an operand element bounds less
     assert found.pop(GEMM) == SMALLEST + 5_000
     assert found == {
@@ -166,7 +160,9 @@ def test_weights_alone_help_what_reads_them():
     graph = recorded(product(THIN, THIN_NS))
     quantize(graph, operands="weights")
     total = 2 * (WEIGHT + 2 * 16 * 4096 + 4096)
-    assert times(graph)[GEMM] == pytest.approx(SMALLEST + 20_000 * (total - WEIGHT) / total, abs=1)
+    assert ns_by_name(graph, phase="forward")[GEMM] == pytest.approx(
+        SMALLEST + 20_000 * (total - WEIGHT) / total, abs=1
+    )
     graph = recorded(product())  # bound by arithmetic, which stays
     does_not_apply("bound by reading its weight", quantize, graph, operands="weights")
 
@@ -178,43 +174,23 @@ def test_int8_needs_units():
 # Operators on a CPU, with the nodes of their gradients
 
 
-class OnCpu(Program):
-    """Operators of so many ns on one thread; `sequence` is autograd's number."""
-
-    def call(
-        self,
-        name: str,
-        phase: str,
-        ns: int,
-        shapes: Any = None,
-        sequence: int = -1,
-        layer: str | None = None,
-        dtype: str = "float32",
-    ) -> None:
-        import json
-
-        text = None if shapes is None else json.dumps(shapes)
-        columns = {"op": name, "shapes": text, "dtype": dtype, "phase": phase, "layer": layer}
-        with self.range(name, "operator", **columns, sequence=sequence):
-            self.now += ns
-
-    def node(self, name: str, op: str, ns: int, sequence: int) -> None:
-        with self.range(name, "operator", phase="backward", op=name, sequence=sequence):
-            self.call(op, "backward", ns)
-
-
 TENSOR = [[64, 1024], []]
 
 
-def two_layers(*, shapes: Any = TENSOR) -> Graph:
-    program = OnCpu()
+def two_layers() -> Graph:
+    program = Program()
     for _ in range(8):  # operators that tell the bandwidth: 2 x 1 MB in 1,000,000 ns and 2 B a ns
-        program.call("aten::mul", "other", 1_000_000, [[250_000], []])
-        program.call("aten::mul_", "other", 500_000, [[250_000], []])
-    program.call("aten::gelu", "forward", 3_000, shapes, 1, "up")
-    program.call("aten::addmm", "forward", 9_000, [[512], [64, 1024], [1024, 512]], 2, "down")
-    program.node("AddmmBackward0", "aten::mm", 18_000, 2)
-    program.node("GeluBackward0", "aten::gelu_backward", 5_000, 1)
+        program.host("aten::mul", "other", 1_000_000, shapes=[[250_000], []])
+        program.host("aten::mul_", "other", 500_000, shapes=[[250_000], []])
+    program.host("aten::gelu", "forward", 3_000, shapes=TENSOR, sequence=1, layer="up")
+    product = [[512], [64, 1024], [1024, 512]]
+    program.host("aten::addmm", "forward", 9_000, shapes=product, sequence=2, layer="down")
+    for name, op, ns, sequence in (
+        ("AddmmBackward0", "aten::mm", 18_000, 2),
+        ("GeluBackward0", "aten::gelu_backward", 5_000, 1),
+    ):
+        with program.range(name, "operator", phase="backward", op=name, sequence=sequence):
+            program.host(op, "backward", ns)
     return program.graph()
 
 
@@ -245,8 +221,8 @@ def test_what_is_run_again_comes_before_its_node():
 
 
 def test_what_nothing_computes_a_gradient_of_is_not_run_again():
-    program = OnCpu()
-    program.call("aten::gelu", "forward", 3_000, TENSOR, -1)
+    program = Program()
+    program.host("aten::gelu", "forward", 3_000, shapes=TENSOR)
     does_not_apply("no autograd node", rematerialize, program.graph())
     does_not_apply("forward work of operators", rematerialize, two_layers(), layer="sideways")
 
@@ -337,12 +313,6 @@ def test_a_change_that_is_not_measured_promises_no_more_than_its_share():
     nothing_left = [row("gelu", "forward", 2_000, 0), row("gelu", "backward", 4_000, 0)]
     edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu")).make(graph)
     assert simulate(graph).makespan_ns == before - 3_000 - 5_000
-
-
-def test_without_a_table_nothing_is_measured():
-    graph = two_layers()
-    assert len(in_place(graph).tasks) == 0
-    assert in_place(graph).calls == 0
 
 
 @pytest.mark.parametrize(

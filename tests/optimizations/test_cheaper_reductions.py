@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.blueconnect import blueconnect
 from daydream.optimizations.compression import compression
 from daydream.optimizations.ddp import ddp

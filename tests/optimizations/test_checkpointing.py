@@ -15,25 +15,19 @@ TENSOR = 6_900 + 12_300
 Call = tuple[str, int, str | None]  # a forward operator, its time, and its node
 
 
-def add(
-    p: Program, name: str, phase: str, ns: int, number: int, *, layer: str, shapes: str | None = None
-) -> None:
-    with p.range(name, "operator", phase=phase, op=name, layer=layer, sequence=number, shapes=shapes):
-        p.now += ns
-
-
 def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = True) -> None:
     """Run blocks `b.0`, `b.1`, ... forward and backward, 100 ns a node."""
     made = []
     for place, calls in enumerate(blocks):
         for name, ns, node in calls:
             number = first + len(made) if numbered else -1
-            shapes = "[[8,8],[]]" if "scalar" in name else "[[8,8],[8,8]]"
-            add(p, name.removesuffix(" scalar"), "forward", ns, number, layer=f"b.{place}", shapes=shapes)
+            shapes = [[8, 8], []] if "scalar" in name else [[8, 8], [8, 8]]
+            known = {"shapes": shapes, "sequence": number, "layer": f"b.{place}"}
+            p.host(name.removesuffix(" scalar"), "forward", ns, **known)
             if node:
                 made.append((node, number, f"b.{place}"))
     for node, number, layer in made[::-1]:
-        add(p, node, "backward", 100, number, layer=layer)
+        p.host(node, "backward", 100, sequence=number, layer=layer)
 
 
 def block_of(*calls: Call) -> Graph:

@@ -169,11 +169,8 @@ def on_cpu() -> Graph:
     for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
         for layer in layers:
             for name, ns in (("aten::mm", 100_000), ("aten::tanh", 30_000), ("aten::sigmoid", 20_000)):
-                shapes = "[[64, 256], [256, 256]]" if name == "aten::mm" else "[[64, 256]]"
-                with program.range(
-                    name, "operator", phase=phase, op=name, layer=layer, shapes=shapes, dtype="float32"
-                ):
-                    program.now += ns
+                shapes = [[64, 256], [256, 256]] if name == "aten::mm" else [[64, 256]]
+                program.host(name, phase, ns, shapes=shapes, layer=layer)
     metadata = {
         "parameters": [{"layer": layer, "shape": [8], "name": layer} for layer in LAYERS for _ in "ab"]
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from daydream.optimizations.compile import compile as compile_
 from graph.small_traces import op, trace
@@ -14,7 +13,6 @@ import daydream
 from daydream import Graph, simulate
 from daydream.collect.live.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
-from daydream.costs.device.fusion import bytes_left
 from daydream.graph.tables import Lane
 from daydream.model.compiled_calls import (
     BACKWARD,
@@ -151,12 +149,6 @@ def test_a_loop_has_the_work_of_its_parts_without_their_overheads_and_intermedia
     compile_(graph)
     (loop,) = graph.select(name="fused loop", phase="forward").duration_ns.tolist()
     assert loop == pytest.approx(FUSED_LOOP_NS + bodies / 2, abs=1)
-
-
-def test_intermediates_of_a_chain_move_no_bytes():
-    # 10 in, 10 out; 20 in, of which 10 are the intermediate, 10 out: 20 of 50 go. Another chain has one part.
-    left = bytes_left(np.array([0, 0, 1]), np.array([20, 30, 8]), np.array([10, 20, 4]), 3)
-    assert left.tolist() == [1 - 20 / 50, 1, 1]
 
 
 @pytest.mark.parametrize(

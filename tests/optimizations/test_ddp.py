@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, does_not_apply, noted
+from recorded import Program, does_not_apply, makespans, noted
 from shared import shared_replay
 from training_programs import (
     A100,
@@ -169,16 +170,12 @@ def test_sizes_that_the_trace_does_not_tell_can_be_given():
 
 
 def test_ddp_on_more_bandwidth_or_fewer_workers_is_never_slower():
-    def makespan(**options) -> int:
-        graph = training(steps=2)
-        ddp(graph, bucket_mb=ONE, **options)
-        return simulate(graph).makespan_ns
-
-    by_bandwidth = [makespan(workers=4, bandwidth=rate) for rate in (1.0, 10.0, 100.0, 1e6)]
+    make, buckets = partial(training, steps=2), partial(ddp, bucket_mb=ONE)
+    by_bandwidth = makespans(partial(buckets, workers=4), make, "bandwidth", (1.0, 10.0, 100.0, 1e6))
     assert by_bandwidth == sorted(by_bandwidth, reverse=True)
     # A network without limits costs the launches only, which the device does not wait for.
     assert by_bandwidth[-1] == 6 + 2 * (2 * 50 + 2 * 60 + 30)
-    by_workers = [makespan(workers=count, bandwidth=10.0) for count in (2, 4, 8, 64)]
+    by_workers = makespans(partial(buckets, bandwidth=10.0), make, "workers", (2, 4, 8, 64))
     assert by_workers == sorted(by_workers)
 
 

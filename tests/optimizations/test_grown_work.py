@@ -53,16 +53,8 @@ def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edi
 def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
     #  add_ of 2 x 4 MiB into 4 MiB: 12 MiB in 2 + 2 + 6,000,000 ns
     p = Program()
-    with p.range(
-        "aten::add_", "operator", phase="backward", op="aten::add_", dtype="float32",
-        shapes="[[8, 131072], [8, 131072], []]",
-    ):  # fmt: skip
-        p.now += 6_000_000
-    with p.range(
-        "aten::linear", "operator", phase="forward", op="aten::linear", dtype="float32",
-        shapes="[[8, 16], [32, 16], [32]]",
-    ):  # fmt: skip
-        p.now += 1_000
+    p.host("aten::add_", "backward", 6_000_000, shapes=[[8, 131072], [8, 131072], []])
+    p.host("aten::linear", "forward", 1_000, shapes=[[8, 16], [32, 16], [32]])
     graph = p.graph()
     rate = 12 * MIB / 6_000_000
     assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)

@@ -291,12 +291,6 @@ def test_seldom_waits_do_not_tell_how_many_workers_load():
     does_not_apply("--recorded", dataloader, graph, workers=8, get_ms=FETCH)
 
 
-def test_waits_are_scaled_by_workers_that_load_already():
-    replay = shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz")
-    predicted = daydream.whatif(replay, "dataloader", workers=2, recorded=4)
-    assert predicted.predicted_ns >= replay.measured_ns
-
-
 def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():
     # Two workers give batches in pairs every 1.5 s; with 16 the device is what holds up a step.
     path = shared_trace("pairs/unet3d_a100/baseline.sqlite.gz")

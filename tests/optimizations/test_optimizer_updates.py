@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -28,12 +27,16 @@ ADAM_OF_1000, ADAM_OF_A_MILLION = (
 
 
 def per_parameter(
-    *, tensors: int = 2, kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"), **metadata
+    *,
+    tensors: int = 2,
+    kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"),
+    optimizer: str = "SGD",
+    **metadata,
 ) -> Graph:
-    """Backward 20 ns, then the kernels of 30 ns of each tensor in `Optimizer.step#SGD.step`."""
+    """Backward 20 ns, then the kernels of 30 ns of each tensor in a range of the optimizer."""
     program = Program()
     program.op("aten::mm", "backward", ("gemm", 20))
-    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+    with program.range(f"Optimizer.step#{optimizer}.step", phase="optimizer"):
         for _ in range(tensors):
             for kernel in kernels:
                 program.op(kernel, "optimizer", (kernel, 30))
@@ -178,19 +181,13 @@ def test_on_a_cpu_a_fused_update_takes_no_longer_than_its_operators_compute():
     # The only streaming work is slow: 8 MiB in 1 s. By that rate an update of 28 kB would take 3.3 ms.
     # Its two operators take 40 us each, of which a call costs 5 us; Python between them computes nothing.
     program = Program()
-
-    def run(name: str, phase: str, duration: int, shapes: list[list[int]]) -> None:
-        text = json.dumps(shapes)
-        with program.range(name, "operator", phase=phase, op=name, dtype="float32", shapes=text):
-            program.now += duration
-
     for _ in range(3):
-        run("aten::add", "forward", 5_000, [[1], [1]])
-    run("aten::relu_", "forward", 10**9, [[2**20]])
+        program.host("aten::add", "forward", 5_000, shapes=[[1], [1]])
+    program.host("aten::relu_", "forward", 10**9, shapes=[[2**20]])
     with program.range("Optimizer.step#Adam.step", phase="optimizer"):
-        run("aten::mul_", "optimizer", 40_000, [[1000], []])
+        program.host("aten::mul_", "optimizer", 40_000, shapes=[[1000], []])
         program.now += 30_000
-        run("aten::lerp_", "optimizer", 40_000, [[1000], [1000], []])
+        program.host("aten::lerp_", "optimizer", 40_000, shapes=[[1000], [1000], []])
     graph = program.graph(**ADAM_OF_1000)
     assert tiny_call_ns(graph) == 5_000
     fused_optimizer(graph)
@@ -392,20 +389,16 @@ def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, 
 
 
 def test_the_class_is_known_from_its_range_too():
-    program = Program()
-    with program.range("Optimizer.step#LBFGS.step", phase="optimizer"):
-        for _ in range(4):
-            program.op("aten::add_", "optimizer", ("add", 30))
-    does_not_apply("takes no `fused`", fused_optimizer, program.graph())
+    does_not_apply("takes no `fused`", fused_optimizer, per_parameter(optimizer="LBFGS"))
+    graph = per_parameter(optimizer="RMSprop")
+    fused_optimizer(graph, kind="adamw")  # another class, asked for by name
+    assert len(kernel_ns(graph, phase="optimizer")) == 1  # of four
 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])
 def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
-    program = Program()
-    with program.range(f"Optimizer.step#{name}.step", phase="optimizer"):
-        for kernel in ("aten::mul_", "aten::mm", "aten::add_"):
-            program.op(kernel, "optimizer", (kernel, 30))
-    graph = program.graph()
+    kernels = ("aten::mul_", "aten::mm", "aten::add_")
+    graph = per_parameter(tensors=1, kernels=kernels, optimizer=name)
     if name == "SGD":  # it is known to go element by element: the product is its closure's
         fused_optimizer(graph)
         return
@@ -413,16 +406,6 @@ def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
     for change in (fused_optimizer, fused_adam, foreach_optimizer):
         does_not_apply(r"multiplies matrices \(Shampoo\)", change, graph)
     fused_optimizer(graph, kind="adamw")  # another one in its place
-
-
-def test_another_class_may_be_asked_for_by_name():
-    program = Program()
-    with program.range("Optimizer.step#RMSprop.step", phase="optimizer"):
-        for _ in range(4):
-            program.op("aten::add_", "optimizer", ("add", 30))
-    graph = program.graph()
-    fused_optimizer(graph, kind="adamw")
-    assert len(graph.select(kind="kernel")) == 1  # of four
 
 
 def test_the_table_of_what_classes_take_is_that_of_torch():

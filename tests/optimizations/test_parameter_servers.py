@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.p3 import p3

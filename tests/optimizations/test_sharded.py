@@ -7,9 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations import _fsdp_shards
-from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from recorded import Program
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, layer, times, training, two_layers_on_a_cpu
@@ -230,18 +228,6 @@ def test_sharding_on_more_bandwidth_is_never_slower_nor_ever_cheaper_than_the_wo
     assert ends[-1] >= simulate(alone).makespan_ns  # faster than alone by the update's share at most
 
 
-def test_each_stage_that_saves_more_memory_transfers_more_or_as_much():
-    moved = []
-    for stage in (2, 3):
-        graph = training()
-        sharded(graph, stage=stage, bandwidth=25.0, **ONE_UNIT)
-        moved.append(graph.select(kind="collective").total("duration_ns"))
-    assert moved == [4 * 80, 6 * 80]  # as much as an all-reduce, and half more (Rajbhandari et al., 2020)
-    graph = training()
-    ddp(graph, workers=2, bandwidth=25.0)
-    assert graph.select(kind="collective").total("duration_ns") == 4 * 80
-
-
 def test_a_sharded_step_settles():
     graph = training(steps=3, uncovered=1)
     sharded(graph, bandwidth=25.0, **ONE_UNIT)
@@ -356,11 +342,7 @@ def test_a_copy_into_new_memory_goes_by_operators_with_new_results():
     #  sqrt of 4 MiB into 4 MiB, twice: 16 MiB in 1 and 3 ms; mul_ in place is faster
     program = Program()
     for name, duration in (("sqrt", 1_000_000), ("sqrt", 3_000_000), ("mul_", 100_000)):
-        with program.range(
-            f"aten::{name}", "operator", phase="optimizer", op=f"aten::{name}", dtype="float32",
-            shapes=json.dumps([[1024, 1024]]),
-        ):  # fmt: skip
-            program.now += duration
+        program.host(f"aten::{name}", "optimizer", duration, shapes=[[1024, 1024]])
     graph = program.graph(vendor="cpu")
     assert copies_into_new_ns(graph, np.array([3 * MIB]), "cpu") == pytest.approx(
         [tiny_call_ns(graph) + 6 * MIB / (16 * MIB / 4_000_000)]

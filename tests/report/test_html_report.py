@@ -15,6 +15,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream.errors import OutputError
 from daydream.predict.breakdown import parts_of_change
+from daydream.predict.rank import rank
 from daydream.report.html.elements import MOST_AT_ONCE
 from daydream.report.html.packing import Names, packed
 from daydream.report.html.page import page, write
@@ -315,3 +316,31 @@ def test_a_step_that_ends_only_without_the_profiler_is_no_row():
     names = [row[0] for rows in Document(page(replay)).tables for row in rows]
     assert "step 1" in names
     assert "step 2" not in names
+
+
+# Ranked what-ifs
+
+
+def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
+    ranking = rank(replay, ["amp", "scale", "ddp", "gist", "dataloader"], pairs=0, with_curves=False)
+    said = Document(page(replay, daydream.whatif(replay, "amp"), ranking))
+    table = next(table for table in said.tables if table[0][0].startswith("what if"))
+    best = ranking.optimizations[0]
+
+    assert table[0][1:5] == ["predicted", "90 % interval", "saves", "speed-up"]
+    assert table[1][0] == best.optimization + best.summary.replace("`", "")
+    assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
+    assert table[1][4] == f"{best.speedup:.2f}x"
+    assert f"All are of the estimated step, {best.replayed_ns / 1e6:.3f} ms now." in said.words
+    assert table[1][5].startswith(best.bound)
+    assert ranking.left_out
+    for name, reason in ranking.left_out.items():
+        assert [name, reason] in next(rows for rows in said.tables if rows[0] == ["left out", "why"])
+
+
+def test_a_ranking_in_which_nothing_saves_says_so(replay):
+    ranking = rank(replay, ["dataloader"], pairs=0, with_curves=False)
+    text = page(replay, ranking=ranking)
+
+    assert "None would make the step shorter." in text
+    assert "Ranked what-ifs" not in page(replay)

@@ -18,13 +18,6 @@ from daydream.report.text.results import replay_text, whatif_text
 NASTY = '<script>alert("1")</script> & \x1b[31m'
 
 
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "step.json.gz"
-    PROGRAMS["synchronizing"]().run(steps=30).write(path, 24, 27)
-    return daydream.replay(path)
-
-
 STYLES = {"text-align:left", "text-align:right"}
 
 
