@@ -78,7 +78,7 @@ def bounds(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> Bounds | None:
     start = np.asarray(trace["start_ns"], np.int64)
     end = start + trace["duration_ns"]
     device = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
-    first, last = _with_holes(trace["correlation"][device], start[device], end[device])
+    first, last = _with_holes(_calls(trace)[device], start[device], end[device])
     place = np.stack([trace[name][device] for name in ("rank", "device", "stream")])
     _, stream = np.unique(place, axis=1, return_inverse=True)
     busy = [windows_of(Coverage(first, last), windows)]
@@ -95,6 +95,12 @@ def bounds(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> Bounds | None:
 def windows_of(coverage: Coverage, windows: Coverage) -> int:
     """Return how much of some windows is covered, in ns."""
     return int(coverage.within(windows.start_ns, windows.end_ns).sum())
+
+
+def _calls(trace: Trace) -> np.ndarray:
+    """Return a number for the call of each row, -1 for none; ranks number theirs alike."""
+    call = np.asarray(trace["correlation"], np.int64)
+    return np.where(call < 0, -1, (np.asarray(trace["rank"], np.int64) << 40) + call)
 
 
 def _with_holes(call: np.ndarray, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,8 +121,9 @@ def _standing(trace: Trace, start: np.ndarray, end: np.ndarray) -> Iterator[Cove
     names = trace.text("name")
     waits = trace.is_kind("runtime") & _named(trace, [is_sync(name) for name in names])
     words = trace.is_kind("memcpy") & _named(trace, ["DtoH" in name or "D2H" in name for name in names])
-    small = words & (trace["bytes"] >= 0) & (trace["bytes"] <= WORD_BYTES) & (trace["correlation"] >= 0)
-    waits |= trace.is_kind("runtime") & np.isin(trace["correlation"], trace["correlation"][small])
+    call = _calls(trace)
+    small = words & (trace["bytes"] >= 0) & (trace["bytes"] <= WORD_BYTES) & (call >= 0)
+    waits |= trace.is_kind("runtime") & np.isin(call, call[small])
     engine = _named(trace, [ENGINE.search(name) is not None for name in names])
     marks = {step["name"] for step in trace.metadata.get("steps", ())}
     marked = trace.is_kind("annotation") & _named(trace, [name in marks for name in names])
