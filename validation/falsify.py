@@ -28,8 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
 import laws
+from machine.blocked import BLOCKED
 from machine.harder import HARDER
 from machine.loaders import LOADERS
+from machine.nsys import write_nsys
 from machine.programs import PROGRAMS
 from sanity import sources
 
@@ -38,13 +40,14 @@ from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers import join_ranks
 from daydream.errors import DaydreamError
+from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 from daydream.trace.trace import Trace
 
 DERIVED = ("parent", "step", "phase", "op", "layer")
 QUESTIONS = (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0), ("cpu", 0.5))
-MACHINES = {**PROGRAMS, **HARDER, **LOADERS}
+MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED}
 WINDOW = 12, 17  # steps of a machine's run that are recorded
 PAUSE_NS, LATER_NS = 50_000, (1_000, 50_000)
 LEAST, MOST = 0.01, 0.05  # of the rows, that are lost
@@ -59,8 +62,8 @@ class Judged:
     number: int
     source: str
     mutation: str
+    answers: int  # to questions that are answered about the recording as it is
     why_not: str = ""  # no answer at all
-    answers: int = 0
     refused: int = 0
     wide: int = 0
     outside: int = 0  # headlines, of which the interval is right
@@ -238,6 +241,13 @@ class Source:
 
 
 @lru_cache(maxsize=256)
+def answered(source: Source) -> frozenset[tuple[str, float]]:
+    """Return the questions that are answered about a recording as it is: what it lacks is no refusal."""
+    replay = daydream.replay(recorded(source)[0])
+    return frozenset(each for each in QUESTIONS if _ask(replay, *each) is not None)
+
+
+@lru_cache(maxsize=256)
 def recorded(source: Source) -> tuple[Trace, Mapping[tuple[str, float], float]]:
     """Return the trace of a source, and by question what is true of it: the step after the change / before."""
     if source.path is not None:
@@ -245,8 +255,12 @@ def recorded(source: Source) -> tuple[Trace, Mapping[tuple[str, float], float]]:
     machine = MACHINES[source.name]()
     now = machine.run().steady_step_ns()
     truths = {(on, by): machine.run(**{on: by}).steady_step_ns() / now for on, by in QUESTIONS}
+    run = machine.run(steps=WINDOW[1] + 2)
     with tempfile.TemporaryDirectory() as folder:
-        path = machine.run(steps=WINDOW[1] + 2).write(Path(folder) / "machine.json", *WINDOW)
+        if source.name in BLOCKED:
+            path = write_nsys(Path(folder) / "machine.sqlite", run, *WINDOW, switches=True)
+        else:
+            path = run.write(Path(folder) / "machine.json", *WINDOW)
         return daydream.load(path), truths
 
 
@@ -273,33 +287,41 @@ def chosen(number: int, seed: int, weighted: Sequence[tuple[Source, float]]) -> 
 
 def judge(number: int, seed: int, source: Source, names: Sequence[str]) -> Judged:
     """Return what the answers about a mutation are worth."""
-    found = Judged(number, source.name, " + ".join(names))
+    asked = answered(source)
+    found = Judged(number, source.name, " + ".join(names), answers=len(asked))
     trace, truths = recorded(source)
     try:
         replay = daydream.replay(mutated(trace, names, 10_000 * seed + number))
     except DaydreamError as error:
-        found.refused = found.answers = len(QUESTIONS)
+        found.refused = len(asked)
         found.why_not = " ".join(str(error).split())
         return found
     replay = replay.as_recorded() if truths else replay  # the machine has no profiler
-    hold(found, replay, {} if "kernels lost" in names else truths)
+    hold(found, replay, {} if "kernels lost" in names else truths, asked)
     return found
 
 
-def hold(found: Judged, replay: Replay, truths: Mapping[tuple[str, float], float]) -> None:
+def _ask(replay: Replay, on: str, factor: float) -> Prediction | None:
+    """Return the answer with its interval; None where it is refused."""
+    try:
+        answer = daydream.whatif(replay, "scale", on=on, factor=factor)
+    except DaydreamError:
+        return None
+    return None if answer.predicted_low_ns is None else answer
+
+
+def hold(
+    found: Judged, replay: Replay, truths: Mapping[tuple[str, float], float], asked: frozenset[tuple[str, float]]
+) -> None:
     """Hold the answers of a replay against the laws and what is known of their truth."""
     trace = replay.graph.trace
     limits = laws.bounds(trace, replay.graph.steps) if trace is not None else None
     for on, factor in QUESTIONS:
-        found.answers += 1
-        try:
-            answer = daydream.whatif(replay, "scale", on=on, factor=factor)
-        except DaydreamError:
-            answer = None
-        if answer is None or answer.predicted_low_ns is None or answer.predicted_high_ns is None:
-            found.refused += 1
+        answer = _ask(replay, on, factor)
+        if answer is None:
+            found.refused += (on, factor) in asked
             continue
-        now = answer.replayed_ns
+        now, low_ns, high_ns = answer.replayed_ns, answer.predicted_low_ns or 0, answer.predicted_high_ns or 0
         true = truths.get((on, factor))
         possible = [] if true is None else [(true * now,) * 2]
         possible += (
@@ -309,12 +331,12 @@ def hold(found: Judged, replay: Replay, truths: Mapping[tuple[str, float], float
             low - laws.MISSED * now <= answer.simulated_ns <= high + laws.MISSED * now
             for low, high in possible
         )
-        if answer.predicted_high_ns >= WIDE * answer.predicted_low_ns:
+        if high_ns >= WIDE * low_ns:
             found.wide += 1
             continue
         said = filter(None, (laws.misses(answer, *ends) for ends in possible))
         found.wrong += [f"{on} x {factor}: {each}" for each in said]
-        if (on, factor) == ("gpu", 0.5) and answer.predicted_low_ns > (1 / laws.GAIN + laws.MISSED) * now:
+        if (on, factor) == ("gpu", 0.5) and low_ns > (1 / laws.GAIN + laws.MISSED) * now:
             law = laws.a_busy_device_gains_from_faster_kernels
             found.wrong += [f"{asked}: {said}" for asked, said in law(replay, Path())]
     law = laws.a_factor_of_one_changes_nothing

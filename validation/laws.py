@@ -48,7 +48,7 @@ class Bounds:
         step_ns: it, measured.
         busy_ns: how long any device works.
         stream_ns: how long its busiest stream works, without collectives, which may wait for their peers.
-        alone_ns: how long a device works while every thread stands in a call that waits for it.
+        alone_ns: how long a device works while every thread stands in a call of the step that waits for it.
     """
 
     step_ns: float
@@ -88,7 +88,8 @@ def bounds(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> Bounds | None:
         busy.append(windows_of(Coverage(first[mine], last[mine]), windows))
     if not busy[0] or not count:
         return None
-    together = _together([windows, Coverage(first, last), *_standing(trace, start, end)])
+    ran = Coverage(*(np.array([step[what] for step in covered], np.int64) for what in ("start_ns", "end_ns")))
+    together = _together([windows, ran, Coverage(first, last), *_standing(trace, start, end)])
     return Bounds(*(float(ns) / count for ns in (windows.before_ns[-1], busy[0], max(busy[1:]), together)))
 
 
