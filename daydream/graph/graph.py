@@ -274,7 +274,7 @@ class Graph(NotebookTables):
         return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
-        """Add a lane and return its number; of lanes with one name each further one is given a number, too."""
+        """Add a lane and return its number; further lanes of one name get a number, too."""
         names = {each.name for each in self.lanes}
         name, number = lane.name, 1
         while name in names:
