@@ -54,7 +54,7 @@ def launch_as_graphs(
     taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
     many = max(len(captured.group_by("step")), 1)
     graph.note(
-        f"{counted(round(len(parts) / many), 'graph')} per step, of {counted(round(nodes), 'node')} on average."
+        f"{counted(round(len(parts) / many), 'graph')} per step, {counted(round(nodes), 'node')} each."
     )
     _say(graph, taken)
 
