@@ -60,7 +60,7 @@ def _rank(
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:
-            raise none_recorded(recording, trace)
+            raise none_recorded(recording)
         # A screen shows few ranges, and says only that there are curves.
         whole = as_json or verbose or by == "memory"
         ranking = rank(

@@ -117,6 +117,7 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
             lower(graph)
         except CycleError:  # tasks would wait for themselves: no reason to refuse a job
             graph = build(trace, without=[*without, "communication"])
+            lower(graph)  # a contradiction of other causes is an error, no note
             graph.facts.notes.append(
                 "Collectives of the ranks could not be matched without a contradiction; each rank is "
                 "simulated by itself."

@@ -288,8 +288,13 @@ class Graph(NotebookTables):
         return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
-        """Add a lane and return its number."""
-        self.lanes.append(lane)
+        """Add a lane and return its number; further lanes of one name get a number, too."""
+        names = {each.name for each in self.lanes}
+        name, number = lane.name, 1
+        while name in names:
+            number += 1
+            name = f"{lane.name} ({number})"
+        self.lanes.append(lane._replace(name=name))
         self._version = self._structure = next_version()
         return len(self.lanes) - 1
 

@@ -137,9 +137,10 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
         return float(score[best]), number[there], visit[there]
 
     found = [np.empty((3, 0), np.int64)]
-    for one in sorted(unique(turn[known]).tolist(), key=lambda one: -best_place(one, begin)[0]):
-        tried = best_place(one, explained), best_place(one, begin)
-        score, number, visit = max(tried, key=lambda found: found[0] > 0)
+    alone = {one: best_place(one, begin) for one in unique(turn[known]).tolist()}
+    for one in sorted(alone, key=lambda one: -alone[one][0]):
+        left = best_place(one, explained)
+        score, number, visit = left if left[0] > 0 else alone[one]
         if score > 0:
             explained[visit] = np.maximum(explained[visit], draft.end_ns[runs.task[number]])
             found.append(np.stack([number, task[visit], begin[visit]]))

@@ -441,40 +441,33 @@ def load_batches(draft: Draft) -> None:
     outside the trace that come in bursts, as the batches of several workers do. Steps repeat: the workers go
     on from the last batch of the covered steps to the first.
     """
-    links, ends, covered = draft.links, draft.end_ns + draft.gap_ns, covered_steps(draft)
-    outside = np.zeros(draft.size, bool)
-    outside[links["src"][links["cause"] == Cause.OUTSIDE]] = True
+    covered = covered_steps(draft)
+    links, took = draft.links, draft.duration_ns + draft.gap_ns
+    outside = np.isin(np.arange(draft.size), links["src"][links["cause"] == Cause.OUTSIDE])
     asked = draft.named(WORKER_LOADER.search) & (draft.row >= 0)
     for lane in draft.threads():
-        tasks = draft.on(lane)
+        tasks, rank = draft.on(lane), draft.lanes[lane].rank
         for kind in (asked, outside):
             waits = tasks[kind[tasks] & covered[draft.step[tasks]]][:-1]
-            length = (draft.duration_ns + draft.gap_ns)[waits]
-            longest = np.lexsort((length, draft.step[waits]))
-            longest = longest[np.append(run_starts(draft.step[waits[longest]])[1:], True)[: len(longest)]]
-            waits, length = waits[longest], length[longest]
-            if len(waits) < LEAST_PAUSES or length.mean() < FETCH_NS:
+            waits = waits[np.argsort(-took[waits], kind="stable")]
+            waits = waits[np.unique(draft.step[waits], return_index=True)[1]]  # the longest of each step
+            if len(waits) < LEAST_PAUSES or took[waits].mean() < FETCH_NS:
                 continue
-            arrived = ends[waits]
-            by_step = np.zeros(np.ptp(draft.step[waits]) + 1)
-            by_step[draft.step[waits] - draft.step[waits[0]]] = length
-            most = kind is asked and length.sum() > IDLE_SHARE * np.ptp(arrived)
-            if not most and bursts(by_step) is None:
+            most = took[waits].sum() > IDLE_SHARE * np.ptp(draft.start_ns[waits])
+            if not (most and kind is asked) and bursts(took[waits]) is None:
                 continue
-            late = length >= IDLE_SHARE * length.mean()
-            waits, arrived = waits[late], arrived[late]
-            rank = draft.lanes[lane].rank
-            whole = sum(
-                each["measured_ns"] for each in draft.steps if each.get("covered") and step_rank(each) == rank
-            )
+            waits = waits[took[waits] >= IDLE_SHARE * took[waits].mean()]
+            arrived = draft.start_ns[waits] + took[waits]
             between = np.diff(arrived)
+            steps = (each for each in draft.steps if each.get("covered") and step_rank(each) == rank)
+            left = sum(step["measured_ns"] for step in steps) - between.sum()
             made = draft.add(
                 len(waits) + 1,
                 name=draft.code("name", BATCH),
                 lane=draft.add_lane(Lane(LOADER, rank, background=True)),
                 order=np.append(draft.order[waits], draft.order[waits[-1]] + 1),
                 start_ns=np.append(arrived[:1], arrived),
-                duration_ns=np.concatenate([[0], between, [max(whole - between.sum(), 0)]]),
+                duration_ns=np.concatenate([[0], between, [max(left, 0)]]),
                 phase=PHASES.index("data") if kind is asked else -1,
                 step=draft.step[np.append(waits, waits[-1])],
             )
@@ -491,16 +484,11 @@ def bursts(wait_ns: np.ndarray) -> int | None:
     """
     time = np.log1p(wait_ns / ALIKE_NS)  # so that one long wait does not make the pattern
     most = len(time) // LEAST_CYCLES
-    found = np.array([_correlation(time[lag:], time[:-lag]) for lag in range(2, most + 1)])
+    parts = [(time[lag:], time[:-lag]) for lag in range(2, most + 1)]
+    found = np.array([np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts])
     if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
         return None
     return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    if len(one) < 2 or not one.std() or not other.std():
-        return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
 
 
 class _Clock:

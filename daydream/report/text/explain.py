@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daydream.predict.basis import whole_recording
+from daydream.predict.basis import ESTIMATED, whole_recording
 from daydream.predict.explain import NOT_RECORDED
 from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
@@ -270,7 +270,9 @@ def _reached(kernels: PeakShare) -> str:
 def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
     if after is None:
-        return f"step time   {'   '.join([*measured_text(replay.basis_measured_ns), replayed_text(replay)])}"
+        without = f"without {'start-up' if replay.start_up_ns else 'profiler'}"
+        said = [*measured_text(replay.basis_measured_ns), replayed_text(replay)]
+        return "   ".join(["step time", *said, *[without] * (explanation.basis == ESTIMATED)])
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
     return f"step time   {times} after {name} ({error_text(replay.basis_error, replay.error)})"
