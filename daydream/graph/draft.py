@@ -21,14 +21,14 @@ from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
 from daydream.graph.rules.thresholds import STREAM_CLOCK_NS
 from daydream.graph.select import of_tasks
-from daydream.graph.tables import CODED, COLUMNS, CPU, Table
+from daydream.graph.tables import CODED, COLUMNS, CPU, TABLES, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
 NONE = np.empty(0, np.int64)
-BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "doubtful", "queue_depth")
+BUILT = ("texts", "steps", "facts", "lanes", *TABLES[1:], "queue_depth")
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
 
@@ -138,13 +138,6 @@ class Draft(Graph):
         self.duration_ns[calls] = self.end_ns[calls] - until
         self.start_ns[calls] = until
         self.waited[calls] = True
-
-    def may_wait(self, tasks: np.ndarray) -> np.ndarray:
-        """Note device tasks that may wait for what `ended_beside` them; return a mask of those."""
-        source = self.ended_beside(tasks)
-        found = source >= 0
-        self.doubtful.add(src=source[found], dst=tasks[found])
-        return found
 
     def finish(self) -> Graph:
         """Return the graph of what was found so far."""

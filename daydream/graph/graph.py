@@ -43,6 +43,7 @@ from daydream.graph.tables import (
     CODED,
     COLUMNS,
     COSTS,
+    TABLES,
     UNSET,
     Facts,
     Lane,
@@ -60,11 +61,7 @@ if TYPE_CHECKING:
     from daydream.graph.select import Where
 
 OWN = (  # what each copy has of its own
-    "columns",
-    "syncs",
-    "waits",
-    "links",
-    "doubtful",
+    *TABLES,
     "overrides",
     "lanes",
     "queue_depth",
@@ -186,7 +183,7 @@ class Graph(NotebookTables):
 
     @property
     def _tables(self) -> tuple[Table, ...]:
-        return self.columns, self.syncs, self.waits, self.links, self.doubtful
+        return tuple(getattr(self, name) for name in TABLES)
 
     def derived(self, key: Any, make: Callable[[], Any], *, structure: bool = False) -> Any:
         """Return what `make` works out from this graph, once a version; unedited copies share it.
@@ -251,12 +248,11 @@ class Graph(NotebookTables):
 
         That is `doubt` and `gap_doubt` of tasks, and the launch latency of what is `doubtful`.
         """
-        duration, gap = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
-        twin = self.retimed(np.rint(duration), np.rint(gap))
+        parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
+        twin = self.retimed(*np.rint(parts))
         src, dst = self.doubtful["src"], self.doubtful["dst"]
         if len(dst):
-            usual = np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns)
-            twin.write("latency_ns", dst, usual)
+            twin.write("latency_ns", dst, np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns))
             twin.links.add(src=src, dst=dst, cause=int(Cause.EVENT))
         return twin
 

@@ -127,8 +127,7 @@ class Uncertainty(Struct, frozen=True):
 
     def ends(self, step_ns: float) -> list[float]:
         """Return the ends of the interval around a step, in ns."""
-        shorter_ns = hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
-        return [step_ns - shorter_ns, step_ns + self.total_ns]
+        return [step_ns - hypot(*astuple(self)[:-1], max(-self.waiting, 0.0)), step_ns + self.total_ns]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -143,16 +142,14 @@ class Uncertainty(Struct, frozen=True):
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
         step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
-        unknown = {
-            "delays without a known cause": facts.unexplained_ns,
-            "device work that was not recorded": facts.untraced_ns,
-        }
-        affected = comparison.affected.together / step_ns
-        changed = f"the change affects {affected:.0%} of the step"
+        unknown = "delays without a known cause"
+        if facts.untraced_ns > facts.unexplained_ns:
+            unknown = "device work that was not recorded"
+        changed = f"the change affects {comparison.affected.together / step_ns:.0%} of the step"
         most, words = max(
             (self.replay, "the replay of the unchanged trace misses the recording by {}"),
             (self.model, changed + ", and what that takes then is known to within {} only"),
-            (self.unknown, max(unknown, key=unknown.__getitem__) + " may carry it by {}"),
+            (self.unknown, unknown + " may carry it by {}"),
             (abs(self.waiting), "not all ranks were recorded, and {} may be waiting for them"),
             key=itemgetter(0),
         )
@@ -305,8 +302,8 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
     off[diff.ids] = diff.errors_ns
     task = timeline.task
     works = (timeline.copy == after.copy) & np.isin(graph.step[task], steps)
-    works &= ~np.isin(graph.kind[task], [CPU, COLLECTIVE])
     ns = np.maximum(timeline.end_ns - timeline.start_ns - off[task], 0) * works
+    ns[np.isin(graph.kind[task], [CPU, COLLECTIVE])] = 0
     busiest = np.bincount(graph.lane[task], ns, 1).max() / max(len(steps), 1)
     return float((1 - ANOTHER_RUN["device"]) * busiest - comparison.uncertainty.unknown)
 
@@ -336,24 +333,24 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
     the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
     """
-    graph, after, lane = comparison.graph, comparison.after, comparison.graph.lane
+    graph, after = comparison.graph, comparison.after
     steps, timeline = [*after.step_times()], after.timeline
     path = timeline.path(after.copy, steps)
     src, dst = graph.doubtful["src"], graph.doubtful["dst"]
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
     part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
-    mine = np.flatnonzero(timeline.copy == after.copy)
+    mine = timeline.copy == after.copy
     start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
     start[timeline.task[mine]], end[timeline.task[mine]] = timeline.start_ns[mine], timeline.end_ns[mine]
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
-    of_lane = np.bincount(lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
-    if of_lane.sum() < APART * comparison.simulated_ns or not of_lane.any():
+    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
+    if of_lane.sum() <= APART * comparison.simulated_ns:
         return None
     before, replayed_ns = comparison.replay.released, comparison.replayed_ns
     if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
-    waiting = _settled(comparison, graph.released())
-    found = round(replayed_ns * before.mean_after(waiting) / max(before.step_ns, 1))
+    other_ns = before.mean_after(_settled(comparison, graph.released()))
+    found = round(replayed_ns * other_ns / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
     most = graph.lanes[of_lane.argmax()]

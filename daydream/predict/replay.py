@@ -260,7 +260,7 @@ class Replay(NotebookFigure):
 
     def as_recorded(self) -> Replay:
         """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        return self if self.basis == RECORDED else self.recording
+        return self.recording
 
     @cached_property
     def held_ns(self) -> int:

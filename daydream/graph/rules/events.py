@@ -86,10 +86,11 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
     counts["unresolved"] = len(search.waits) - len(rows)
     counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
     if way == _Search.by_forks:  # the last one
-        resolved = {-1, *draft.waits["wait"].tolist()}
-        draft.may_wait(
-            np.array([w.after for w in search.waits if w.call not in resolved and w.after >= 0], int)
-        )
+        resolved = {*draft.waits["wait"].tolist()}
+        behind = np.array([wait.after for wait in search.waits if wait.call not in resolved], np.int64)
+        source = draft.ended_beside(behind)
+        known = (source >= 0) & (behind >= 0)
+        draft.doubtful.add(src=source[known], dst=behind[known])
 
 
 def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:

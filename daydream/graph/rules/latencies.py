@@ -170,7 +170,9 @@ def measure_latencies(draft: Draft) -> None:
         for each in unique(rank[beside]).tolist():
             worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
             beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
-        beside[beside] = draft.may_wait(tasks[beside])
+        source = draft.ended_beside(tasks)
+        beside &= source >= 0
+        draft.doubtful.add(src=source[beside], dst=tasks[beside])
         _count_unexplained(draft, rest[late & ~beside])
         by_stream = np.flatnonzero(beside & ~last_is_launch)
         ahead = tasks[by_stream - 1]
