@@ -39,10 +39,15 @@ class CpuTimes:
             for thread in map(int, os.listdir(THREADS)):  # noqa: PTH208 - paths take longer
                 ran = time.clock_gettime_ns(~thread << 3 | 6)  # the clock of a thread, to Linux
                 if known.get(thread, (-1, 0))[0] != ran:
-                    with open(f"{THREADS}/{thread}/schedstat", "rb", 0) as file:
-                        known[thread] = ran, ran + int(file.read().split()[1])
+                    known[thread] = ran, ran + delay_ns(thread)
             self.looks.append((at, {thread: ready for thread, (_, ready) in known.items()}))
         self._spent_ns += time.thread_time_ns() - began
+
+
+def delay_ns(thread: int) -> int:
+    """Return how long a thread of this process has been ready and waited for a CPU, in ns."""
+    with open(f"{THREADS}/{thread}/schedstat", "rb", 0) as file:
+        return int(file.read().split()[1])
 
 
 def add_cpu_times(
