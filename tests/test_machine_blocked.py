@@ -25,7 +25,40 @@ import daydream
 FIRST, LAST = 24, 29
 HAND_OFFS_US, VARIATIONS = (1, 10, 50), (0.0, 0.1, 0.3)
 RECORDINGS = ("switches", "no switches", "Kineto")
-MISSED: dict[tuple[str, str, str], str] = {}
+OTHERWISE = ("no switches", "Kineto")
+UNTOLD = {"process", "process_is_late"}  # switches tell when a thread was off the CPU, and not for what
+# What a recording of these programs cannot show, or the rules do not find yet.
+REASONS = {
+    "a thread that was always in time shows no wait for its work": [
+        ("executors", ("switches",), ("gpu x 0",)), ("process", RECORDINGS, ("gpu x 0",))],
+    "of a worker whose work no row shows nothing tells that it is waited for": [
+        ("conditions", OTHERWISE, ("gpu x 0",))],
+    "what a wake-up took stays where there is nothing left to wait for": [
+        ("sleeping_synchronization", ("switches",), ("gpu x 0",))],
+    "one thread's work ends as steadily ahead of another's as if that one waited for it": [
+        ("sleeping_synchronization", ("Kineto",), ("gpu x 0", "gpu x 0.5", "cpu x 0.5"))],
+    "other calls get the lock first": [("contended_lock", ("switches",), ("cpu x 0",))],
+    "one that sleeps between looks goes on too long behind its cause": [
+        ("sleeps_on_a_word", ("switches",), CHANGES),
+        ("sleeps_on_a_word", OTHERWISE, ("gpu x 0", "gpu x 0.5"))],
+    "nothing is left of a pause that may be no CPU time": [
+        (program, OTHERWISE, ("cpu x 0",)) for program in ("timer", "process_is_late")],
+}  # fmt: skip
+MISSED = {
+    (program, recording, change): reason
+    for reason, cases in REASONS.items()
+    for program, recordings, changes in cases
+    for recording in recordings
+    for change in changes
+}
+# Missed with hand-offs of 50 us, or with batches that vary by 30 %, only.
+AT_TIMES = {
+    *(("executors_are_late", "switches", change) for change in ("gpu x 2", "cpu x 0", "cpu x 0.5")),
+    *(("conditions", "switches", change) for change in ("gpu x 0", "cpu x 0")),
+    *(("conditions", "Kineto", change) for change in CHANGES),
+    ("contended_lock", "switches", "gpu x 0"), ("contended_lock", "Kineto", "cpu x 0"),
+    ("sleeps_on_a_word", "Kineto", "cpu x 0"),
+}  # fmt: skip
 
 
 @cache
@@ -63,8 +96,10 @@ def judge(recording: str, change: str, *setting: object) -> str:
     return "right" if answer.simulated_ns == pytest.approx(truth, rel=TOLERANCE) else "inside"
 
 
-def holds(recording: str, judged: str) -> bool:
-    return judged == "right" or (recording != "switches" and judged != "wrong")
+def holds(program: str, recording: str, judged: str) -> bool:
+    """Tell whether an answer is as good as its recording allows."""
+    told = recording == "switches" and program not in UNTOLD
+    return judged == "right" or (judged != "wrong" and not told)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +115,7 @@ def holds(recording: str, judged: str) -> bool:
 def test_an_answer_knows_who_was_blocked_or_that_nobody_knows(program, recording, change):
     judged = judge(recording, change, program, 10, 0.1)
 
-    assert holds(recording, judged), judged
+    assert holds(program, recording, judged), judged
 
 
 @pytest.mark.slow
@@ -96,5 +131,9 @@ def test_so_do_all_answers_however_hand_offs_and_batches_vary(program, recording
     for change, judged in found.items():
         print(f"{program:26} {recording:10} {change:10} {dict(judged)}")  # noqa: T201
 
-    missed = {change for change, judged in found.items() if not all(holds(recording, how) for how in judged)}
-    assert missed <= {change for change in CHANGES if (program, recording, change) in MISSED}
+    missed = {
+        (program, recording, change)
+        for change, judged in found.items()
+        if not all(holds(program, recording, how) for how in judged)
+    }
+    assert missed <= MISSED.keys() | AT_TIMES
