@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
-TABLES = ("columns", "syncs", "waits", "links")
+TABLES = ("columns", "syncs", "waits", "links", "doubtful")
 
 
 def is_plain(graph: Graph) -> bool:
