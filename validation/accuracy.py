@@ -28,8 +28,8 @@ import ledger_plot
 import numpy as np
 import own_changes
 from machine import Machine
+from machine.blocked import LOADERS
 from machine.harder import HARDER
-from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
 from parts_of_pages import put
 

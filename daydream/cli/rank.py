@@ -83,7 +83,8 @@ def _rank(
     print_screen(text)
     best = best_of(ranking)
     if best is None:
-        print_next("explain", *again)
+        side = "gpu" if ranking.bound == "GPU" else "cpu"
+        print_next("whatif", "scale", "--on", side, "--factor", "0.5", *again)
     else:
         words = [best.optimization, *typed(best.options), *again]
         print_next("whatif", *words, *([] if table is None else ["--table", table]))

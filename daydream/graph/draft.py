@@ -140,7 +140,7 @@ class Draft(Graph):
         self.waited[calls] = True
 
     def may_wait(self, tasks: np.ndarray) -> np.ndarray:
-        """Note that device tasks may wait for what `ended_beside` them; return whether there was any: a mask."""
+        """Note device tasks that may wait for what `ended_beside` them; return a mask of those."""
         source = self.ended_beside(tasks)
         found = source >= 0
         self.doubtful.add(src=source[found], dst=tasks[found])

@@ -271,9 +271,9 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
     found: defaultdict[Bound, float] = defaultdict(float)
     for each in causes:
-        found[each.bound] += each.share
-        if each.cause in {PathCause.LOADING, PathCause.OUTSIDE}:
-            found[Bound.LOADING] += each.share
+        beside = each.bound in {Bound.LOADING, Bound.OUTSIDE}
+        for bound in (Bound.CPU, Bound.LOADING) if beside else (each.bound,):
+            found[bound] += each.share
     return found
 
 

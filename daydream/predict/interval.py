@@ -33,6 +33,9 @@ Where it is doubtful whether pauses of threads, late device work and calls of st
 work, the step is simulated as if all did, too (`Graph.released`). Both readings replay alike, and may
 predict differently: then the interval covers both.
 
+What a step waits for outside the trace takes as long after the change: a timer, a disk. A process that makes
+batches works on meanwhile, at its own pace: the interval covers that, too (`paced_ns`).
+
 No step is shorter than the busiest stream's work in it, so no interval reaches below that.
 """
 
@@ -54,8 +57,9 @@ from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
-from daydream.simulate.critical_path import Bound
+from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
+from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -98,6 +102,7 @@ OF_THREADS = (
     "`nsys profile --cpuctxsw=process-tree`",
 )
 OF_STREAMS = "waits for other streams where that would decide the step", "`daydream collect`"
+UNTOLD = 0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -199,9 +204,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif interval:
         ends = found.ends(step_ns)
         least_ns = _least_ns(comparison, diff)
-        if comparison.released is not None:
-            other_ns = comparison.released[0]
-            ends += replace(found, rerun=0.0, recording=0.0).ends(other_ns)
+        of_the_change = replace(found, rerun=0.0, recording=0.0)
+        for other_ns in (paced_ns(comparison), *(comparison.released or ())[:1]):
+            ends += of_the_change.ends(other_ns)
             least_ns = min(least_ns, other_ns)
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
@@ -244,7 +249,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())
+    cpu, other = sum(waits.pop(bound, 0) for bound in ON_CPU), sum(waits.values())
     scale = comparison.simulated_ns / max(cpu + other, 1)
     shown, trace = 0.0, comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
@@ -304,6 +309,25 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
     ns = np.maximum(timeline.end_ns - timeline.start_ns - off[task], 0) * works
     busiest = np.bincount(graph.lane[task], ns, 1).max() / max(len(steps), 1)
     return float((1 - ANOTHER_RUN["device"]) * busiest - comparison.uncertainty.unknown)
+
+
+def paced_ns(comparison: Prediction) -> int:
+    """Return the predicted step in ns if what it waits for outside the trace works on meanwhile.
+
+    Then no step is shorter than it was, and one that takes longer waits the less. Where no thread's switches
+    were recorded, a long pause of a thread may be such a wait.
+    """
+    after, graph = comparison.after, comparison.graph
+    steps = [*after.step_times()]
+    path = after.timeline.path(after.copy, steps)
+    cause = codes_of(graph, path.task, path.edge)
+    waits = cause == PathCause.OUTSIDE.code
+    if has_device_work(graph) and graph.recorded.code("name", OFF_CPU) < 0:
+        waits |= (cause == PathCause.UNTRACED.code) & (path.ns >= UNTOLD * comparison.replayed_ns)
+    waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
+    if waits_ns < APART * comparison.simulated_ns:
+        return comparison.simulated_ns
+    return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
 
 
 def released(comparison: Prediction) -> tuple[int, str] | None:

@@ -38,7 +38,7 @@ def left_out(steps: list[dict[str, Any]]) -> list[int]:
     return [number for number, step in enumerate(steps) if not step["covered"]]
 
 
-def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path):
     load = call("cuModuleLoadData", 0, 5000, 900)
     steps = steps_of(tmp_path, longer={1: [load], 2: [op("aten::batch_norm", 0, 800)]})
     assert left_out(steps) == [0, 1, 2]
@@ -56,21 +56,21 @@ def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path: Path) -> None:
         call("cudaStreamSynchronize", 0, 5000, 900),
     ],
 )
-def test_a_step_that_waits_is_part_of_the_run(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_step_that_waits_is_part_of_the_run(tmp_path, row):
     assert left_out(steps_of(tmp_path, longer={1: [row]})) == [0]
 
 
-def test_what_comes_again_is_part_of_the_run(tmp_path: Path) -> None:
+def test_what_comes_again_is_part_of_the_run(tmp_path):
     evaluate = op("aten::evaluate", 0, 5000)
     assert left_out(steps_of(tmp_path, longer={1: [evaluate], 5: [evaluate]})) == [0]
 
 
-def test_only_the_begin_of_a_recording_has_first_iterations(tmp_path: Path) -> None:
+def test_only_the_begin_of_a_recording_has_first_iterations(tmp_path):
     save = op("aten::save", 0, 5000)
     assert left_out(steps_of(tmp_path, longer={2: [save]})) == [0]
 
 
-def test_too_few_steps_do_not_tell_what_is_usual(tmp_path: Path) -> None:
+def test_too_few_steps_do_not_tell_what_is_usual(tmp_path):
     load = call("cuModuleLoadData", 0, 5000, 900)
     assert left_out(steps_of(tmp_path, longer={1: [load]}, count=3)) == [0]
     assert left_out(steps_of(tmp_path, longer={1: [load]}, count=4)) == [0, 1]
@@ -89,7 +89,7 @@ def single(tmp_path: Path, first_us: int, again_us: int) -> list[str]:
     return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["notes"]
 
 
-def test_a_single_step_that_loads_modules_says_so(tmp_path: Path) -> None:
+def test_a_single_step_that_loads_modules_says_so(tmp_path):
     assert "\n".join(single(tmp_path, 5000, 10)) == (
         "The only step holds start-up: 5 ms in first launches of 1 kernel, which load their modules "
         "(the longest 5 ms). A later pass has none of it."
@@ -107,13 +107,13 @@ def compiling(*, ms: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_step_that_compiles_anew_amid_the_others_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_step_that_compiles_anew_amid_the_others_is_left_out_and_said(tmp_path):
     steps = steps_of(tmp_path, longer={3: compiling(ms=40)})
     assert left_out(steps) == [0, 3]
     assert steps[3]["why_not"] == "the program compiled 1 function anew in it, 40 ms of 41 ms"
 
 
-def test_compiling_that_hardly_shows_or_never_ends_is_part_of_the_run(tmp_path: Path) -> None:
+def test_compiling_that_hardly_shows_or_never_ends_is_part_of_the_run(tmp_path):
     assert left_out(steps_of(tmp_path, longer={3: [note("cache (dynamo_timed)", 0, 200)]})) == [0]
     each = {number: compiling(ms=40) for number in range(6)}
     assert left_out(steps_of(tmp_path, longer=each)) == [0]

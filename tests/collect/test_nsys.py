@@ -386,6 +386,25 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
     ]
 
 
+def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
+    def lasts(start: int, end: int, name: str, tid: int = MAIN) -> dict[str, int]:
+        return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(tid)}
+
+    path = write_export(tmp_path / "a.sqlite", {
+        "RUNTIME": [call(0, 1000, 1, LAUNCH), call(999_000, 1_000_000, 2, LAUNCH)],
+        "OSRT_API": [
+            lasts(100, 300, "sem_wait"), lasts(295, 297, "sem_post", OTHER),
+            lasts(400, 600, "sem_wait"),  # it posts all the time: chance
+            *(lasts(at, at + 1, "sem_post", OTHER) for at in range(405, 600, 10)),
+            lasts(700, 900, "sem_wait"), lasts(705, 706, "sem_post", OTHER),  # too long before
+        ],
+    })  # fmt: skip
+
+    found = rows_of(read_nsys(path), "kind", "start_ns", "waker")
+    blocked = [each[1:] for each in found if each[0] == "blocked"]
+    assert blocked == [(100_000, OTHER), (400_000, None), (700_000, None)]
+
+
 def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_path):
     samples = [{"start": 1_000_000 * at, "globalTid": packed(MAIN)} for at in (0, 1, 49, 110)]
     path = write_export(tmp_path / "a.sqlite", {

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_text import call, document, kernel, note, op, phases, rows_named, training, write
+from kineto_text import call, kernel, note, op, phases, rows_named, training
 
-from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-from daydream.trace.trace import Trace
 
 
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
-
-    return load
-
-
-def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None:
+def test_a_step_is_measured_from_completion_to_completion(imported):
     #  the last kernel of step n ends at 640 + 30 + n; host work of the step ends at 780
     trace = imported(training(3))
     steps = trace.metadata["steps"]
@@ -33,7 +22,7 @@ def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None
     assert steps[0]["why_not"]
 
 
-def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None:
+def test_device_work_counts_for_the_step_that_launched_it(imported):
     events = training(2)
     events.append(call("cudaLaunchKernel", 900, 10, 71))
     events.append(kernel("late<float>", 1500, 400, 71, stream=8))
@@ -45,18 +34,18 @@ def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None
     )  # the second step was done before the first one's work
 
 
-def test_the_only_step_runs_from_its_start(imported: Any) -> None:
+def test_the_only_step_runs_from_its_start(imported):
     [step] = imported(training(1)).metadata["steps"]
     assert (step["measured_ns"], step["covered"]) == (780_000, True)
 
 
-def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported: Any) -> None:
+def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported):
     [step] = imported([*training(1), kernel("early", 1, 5, 999)]).metadata["steps"]
     assert step["covered"] is False
     assert "before the window" in step["why_not"]
 
 
-def test_launches_into_a_graph_that_is_captured_lost_no_work(imported: Any) -> None:
+def test_launches_into_a_graph_that_is_captured_lost_no_work(imported):
     launches = [call("cudaLaunchKernel", 700 + 3 * n, 2, 900 + n) for n in range(9)]
     [lost] = imported([*training(1), *launches]).metadata["steps"]
     assert "not recorded" in lost["why_not"]
@@ -65,7 +54,7 @@ def test_launches_into_a_graph_that_is_captured_lost_no_work(imported: Any) -> N
     assert step["covered"]
 
 
-def test_steps_without_work_are_no_steps(imported: Any) -> None:
+def test_steps_without_work_are_no_steps(imported):
     trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
     assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]
 
@@ -74,7 +63,7 @@ def without_markers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if not str(event["name"]).startswith("ProfilerStep")]
 
 
-def test_without_profiler_steps_the_optimizer_ends_them(imported: Any) -> None:
+def test_without_profiler_steps_the_optimizer_ends_them(imported):
     trace = imported(without_markers(training(3)))
     assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
     steps = trace.metadata["steps"]
@@ -90,7 +79,7 @@ def test_without_profiler_steps_the_optimizer_ends_them(imported: Any) -> None:
     ]  # each last kernel is 1 us longer
 
 
-def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
+def test_of_several_optimizers_the_rarest_ends_the_steps(imported):
     events = without_markers(training(6))
     for index in (2, 5):  # a generator that is trained every third time
         events.append(note("Optimizer.step#Generator.step", 1000 * index + 720, 10))
@@ -100,7 +89,7 @@ def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
     assert len(trace.metadata["steps"]) == 2
 
 
-def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its_own(imported: Any) -> None:
+def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its_own(imported):
     events = without_markers(training(4))
     events += [note("Optimizer.step#Embeddings.step", 1000 * step + 705, 20) for step in (1, 3)]
     trace = imported(events)
@@ -108,14 +97,14 @@ def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its
     assert [step["end_ns"] for step in trace.metadata["steps"]] == [699_000, 1_724_000, 2_699_000, 3_724_000]
 
 
-def test_optimizers_without_a_backward_between_them_end_one_step(imported: Any) -> None:
+def test_optimizers_without_a_backward_between_them_end_one_step(imported):
     events = without_markers(training(3))
     events += [note("Optimizer.step#SGD.step", 1000 * step + 705, 20) for step in range(3)]
     steps = imported(events).metadata["steps"]
     assert [step["end_ns"] for step in steps] == [724_000, 1_724_000, 2_724_000]
 
 
-def test_a_marker_pattern_chooses_any_ranges(imported: Any) -> None:
+def test_a_marker_pattern_chooses_any_ranges(imported):
     events = without_markers(training(3)) + [
         note(f"iteration {index}", 1000 * index, 990) for index in range(3)
     ]
@@ -129,7 +118,7 @@ def test_a_marker_pattern_chooses_any_ranges(imported: Any) -> None:
         imported(events, steps="often")
 
 
-def test_without_any_marker_the_whole_recording_is_a_step(imported: Any) -> None:
+def test_without_any_marker_the_whole_recording_is_a_step(imported):
     trace = imported(
         [op("aten::add", 0, 50), call("cudaLaunchKernel", 10, 5, 1), kernel("add<float>", 20, 100, 1)]
     )
@@ -137,7 +126,7 @@ def test_without_any_marker_the_whole_recording_is_a_step(imported: Any) -> None
     assert [step["measured_ns"] for step in trace.metadata["steps"]] == [120_000]
 
 
-def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported: Any) -> None:
+def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported):
     events = without_markers(training(3))
     last = next(event for event in reversed(events) if str(event["name"]).startswith("Optimizer.step"))
     last["dur"] = 0
@@ -146,7 +135,7 @@ def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported: Any) -
     assert phases(trace, "kernel")["multi_tensor_apply<float>"] == {"optimizer"}
 
 
-def test_threads_that_do_no_work_belong_to_no_step(imported: Any) -> None:
+def test_threads_that_do_no_work_belong_to_no_step(imported):
     watchdog = [call("cudaEventQuery", 100 * index, 2, 5000 + index, tid=-9) for index in range(20)]
     trace = imported([*training(2), *watchdog])
     lines = rows_named(trace, "cudaEventQuery")

@@ -15,6 +15,7 @@ from test_counter_files import OPS, kernels, long_table
 
 import daydream
 from daydream import attach_counters, build, counters_table
+from daydream.costs.counters.attaching import read_counted
 from daydream.costs.counters.joining import base_name
 from daydream.costs.counters.listing import counted_in
 from daydream.report.text.counted import counted_sentences
@@ -118,8 +119,6 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
 
 def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
     path = shared_trace("kineto/a100_range_profiler_counters.json.gz")
-    from daydream.costs.counters.attaching import read_counted
-
     found = read_counted(path)
     trace = attach_counters(kernels(*(one.name for one in found), grid="1,1,1"), [path])
     assert len(trace.metadata["counters"]) == 77
@@ -137,3 +136,15 @@ def test_what_was_counted_is_told_in_short():
     ]
     told = {"kernels": 1, "of": 3, "quantities": ["flop", "occupancy"], "windows": []}
     assert counted_in(trace) == told
+
+
+@pytest.mark.slow
+def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
+    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
+    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
+    found = {}
+    for what, flop, nbytes in (("memory", 100, 500), ("compute", 15_000, 5)):
+        trace = daydream.load(path)
+        (tmp_path / "c.csv").write_text(made(trace, False, flop, nbytes))
+        found[what] = daydream.whatif(attach_counters(trace, [tmp_path / "c.csv"]), "amp")
+    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

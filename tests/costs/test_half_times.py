@@ -15,7 +15,6 @@ from daydream.costs.device.roofline import (
     KEPT_ON_MATRIX_UNITS,
     runs_in_tf32,
 )
-from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.model.half_times import (
     FEW_BLOCKS,
@@ -131,11 +130,6 @@ def test_convolutions_of_planes_are_turned_for_tensor_cores():
     assert turned("xmma_fprop_nhwc", V100) == []
     assert turned("xmma_fprop_tf32", A100) == []  # its changes of layout are in the trace
     assert turned("implicit_convolve_sgemm", "AMD Instinct MI300X") == []
-
-
-def test_a_type_without_units_is_refused():
-    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
-        in_half(graph_with(Kernel("volta_sgemm_128x64", 9_000), device=V100), "sgemm", "bfloat16")
 
 
 KERNELS = st.sampled_from(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machine.loaders import LOADERS
+from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
 from rule_traces import (
     backward_trace,

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, predict_memory, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
+from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
@@ -168,7 +169,7 @@ def test_mistakes_of_a_file_are_told_in_a_line(edit, said):
     trace = two_blocks()
 
     with pytest.raises(GraphError, match=said):
-        memory_after(held_by(trace), [MemoryChange("mine", edit)])
+        memory_after(allocations(trace), [MemoryChange("mine", edit)])
     unsaid = answer_of(daydream.build(trace), [MemoryChange("mine", edit)], None).unsaid
     assert said in unsaid
     assert "\n" not in unsaid
@@ -176,7 +177,7 @@ def test_mistakes_of_a_file_are_told_in_a_line(edit, said):
 
 def test_an_edit_of_a_copy_leaves_the_table_as_it_was():
     trace = two_blocks()
-    held = held_by(trace)
+    held = allocations(trace)
     before = {name: column.copy() for name, column in held.columns.items()}
 
     predict_memory(held, "checkpointing+batch-size", {"factor": 2.0, "layers": "blocks"})

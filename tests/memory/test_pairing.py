@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from memory_rows import memory_row, operator
 
 import daydream
-from daydream.memory.allocations import AFTER, BEFORE, Allocations
+from daydream.memory.allocations import AFTER, BEFORE
 from daydream.memory.pairing import paired
-from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.trace import Trace
 
 
 @pytest.fixture
@@ -70,34 +65,6 @@ def test_a_saved_trace_keeps_its_memory(two_operators, tmp_path):
     assert len(again.memory) == 4
     for name, column in trace.memory.columns.items():
         assert again.memory[name].tolist() == column.tolist(), name
-
-
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 10**6)), max_size=40))
-def test_held_follows_any_history(asked):
-    """Each request allocates at an address that is free, or frees what lies there."""
-    held: dict[int, int] = {}
-    rows, totals = [], []
-    for address, nbytes in asked:
-        amount = -held.pop(address) if address in held else nbytes
-        if amount > 0:
-            held[address] = nbytes
-        rows.append((address, amount))
-        totals.append(sum(held.values()))
-    events = MemoryEvents(
-        {
-            "time_ns": np.arange(len(rows)),
-            "address": np.array([address for address, _ in rows], np.int64),
-            "bytes": np.array([amount for _, amount in rows], np.int64),
-        }
-    )
-
-    found = paired(Trace({}, {}), events)
-
-    assert isinstance(found, Allocations)
-    if rows:
-        places, recorded = found.held(0, -1)
-        assert places.tolist() == [BEFORE, *range(len(rows))]
-        assert recorded.tolist() == [0, *totals]
 
 
 def test_a_thread_without_rows_asks_in_none(tmp_path):

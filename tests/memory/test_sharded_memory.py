@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from two_blocks import LAYER, WEIGHT, edited, held_when, predict_memory, two_blocks
+from two_blocks import (
+    LAYER,
+    WEIGHT,
+    cut_before_the_last_backward_pass,
+    edited,
+    held_when,
+    predict_memory,
+    two_blocks,
+)
 
 from daydream.memory.allocations import BEFORE, OWN_ERROR
 
@@ -16,13 +23,8 @@ def trace():
     return two_blocks()
 
 
-def sharded(trace, **options):
-    """The table after a change."""
-    return edited(trace, "fsdp", **options)
-
-
 def test_fully_sharded_units_are_whole_while_they_are_used(trace):
-    held = sharded(trace, stage=3, workers=2, layers="blocks.*")
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
 
     lasting = held["begin"] == BEFORE
     assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT // 2] * 2
@@ -42,13 +44,13 @@ def units_at(held, op, block):
 
 
 def test_flat_buffers_stay_until_the_next_unit(trace):
-    held = sharded(trace, stage=3, workers=2, layers="blocks.*")
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
 
     # forward: a unit and the flat buffer that it was copied from
     assert units_at(held, r"aten::addmm$", 0) == units_at(held, r"aten::addmm$", 1) == 2
     # backward of blocks.1: itself, and blocks.0 gathered ahead; of blocks.0: itself, and blocks.1's gradients
     assert units_at(held, r"threshold_backward$", 1) == units_at(held, r"threshold_backward$", 0) == 2
-    held = sharded(trace, stage=3, workers=2, layers="blocks.*", overlap=False)
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*", overlap=False)
     assert units_at(held, r"threshold_backward$", 1) == 1
 
 
@@ -62,17 +64,13 @@ def test_what_gloo_holds_of_units_gathered_ahead_is_a_range(trace):
 
 
 def test_stage_two_keeps_units_whole_between_the_passes(trace):
-    held = sharded(trace, stage=2, workers=2, layers="blocks.*")
+    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
     assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
 
 
 def test_a_step_whose_backward_pass_asked_for_nothing_has_nothing_to_scatter():
-    # The recording ends with the last forward pass: events of the third step's backward pass are lost.
-    trace = two_blocks()
-    before, backward = trace.memory, trace["start_ns"][np.flatnonzero(trace["step"] == 2)]
-    cut = backward[trace["phase"][trace["step"] == 2] == trace.code("phase", "backward")].min()
-    trace.memory = before.take(np.flatnonzero(before["time_ns"] < cut))
-    held = sharded(trace, stage=2, workers=2, layers="blocks.*")
+    trace = cut_before_the_last_backward_pass()
+    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
 
     scattered = held.where(kind="shard", phase="backward")
     assert sorted(set(held["step"][scattered].tolist())) == [0, 1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from daydream.optimizations.replace import replace
-from recorded import Program
+from recorded import Program, does_not_apply
 
-from daydream import Graph, NotApplicableError
+from daydream import Graph
 
 
 def whole_call(function: str = "CompiledFunction", *, layers: bool = True) -> Graph:
@@ -42,10 +42,16 @@ def test_a_call_takes_the_node_along_where_all_of_it_is_replaced():
 
 @pytest.mark.parametrize("function", ["CompiledFunction", "MyFunction"])
 def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(function):
-    with pytest.raises(NotApplicableError, match="which of it is theirs is not recorded"):
-        replace(whole_call(function), op="^aten::norm$", factor=0.5)
-    with pytest.raises(NotApplicableError, match="which of it is theirs is not recorded"):
-        replace(whole_call(function, layers=False), layer="norm", factor=0.5)
+    does_not_apply(
+        "which of it is theirs is not recorded", replace, whole_call(function), op="^aten::norm$", factor=0.5
+    )
+    does_not_apply(
+        "which of it is theirs is not recorded",
+        replace,
+        whole_call(function, layers=False),
+        layer="norm",
+        factor=0.5,
+    )
 
 
 def test_an_operator_of_a_library_is_one_operation_whatever_kernels_it_calls():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -210,7 +209,7 @@ def own(graph: Graph, *, factor: float = 2.0) -> None:
         ("tool = []", "must be a daydream.instrument.Tool"),
     ],
 )
-def test_a_file_holds_a_tool_or_what_makes_one(tmp_path: Path, tool, fails):
+def test_a_file_holds_a_tool_or_what_makes_one(tmp_path, tool, fails):
     file = tmp_path / "own.py"
     file.write_text(OWN.format(tool=tool))
     found = find(str(file))

@@ -8,7 +8,7 @@ from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.no_stragglers import no_stragglers
 from daydream.optimizations.overlap import overlap
-from recorded import Program
+from recorded import Program, does_not_apply, noted
 from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, times, training
 
@@ -66,8 +66,7 @@ def recorded_reduction(*, awaited: bool) -> Graph:
 
 
 def test_transfers_that_nothing_waited_for_are_hidden_already():
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(recorded_reduction(awaited=False))
+    does_not_apply("hidden already", overlap, recorded_reduction(awaited=False))
     graph = recorded_reduction(awaited=True)
     overlap(graph)
     assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
@@ -89,8 +88,29 @@ def test_overlap_says_why_it_does_not_apply(graph, words):
 
 def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
     graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(graph)
+    does_not_apply("hidden already", overlap, graph)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_nothing_hides_what_the_next_layer_works_on(backward):
+    #  stream 7   |layer 20|          |layer 20|          |
+    #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
+    graph, last = Graph(), []
+    for name in ("reduce_scatter", "all_gather"):
+        layer = graph.insert("layer", kind="kernel", lane="stream 7", duration_ns=20, step=0, after=last)
+        place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
+        last = [graph.insert(name, **place, collective=name, after=[layer])]
+    if not backward:
+        with pytest.raises(NotApplicableError, match="the next layer works on"):
+            overlap(graph)
+        return
+    kernel = graph.insert("grad", kind="kernel", lane="stream 7", duration_ns=40, step=0, after=last)
+    graph.insert(
+        "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
+        collective="all_reduce", after=[kernel],
+    )  # fmt: skip
+    overlap(graph)
+    assert simulate(graph).makespan_ns == 20 + 30 + 20 + 30 + 40
 
 
 def test_transfers_of_a_step_are_told_on_average():
@@ -102,4 +122,4 @@ def test_transfers_of_a_step_are_told_on_average():
             collective="all_reduce", after=graph.select(kind="kernel").last(),
         )  # fmt: skip
     overlap(graph)
-    assert any("take 20.000 ms per step on average" in note for note in graph.facts.notes)
+    assert noted(graph, "take 20.000 ms per step on average")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_html_report import Document, a_replay
+from html_document import Document
+from test_html_report import a_replay
 
 import daydream
 from daydream.predict.rank import rank

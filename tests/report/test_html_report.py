@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from graph.small_traces import launched, op, trace
+from html_document import Document
 from machine.programs import PROGRAMS
 
 import daydream
@@ -33,51 +32,7 @@ from daydream.simulate.critical_path import PathCause
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
-EMPTY = {"meta", "input"}  # elements without an end
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 4, 2
-
-
-class Document(HTMLParser):
-    """The texts and elements of a page; refuses what is not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.attributes: set[tuple[str, str]] = set()
-        self.scripts: dict[str, str] = {}
-        self.words = ""
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes |= {(tag, name) for name, _ in attrs}
-        if tag not in EMPTY:
-            self.open.append(tag)
-        if tag == "script":
-            self.scripts[dict(attrs).get("id") or f"program {len(self.scripts)}"] = ""
-        elif tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        inside = self.open[-1] if self.open else ""
-        if inside == "script":
-            self.scripts[list(self.scripts)[-1]] += data
-        elif inside != "style":
-            self.words += data
-            if {"td", "th"} & set(self.open):
-                self.tables[-1][-1][-1] += data
-
-    def data(self, name):
-        return json.loads(self.scripts[name])
 
 
 def numbers(text: str) -> np.ndarray:
@@ -112,7 +67,7 @@ def test_the_page_loads_nothing(replay, comparison):
     for text in (page(replay), page(replay, comparison)):
         said = Document(text)
 
-        assert not {name for _, name in said.attributes} & {"src", "href", "srcset", "action", "data"}
+        assert not {name for _, name, _ in said.attributes} & {"src", "href", "srcset", "action", "data"}
         assert "default-src 'none'" in text
         assert "@import" not in text
         assert "url(" not in text

@@ -64,7 +64,7 @@ def read_pauses(draft: Draft) -> None:
         by = np.where(in_call, held.within(end - length, end), worked.within(end - length, end))
         doubtful = by >= COVERED_SHARE * length
         if lane in off:
-            doubtful &= 2 * off[lane].within(end - length, end) >= length
+            doubtful &= 2 * off[lane](end - length, end) >= length
         if length[doubtful].sum() <= IDLE_SHARE * (end[-1] - draft.start_ns[tasks[0]]):
             doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])  # else its own time
         at = tasks[paused[doubtful]]

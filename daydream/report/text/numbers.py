@@ -42,7 +42,8 @@ def replayed_text(replay: Replay) -> str:
     """Return what the step of the answers replays in, with its error, and a steady step that differs."""
     steady = time_text(replay.basis_ns)
     if replay.basis != "recorded":
-        return f"{replay.basis} {steady} ({error_text(replay.basis_error, replay.error)})"
+        of = f" without {'start-up' if replay.start_up_ns else 'profiler'}" * (replay.basis == "estimated")
+        return f"{replay.basis}{of} {steady} ({error_text(replay.basis_error, replay.error)})"
     told = time_text(replay.replayed_ns)
     after = "" if told == steady else f", steady {steady}"
     return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"

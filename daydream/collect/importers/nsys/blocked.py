@@ -9,6 +9,8 @@ being the blocking call. What is shorter than 50 us is the scheduler's, and no w
 | `OSRT_API` | calls of the C library that wait, by their name |
 | `COMPOSITE_EVENTS` | a stretch without a CPU sample, where no switches were recorded |
 | `PROFILER_OVERHEAD` | the profiler's own pauses |
+
+Calls that wake, in `OSRT_API`, tell who ended a wait.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ WAITS = regex(
     r"^(off the CPU|no CPU sample|profiler: )|wait|poll|select|sleep|recv|join|_lock$"
     r"|^(p?readv?\d*|accept4?|futex|pause|flock|fsync)$"
 )
+WAKES = "daydream calls that wake"
+WAKING = """
+    SELECT start, "end", globalTid FROM OSRT_API JOIN StringIds ON id = nameId
+    WHERE value IN ('pthread_cond_signal', 'pthread_cond_broadcast', 'sem_post', 'write', 'writev', 'send')"""
 QUERIES = {
     "SCHED_EVENTS": """
         SELECT start, "end", globalTid, 'off the CPU' AS name FROM (
@@ -55,28 +61,37 @@ def define_blocked(export: Export) -> None:
     if told:
         every = " UNION ALL ".join(told)
         export.define(BLOCKED, f'SELECT * FROM ({every}) WHERE "end" - start >= 50000')  # noqa: S608
+    if "OSRT_API" in export:
+        export.define(WAKES, WAKING)
 
 
-def wakers(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
-    """Return the thread that ended each interval by the time it began to wait itself, `NO_ID` for none.
+def wakers(
+    start: np.ndarray, end: np.ndarray, thread: np.ndarray, calls: np.ndarray, caller: np.ndarray
+) -> np.ndarray:
+    """Return the thread that ended each interval, `NO_ID` for none: it woke, or began to wait itself then.
 
-    A thread that hands over and has no more to do blocks right before or behind the switch in of the other.
-    It ran before that; of those that are hardly so close by chance the nearest counts. `thread` is each
-    interval's `globalTid`.
+    A thread that hands over calls what wakes right before the switch in of the other, and where it has no
+    more to do it blocks right before or behind that. It ran before that; of those that are hardly so close by
+    chance the nearest counts. `thread` is each interval's `globalTid`; `calls` that wake began then, in
+    order, by `caller`.
     """
     found = np.full(len(end), NO_ID)
     nearest = np.full(len(end), LATEST_NS)
-    for other in np.unique(thread).tolist():
+    for other in np.unique(np.append(thread, caller)).tolist():
         own = np.flatnonzero(thread == other)
         own = own[np.argsort(start[own], kind="stable")]
         begins = np.concatenate([[start.min() - LATEST_NS], start[own], [end.max() + LATEST_NS]])
         ran = np.concatenate([begins[[0, 0]], end[own]])  # since when it ran before each of them
         behind = np.searchsorted(begins, end)
         after = np.where(ran[behind] < end, begins[behind] - end, LATEST_NS)
-        distance = np.minimum(end - begins[behind - 1], after)
-        often = behind - np.searchsorted(begins, start) + 1
-        sure = often * distance <= CHANCE * (end - start)
-        better = sure & (distance < nearest) & (thread != other) & (thread >> 24 == other >> 24)
-        found[better] = other & 0xFFFFFF
-        nearest[better] = distance[better]
+        woke = np.append(begins[0], calls[caller == other])
+        last = np.searchsorted(woke, end, side="right")
+        for distance, often in (
+            (np.minimum(end - begins[behind - 1], after), behind - np.searchsorted(begins, start) + 1),
+            (end - woke[last - 1], last - np.searchsorted(woke, start)),
+        ):
+            sure = (often > 0) & (often * distance <= CHANCE * (end - start))
+            better = sure & (distance < nearest) & (thread != other) & (thread >> 24 == other >> 24)
+            found[better] = other & 0xFFFFFF
+            nearest[better] = distance[better]
     return found

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
-from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, define_blocked, wakers
+from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, WAKES, define_blocked, wakers
 from daydream.collect.importers.nsys.export import Export, open_export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
@@ -228,7 +228,10 @@ class _Importer:
         if not len(waits):
             return
         rows = {name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]}
-        waker = wakers(rows["start"], rows["end"], rows["globalTid"])
+        woke = [np.stack([block["start"], block["globalTid"]]) for block in self._blocks(WAKES, ())]
+        calls, caller = np.concatenate([np.empty((2, 0), np.int64), *woke], axis=1)
+        order = np.argsort(calls, kind="stable")
+        waker = wakers(rows["start"], rows["end"], rows["globalTid"], calls[order], caller[order])
         first = min(int(part["start_ns"].min()) for part in self.parts)
         last = max(int((part["start_ns"] + part["duration_ns"]).max()) for part in self.parts)
         rows["start"] = np.maximum(rows["start"], first)
@@ -263,7 +266,7 @@ class _Importer:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
-        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED) else "globalPid"
+        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED, WAKES) else "globalPid"
         for rows in self.export.blocks(table, ("start", "end", owner, *fields), text=text):
             good = (rows["start"] > -LONGEST_NS) & (rows["end"] < LONGEST_NS) & (rows["end"] >= rows["start"])
             # marks and domains are no ranges and have no end
