@@ -311,7 +311,10 @@ def _ask(replay: Replay, on: str, factor: float) -> Prediction | None:
 
 
 def hold(
-    found: Judged, replay: Replay, truths: Mapping[tuple[str, float], float], asked: frozenset[tuple[str, float]]
+    found: Judged,
+    replay: Replay,
+    truths: Mapping[tuple[str, float], float],
+    asked: frozenset[tuple[str, float]],
 ) -> None:
     """Hold the answers of a replay against the laws and what is known of their truth."""
     trace = replay.graph.trace

@@ -116,9 +116,7 @@ class Graph(NotebookTables):
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
-        self.doubtful = Table.of(
-            "src", "dst"
-        )  # device work that may follow other work: nothing recorded tells
+        self.doubtful = Table.of("src", "dst", "latency_ns")  # what may follow other work: no row tells
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
@@ -252,8 +250,10 @@ class Graph(NotebookTables):
         twin = self.retimed(*np.rint(parts))
         src, dst = self.doubtful["src"], self.doubtful["dst"]
         if len(dst):
-            twin.write("latency_ns", dst, np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns))
-            twin.links.add(src=src, dst=dst, cause=int(Cause.EVENT))
+            usual = np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns)
+            twin.write("latency_ns", dst, usual)
+            latency = self.doubtful["latency_ns"]
+            twin.links.add(src=src, dst=dst, latency_ns=latency, cause=int(Cause.EVENT))
         return twin
 
     def differs_in_times_only(self, other: Graph) -> bool:

@@ -56,6 +56,20 @@ def test_without_the_rule_idle_time_is_kept():
     assert starts(graph)["decode"] == 10_000 + 400 + 80
 
 
+def test_a_pause_that_may_be_a_wait_is_released_behind_what_ended_in_it():
+    #  thread 1  |a 200|      b 200     |a 200|      b 200     |   four times
+    #  thread 2         20 |work 100|           pause       |work
+    rows = [
+        [op("a", at, at + 200), op("b", at + 200, at + 400), op("work", at + 220, at + 320, tid=2)]
+        for at in range(0, 1_600, 400)
+    ]
+    graph = build(trace(rows), without=["handoff", "wakes"])
+    assert starts(graph.released())["work"] == 1_420
+    graph.select(name="^a$").scale(0)
+
+    assert [starts(each)["work"] for each in (graph, graph.released())] == [1_420, 3 * 200 + 20]
+
+
 def test_a_thread_can_be_woken_at_the_beginning_of_a_task():
     rows = []
     for n in range(6):

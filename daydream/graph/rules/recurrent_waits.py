@@ -37,7 +37,6 @@ from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     ALIKE,
     ALIKE_NS,
-    AS_STEADY,
     COVERED_SHARE,
     FAR_NS,
     FETCH_NS,
@@ -47,7 +46,6 @@ from daydream.graph.rules.thresholds import (
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
-    LOCK_NS,
     PAUSE_CHANCE,
     PAUSE_NS,
     PAUSES_SHARE,
@@ -215,8 +213,6 @@ class _Search:
                 if len(each.delay_ns) >= LEAST_STEADY
             ]
             best = [found for found in far if steadier(found.delay_ns, length[found.place >= 0])]
-            least = AS_STEADY * min((spread(found.delay_ns) for found in best), default=0.0)
-            best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
                     _doubt(self.draft, pauses)
@@ -334,7 +330,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
         its copy                                                                                |320 MB
 
     No trace records the lock. But a call that waited for it began while the other one lasted,
-    returned just behind it, and its own work reached the device only then. Its time is a
+    stood there for half of its time or more, and its own work reached the device only then. Its time is a
     wait until the other call returns, and what it takes itself. Kept as work it would be
     a floor under the step that no faster device could lower. Synchronizing calls let go of
     the lock while they wait, so they hold up nobody. Of calls that are known to have been `blocked`, these
@@ -358,7 +354,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
             at = np.minimum(np.searchsorted(held_until, start, side="right"), len(mine) - 1)
             until = held_until[at]
             met = (draft.start_ns[mine[at]] <= start) & (start < until)
-            held = met & (end - start >= PAUSE_NS) & (end >= until) & (end - until <= LOCK_NS)
+            held = met & (end - start >= PAUSE_NS) & (end >= until)
             held &= 2 * (until - start) >= end - start
             held &= reached_device[locked] >= until - RETURN_CLOCK_NS
             for name in unique(names[held]).tolist():
