@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import random
 from pathlib import Path
 
 import pytest
-from shared import shared_trace
+from shared import refusals, refused, shared_trace
 from xspace import PlaneWriter, field, training, write
 
 import daydream
@@ -18,7 +17,6 @@ from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
 from daydream.collect.importers.xplane.programs import kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
-from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 from daydream.transforms.real_change import IN_JAX, code_of
 from daydream.transforms.registry import names
@@ -33,14 +31,6 @@ def row_of(trace: Trace, name: str) -> int:
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     return import_trace([write(tmp_path / "host.xplane.pb")])
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(TraceError) as raised:
-        import_trace([path])
-    said = str(raised.value)
-    assert "\n" not in said
-    return said
 
 
 def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
@@ -162,24 +152,7 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
 
 
 def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
-    chance = random.Random(2)
-    sound = training(2)
-    refusals: list[str] = []
-    for number in range(300):
-        damaged = bytearray(sound)
-        if number % 3:
-            for _ in range(chance.randint(1, 4)):
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        else:
-            del damaged[chance.randrange(len(damaged)) :]
-        path = tmp_path / "d.xplane.pb"
-        path.write_bytes(damaged)
-        try:
-            import_trace([path])
-        except TraceError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 100
-    assert not any("\n" in said for said in refusals)
+    assert len(refusals(tmp_path / "d.xplane.pb", training(2), 300)) > 100
 
 
 @pytest.mark.parametrize(
