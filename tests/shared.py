@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import daydream
+from daydream.collect.importers import import_trace
+from daydream.errors import TraceError
 
 TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 
@@ -28,3 +31,29 @@ def shared_trace(name: str) -> Path:
 def shared_replay(name: str) -> daydream.Replay:
     """Return the replay of a public trace (made once), or skip the test."""
     return _replay(shared_trace(name))
+
+
+def refused(*paths: Path) -> str:
+    """Return what is said of files that cannot be imported: one line."""
+    with pytest.raises(TraceError) as caught:
+        import_trace(paths)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def refusals(path: Path, sound: bytes, times: int = 150) -> list[str]:
+    """Return what is said of damaged copies of a file, one line each, where these are not read."""
+    chance = random.Random(2)
+    said = []
+    for number in range(times):
+        damaged = bytearray(sound)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged if number % 3 else sound[: chance.randrange(len(sound))])
+        try:
+            daydream.load(path)
+        except TraceError as error:
+            said.append(str(error))
+    assert not any("\n" in each for each in said)
+    return said

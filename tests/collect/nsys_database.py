@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.nsys.reader import read_nsys
 from daydream.trace.trace import Trace
 
 Row = Mapping[str, Any]
@@ -72,7 +73,7 @@ def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, 
     }
 
 
-def kernel(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
+def on_device(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
     return {
         "start": start,
         "end": end,
@@ -81,77 +82,34 @@ def kernel(start: int, end: int, correlation: int, *, pid: int = PID, **more: An
         "streamId": 7,
         "correlationId": correlation,
         "globalPid": packed(0, pid),
-        "demangledName": ID["void add<float>(int)"],
-        "shortName": ID["add"],
-        "mangledName": ID["_Z3addi"],
-        "gridX": 40,
-        "gridY": 2,
-        "gridZ": 1,
-        "blockX": 128,
-        "blockY": 1,
-        "blockZ": 1,
         "graphNodeId": None,
         **more,
     }
+
+
+def kernel(start: int, end: int, correlation: int, **more: Any) -> Row:
+    names = zip(("demangledName", "shortName", "mangledName"), NAMES[12:15], strict=True)
+    extents = {"gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1}
+    return on_device(start, end, correlation, **{column: ID[name] for column, name in names} | extents | more)
 
 
 def copy(start: int, end: int, correlation: int, kinds: tuple[int, int, int], **more: Any) -> Row:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": packed(),
-        "bytes": 4096,
-        "copyKind": kinds[0],
-        "srcKind": kinds[1],
-        "dstKind": kinds[2],
-        "graphNodeId": None,
-        **more,
-    }
+    named = dict(zip(("copyKind", "srcKind", "dstKind"), kinds, strict=True))
+    return on_device(start, end, correlation, bytes=4096, **named, **more)
 
 
 def memset(start: int, end: int, correlation: int, kind: int | None = 2) -> Row:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": packed(),
-        "value": 0,
-        "bytes": 64,
-        "graphNodeId": None,
-        "memKind": kind,
-    }
+    return on_device(start, end, correlation, value=0, bytes=64, memKind=kind)
 
 
 def sync(start: int, end: int, correlation: int, **more: Any) -> Row:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": NOTHING,
-        "correlationId": correlation,
-        "globalPid": packed(),
-        "syncType": 0,
-        "eventId": NOTHING,
-        **more,
-    }
+    return on_device(
+        start, end, correlation, **{"streamId": NOTHING, "syncType": 0, "eventId": NOTHING} | more
+    )
 
 
 def record(correlation: int, event: int, stream: int, **more: Any) -> Row:
-    return {
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": stream,
-        "correlationId": correlation,
-        "globalPid": packed(),
-        "eventId": event,
-        **more,
-    }
+    return on_device(0, 0, correlation, streamId=stream, eventId=event, **more)
 
 
 def range_(
@@ -210,6 +168,10 @@ def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: st
             )
     database.close()
     return path
+
+
+def read(folder: Path, tables: Mapping[str, Sequence[Row]], **how: str) -> Recording:
+    return read_nsys(write_export(folder / "a.sqlite", tables, **how))
 
 
 def rows_of(recording: Recording, *columns: str) -> list[tuple]:

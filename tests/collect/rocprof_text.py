@@ -9,29 +9,38 @@ from typing import Any
 GPU, CPU = 37946, 37944
 KINDS = [
     {"kind": "NONE", "operations": []},
-    {"kind": "HIP_RUNTIME_API",
-     "operations": ["none", "hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"]},
+    {
+        "kind": "HIP_RUNTIME_API",
+        "operations": ["none", "hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"],
+    },
     {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE"]},
     {"kind": "KERNEL_DISPATCH", "operations": []},
     {"kind": "RCCL_API", "operations": ["ncclAllReduce"]},
     {"kind": "MARKER_CORE_API", "operations": ["roctxMarkA", "roctxRangePushA"]},
-]  # fmt: skip
+]
 LAUNCH, COPY, WAIT = 1, 2, 3
 
 
 def api(kind: int, operation: int, start: int, end: int, correlation: int, thread: int = 7) -> dict[str, Any]:
     return {
-        "kind": kind, "operation": operation, "thread_id": thread, "start_timestamp": start,
-        "end_timestamp": end, "correlation_id": {"internal": correlation, "external": 0},
-    }  # fmt: skip
+        "kind": kind,
+        "operation": operation,
+        "thread_id": thread,
+        "start_timestamp": start,
+        "end_timestamp": end,
+        "correlation_id": {"internal": correlation, "external": 0},
+    }
 
 
 def dispatch(kernel: int, start: int, end: int, correlation: int, **changes: Any) -> dict[str, Any]:
     info = {
-        "agent_id": {"handle": GPU}, "queue_id": {"handle": 3}, "kernel_id": kernel,
-        "dispatch_id": correlation, "workgroup_size": {"x": 256, "y": 1, "z": 1},
+        "agent_id": {"handle": GPU},
+        "queue_id": {"handle": 3},
+        "kernel_id": kernel,
+        "dispatch_id": correlation,
+        "workgroup_size": {"x": 256, "y": 1, "z": 1},
         "grid_size": {"x": 1000, "y": 2, "z": 1},
-    }  # fmt: skip
+    }
     return {
         **api(3, 2, start, end, correlation),
         "dispatch_info": info,
@@ -73,10 +82,13 @@ def process(steps: int = 4) -> dict[str, Any]:
         ],
         "callback_records": {"counter_collection": []},
         "buffer_records": {
-            "kernel_dispatch": kernels, "memory_copy": copies, "hip_api": calls, "rccl_api": rccl,
+            "kernel_dispatch": kernels,
+            "memory_copy": copies,
+            "hip_api": calls,
+            "rccl_api": rccl,
             "marker_api": marks,
         },
-    }  # fmt: skip
+    }
 
 
 def write_json(path: Path, *processes: dict[str, Any]) -> Path:
@@ -92,12 +104,12 @@ KERNELS_OLD = (
     '"KERNEL_DISPATCH",4,2,7,2,17,"mul.kd",3,141000,160000,0,0,64,1,1,1000,1,1\n'
 )
 KERNELS_NEW = (
-    'KIND,Agent_ID,QUEUE_ID,Stream_Id,Thread_Id,Dispatch_Id,Kernel_Id,kernel_name,Correlation_ID,'
-    'start_timestamp,End_Timestamp,LDS_Block_Size,Workgroup_Size_X,Workgroup_Size_Y,Workgroup_Size_Z,'
-    'Grid_Size_X,Grid_Size_Y,Grid_Size_Z\n'
+    "KIND,Agent_ID,QUEUE_ID,Stream_Id,Thread_Id,Dispatch_Id,Kernel_Id,kernel_name,Correlation_ID,"
+    "start_timestamp,End_Timestamp,LDS_Block_Size,Workgroup_Size_X,Workgroup_Size_Y,Workgroup_Size_Z,"
+    "Grid_Size_X,Grid_Size_Y,Grid_Size_Z\n"
     'KERNEL_DISPATCH,Agent 4,1,9,7,1,16,"add(float*, int)",2,110000,140000,0,64,1,1,1024,4,1\n'
-    'KERNEL_DISPATCH,Agent 4,1,9,7,2,17,mul.kd,3,141000,160000,0,64,1,1,1000,1,1\n'
-)  # fmt: skip
+    "KERNEL_DISPATCH,Agent 4,1,9,7,2,17,mul.kd,3,141000,160000,0,64,1,1,1000,1,1\n"
+)
 CALLS = (
     '"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
     '"HIP_RUNTIME_API","hipMemcpyAsync",42,7,1,100000,101000\n'

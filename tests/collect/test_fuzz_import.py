@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.kineto_cases import bytes_changed
 from kineto_text import document, note, op, row, training
 
 from daydream.collect.derive.nesting import STEP_MARKER
@@ -98,25 +99,8 @@ ARG_KEYS = (
 )
 
 
-def flip_bytes(text: bytes, chance: random.Random) -> bytes:
-    data = bytearray(text)
-    for _ in range(chance.choice((1, 3, 30))):
-        data[chance.randrange(len(data))] = chance.choice((chance.randrange(256), *b'{}[]",:0-.eN\\\n'))
-    return bytes(data)
-
-
-def cut_off(text: bytes, chance: random.Random) -> bytes:
-    return text[: chance.randrange(len(text))]
-
-
-def drop_a_stretch(text: bytes, chance: random.Random) -> bytes:
-    begin = chance.randrange(len(text))
-    return text[:begin] + text[begin + chance.choice((1, 10, 1000)) :]
-
-
 def break_gzip(text: bytes, chance: random.Random) -> bytes:
-    packed = gzip.compress(text, 1)
-    return chance.choice((cut_off, flip_bytes))(packed, chance)
+    return bytes_changed(gzip.compress(text, 1), chance)
 
 
 def _events(text: bytes) -> tuple[Any, list[Any]]:
@@ -187,9 +171,14 @@ def change_header(text: bytes, chance: random.Random) -> bytes:
 
 
 MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    flip_bytes, cut_off, drop_a_stretch, break_gzip, change_values, delete_keys, repeat_and_reorder,
-    shift_times, change_header,
-)  # fmt: skip
+    bytes_changed,
+    break_gzip,
+    change_values,
+    delete_keys,
+    repeat_and_reorder,
+    shift_times,
+    change_header,
+)
 
 
 def generated() -> bytes:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from kineto_text import document, op, row, training, write
-from shared import shared_trace
+from shared import refused, shared_trace
 
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.kineto.blocks import EventReader
-from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 
 
@@ -70,8 +69,8 @@ def test_the_list_of_the_old_profiler_is_read_or_named(tmp_path: Path) -> None:
     trace = import_trace([write(tmp_path / "t.json", rows)])
     assert (trace.values("kind"), trace.metadata["vendor"]) == (["operator"] * 3, "cpu")
     assert trace["start_ns"].tolist() == [0, 10_000, 20_000]
-    with pytest.raises(TraceError, match="old autograd profiler"):
-        import_trace([write(tmp_path / "t.json", [*rows, {**rows[0], "pid": "CUDA functions"}])])
+    rows.append({**rows[0], "pid": "CUDA functions"})
+    assert "old autograd profiler" in refused(write(tmp_path / "t.json", rows))
 
 
 @pytest.mark.parametrize("name", ["kineto_105_inf", "pytorch_113001_unescaped_quotes", "utf16_by_powershell"])
@@ -187,12 +186,7 @@ def test_text_that_cannot_be_encoded_is_cleaned(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_trace_gets_one_clear_line(tmp_path: Path, content: bytes, says: str) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(content)
-    with pytest.raises(TraceError) as caught:
-        import_trace([path])
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert says in refused(write(tmp_path / "trace.json", content))
 
 
 @pytest.mark.parametrize(
@@ -215,14 +209,10 @@ def test_a_truncated_file_is_said_to_be_cut_off(tmp_path: Path, packed: bool, sh
     data = gzip.compress(text) if packed else text
     path = tmp_path / "trace.json"
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(TraceError, match="cut off"):
-        import_trace([path])
+    assert "cut off" in refused(path)
 
 
 def test_missing_files_and_empty_folders_are_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such file"):
-        import_trace([tmp_path / "none.json"])
-    with pytest.raises(TraceError, match="holds no trace"):
-        import_trace([tmp_path])
-    with pytest.raises(TraceError, match="no source"):
-        import_trace([])
+    assert "no such file" in refused(tmp_path / "none.json")
+    assert "holds no trace" in refused(tmp_path)
+    assert "no source" in refused()

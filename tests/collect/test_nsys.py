@@ -20,6 +20,7 @@ from nsys_database import (
     names_of,
     packed,
     range_,
+    read,
     rows_of,
     write_export,
 )
@@ -32,12 +33,11 @@ from daydream.collect.importers.nsys.reader import read_nsys
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [call(1000, 1010, 5, LAUNCH), call(1020, 1030, 6, "cudaMemsetAsync_v3020", tid=OTHER)],
         "KERNEL": [kernel(1015, 1100, 5)],
         "MEMSET": [memset(1101, 1105, 6)],
     })  # fmt: skip
-    recording = read_nsys(path)
 
     assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "pid", "tid", "correlation") == [
         ("runtime", "cudaLaunchKernel", 0, 10, PID, MAIN, 5),
@@ -58,28 +58,23 @@ def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
 
 
 def test_an_api_version_is_no_part_of_a_name_but_v2_is(tmp_path):
-    path = write_export(
-        tmp_path / "a.sqlite", {"RUNTIME": [call(0, 1, 1, LAUNCH), call(2, 3, 2, "cuMemFree_v2")]}
-    )
+    recording = read(tmp_path, {"RUNTIME": [call(0, 1, 1, LAUNCH), call(2, 3, 2, "cuMemFree_v2")]})
 
-    assert names_of(read_nsys(path), "runtime") == ["cudaLaunchKernel", "cuMemFree_v2"]
+    assert names_of(recording, "runtime") == ["cudaLaunchKernel", "cuMemFree_v2"]
 
 
 def test_a_kernel_has_the_best_name_that_is_there(tmp_path):
     short = {**kernel(10, 11, 2), "demangledName": None}
     mangled = {**short, "start": 20, "end": 21, "shortName": None}
     unnamed = {**mangled, "start": 30, "end": 31, "mangledName": 9999}
-    path = write_export(tmp_path / "a.sqlite", {"KERNEL": [kernel(0, 1, 1), short, mangled, unnamed]})
+    recording = read(tmp_path, {"KERNEL": [kernel(0, 1, 1), short, mangled, unnamed]})
 
-    assert names_of(read_nsys(path), "kernel") == ["void add<float>(int)", "add", "_Z3addi", "unnamed kernel"]
+    assert names_of(recording, "kernel") == ["void add<float>(int)", "add", "_Z3addi", "unnamed kernel"]
 
 
 def test_columns_that_a_version_lacks_are_unknown(tmp_path):
     few = {"start": 0, "end": 5, "deviceId": 0, "streamId": 7, "correlationId": 1, "shortName": ID["add"]}
-    path = write_export(
-        tmp_path / "a.sqlite", {"KERNEL": [few], "RUNTIME": [call(0, 1, 1, LAUNCH)]}, version="3.2"
-    )
-    recording = read_nsys(path)
+    recording = read(tmp_path, {"KERNEL": [few], "RUNTIME": [call(0, 1, 1, LAUNCH)]}, version="3.2")
 
     assert "grid" not in recording.columns
     assert "graph_id" not in recording.columns
@@ -93,8 +88,7 @@ def test_columns_that_a_version_lacks_are_unknown(tmp_path):
 def test_copies_are_named_as_kineto_names_them(tmp_path):
     kinds = [(1, 0, 2), (2, 2, 1), (8, 2, 2), (10, 2, 2), (11, 4, 2), (99, 99, None)]
     rows = [copy(10 * index, 10 * index + 5, index, kind) for index, kind in enumerate(kinds)]
-    path = write_export(tmp_path / "a.sqlite", {"MEMCPY": rows, "MEMSET": [memset(90, 91, 9, None)]})
-    recording = read_nsys(path)
+    recording = read(tmp_path, {"MEMCPY": rows, "MEMSET": [memset(90, 91, 9, None)]})
 
     assert names_of(recording, "memcpy") == [
         "Memcpy HtoD (Pageable -> Device)",
@@ -109,7 +103,7 @@ def test_copies_are_named_as_kineto_names_them(tmp_path):
 
 
 def test_copy_kinds_are_read_from_the_enum_tables_of_the_file(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "MEMCPY": [copy(0, 5, 1, (41, 31, 32))],
         "ENUM_CUDA_MEMCPY_OPER": [{"id": 41, "name": "CUDA_MEMCPY_KIND_DTOH", "label": "Device-to-Host"}],
         "ENUM_CUDA_MEM_KIND": [
@@ -118,7 +112,7 @@ def test_copy_kinds_are_read_from_the_enum_tables_of_the_file(tmp_path):
         ],
     })  # fmt: skip
 
-    assert names_of(read_nsys(path), "memcpy") == ["Memcpy DtoH (Device -> Pageable)"]
+    assert names_of(recording, "memcpy") == ["Memcpy DtoH (Device -> Pageable)"]
 
 
 def test_a_graph_traced_as_a_whole_is_one_row_and_a_note(tmp_path):
@@ -127,7 +121,7 @@ def test_a_graph_traced_as_a_whole_is_one_row_and_a_note(tmp_path):
         "globalPid": packed(), "graphId": 4, "graphExecId": 5,
     }  # fmt: skip
     launch = call(0, 5, 3, "cudaGraphLaunch_v10000")
-    recording = read_nsys(write_export(tmp_path / "a.sqlite", {"GRAPH_TRACE": [graph], "RUNTIME": [launch]}))
+    recording = read(tmp_path, {"GRAPH_TRACE": [graph], "RUNTIME": [launch]})
 
     assert rows_of(recording, "kind", "name", "duration_ns", "stream", "correlation", "graph_id")[1] == (
         "kernel", "CUDA graph", 80, 7, 3, 4,
@@ -137,13 +131,13 @@ def test_a_graph_traced_as_a_whole_is_one_row_and_a_note(tmp_path):
 
 def test_nodes_of_a_graph_keep_graph_and_node(tmp_path):
     nodes = [kernel(10, 20, 3, graphId=6, graphNodeId=601), kernel(20, 30, 3, graphId=0, graphNodeId=0)]
-    recording = read_nsys(write_export(tmp_path / "a.sqlite", {"KERNEL": nodes}, version="3.25.0"))
+    recording = read(tmp_path, {"KERNEL": nodes}, version="3.25.0")
 
     assert rows_of(recording, "graph_id", "graph_node") == [(6, 601), (None, None)]
 
 
 def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [call(0, 1, 1, LAUNCH)],
         "NVTX_EVENTS": [
             range_(10, 40, "Forward"),
@@ -154,7 +148,6 @@ def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
             range_(55, None, "never closed"),
         ],
     })  # fmt: skip
-    recording = read_nsys(path)
 
     assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "pid", "tid")[1:] == [
         ("annotation", "Forward", 10, 30, PID, MAIN),
@@ -180,15 +173,13 @@ def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
     ],
 )  # fmt: skip
 def test_ranges_of_emit_nvtx_are_operators(tmp_path, text, kind, name, sequence, shapes):
-    path = write_export(
-        tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, text)], "RUNTIME": [call(20, 21, 1, LAUNCH)]}
-    )
+    recording = read(tmp_path, {"NVTX_EVENTS": [range_(0, 9, text)], "RUNTIME": [call(20, 21, 1, LAUNCH)]})
 
-    assert rows_of(read_nsys(path), "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
+    assert rows_of(recording, "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
 
 
 def two_processes(tmp_path: Path) -> Recording:
-    return read_nsys(write_export(tmp_path / "a.sqlite", {
+    return read(tmp_path, {
         "RUNTIME": [
             call(0, 5, 1, LAUNCH, pid=30), call(1, 6, 1, LAUNCH, pid=20), call(2, 3, 1, LAUNCH, pid=10),
         ],
@@ -196,7 +187,7 @@ def two_processes(tmp_path: Path) -> Recording:
             kernel(10, 20, 1, pid=30, deviceId=0), kernel(12, 25, 1, pid=20, deviceId=1),
             kernel(30, 40, 2, pid=20, deviceId=1),
         ],
-    }))  # fmt: skip
+    })  # fmt: skip
 
 
 def test_equal_correlation_ids_of_two_processes_stay_apart(tmp_path):
@@ -228,11 +219,10 @@ def test_a_file_of_several_processes_splits_into_ranks(tmp_path):
 
 
 def test_times_count_from_the_first_row_and_the_origin_is_absolute(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [call(-50, -40, 1, LAUNCH)], "KERNEL": [kernel(-30, 20, 1)],
         "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 1_700_000_000_000_000_000, "utcTime": "x"}],
     })  # fmt: skip
-    recording = read_nsys(path)
 
     assert rows_of(recording, "start_ns", "duration_ns") == [(0, 10), (20, 50)]
     assert recording.metadata["origin_ns"] == 1_700_000_000_000_000_000 - 50
@@ -246,22 +236,34 @@ def test_rows_without_a_proper_end_are_left_out_and_counted(tmp_path):
         kernel(-(2**63), 5, 4),
         kernel(2**62, 2**62 + 9, 5),
     ]
-    recording = read_nsys(write_export(tmp_path / "a.sqlite", {"KERNEL": rows}))
+    recording = read(tmp_path, {"KERNEL": rows})
 
     assert len(recording) == 1
     assert recording.metadata["notes"] == ["4 rows without an end, or with one before the start, left out."]
 
 
 def test_device_properties_are_named_as_from_kineto(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
-        "KERNEL": [kernel(0, 5, 1)],
-        "TARGET_INFO_GPU": [{
-            "id": 3, "cuDevice": 0, "name": "NVIDIA A100", "totalMemory": 85_000_000_000, "smCount": 108,
-            "computeMajor": 8, "computeMinor": 0, "memoryBandwidth": 2_039_040_000_000, "uuid": "6161e0f3",
-        }],
-    })  # fmt: skip
+    recording = read(
+        tmp_path,
+        {
+            "KERNEL": [kernel(0, 5, 1)],
+            "TARGET_INFO_GPU": [
+                {
+                    "id": 3,
+                    "cuDevice": 0,
+                    "name": "NVIDIA A100",
+                    "totalMemory": 85_000_000_000,
+                    "smCount": 108,
+                    "computeMajor": 8,
+                    "computeMinor": 0,
+                    "memoryBandwidth": 2_039_040_000_000,
+                    "uuid": "6161e0f3",
+                }
+            ],
+        },
+    )
 
-    assert read_nsys(path).metadata["devices"] == [{
+    assert recording.metadata["devices"] == [{
         "id": 0, "name": "NVIDIA A100", "memory_bytes": 85_000_000_000, "compute_major": 8,
         "compute_minor": 0, "multiprocessors": 108, "memory_bytes_per_second": 2_039_040_000_000,
     }]  # fmt: skip
@@ -295,7 +297,7 @@ def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
             {"gpuId": gpu, "cudaId": number, "pid": 7} for gpu, number in seen
         ]
 
-    devices = read_nsys(write_export(tmp_path / "a.sqlite", tables)).metadata["devices"]
+    devices = read(tmp_path, tables).metadata["devices"]
 
     assert {device["id"]: device["name"] for device in devices} == names
 
@@ -307,7 +309,7 @@ def test_the_shared_laptop_trace_names_the_device_that_worked():
 
 
 def test_nothing_else_leaves_the_file(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "KERNEL": [kernel(0, 5, 1)],
         "TARGET_INFO_SYSTEM_ENV": [{"name": "Environment", "value": "TOKEN=secret"}],
         "PROCESSES": [{"name": "secret"}],
@@ -316,7 +318,6 @@ def test_nothing_else_leaves_the_file(tmp_path):
             {"id": 900, "value": "/home/secret/train.py"},
         ],
     })  # fmt: skip
-    recording = read_nsys(path)
 
     assert "secret" not in repr(recording.metadata) + repr(recording.texts)
 
@@ -333,7 +334,7 @@ def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
 
 
 def test_a_trace_comes_of_it(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [call(10, 15, 1, LAUNCH), call(20, 25, 2, LAUNCH), call(110, 115, 3, LAUNCH)],
         "KERNEL": [
             kernel(17, 30, 1),
@@ -344,7 +345,7 @@ def test_a_trace_comes_of_it(tmp_path):
             range_(0, 50, "step"), range_(100, 150, "step"), range_(8, 28, "aten::add, seq = 1, op_id = 2"),
         ],
     })  # fmt: skip
-    trace = derive(read_nsys(path), "^step$")
+    trace = derive(recording, "^step$")
     device = np.flatnonzero(trace.is_kind("kernel", "collective"))
 
     assert trace.values("kind", device) == ["kernel", "collective", "kernel"]
@@ -361,7 +362,7 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
     def waits(start: int, end: int, name: str) -> dict[str, int]:
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
 
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [
             call(0, 1000, 1, LAUNCH),
             call(999_000, 1_000_000, 2, LAUNCH, tid=OTHER),
@@ -375,7 +376,6 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
         "OSRT_API": [waits(400, 500, "read")],
         "PROFILER_OVERHEAD": [waits(700, 800, "read")],
     })  # fmt: skip
-    recording = read_nsys(path)
 
     found = rows_of(recording, "kind", "name", "start_ns", "duration_ns", "tid", "waker")
     assert [each[1:] for each in found if each[0] == "blocked"] == [
@@ -406,41 +406,41 @@ def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("table", "lacks", "more", "found"),
     [
-        ({"SCHED_EVENTS": {"isSchedIn": None}}, ["no CPU sample", "profiler: read", "read"]),
-        ({"OSRT_API": {"nameId": None}}, ["off the CPU", "profiler: read"]),
-        ({"OSRT_API": {"end": None}}, ["off the CPU", "profiler: read"]),
-        ({"COMPOSITE_EVENTS": {"globalTid": None}}, ["off the CPU", "profiler: read", "read"]),
-        ({"PROFILER_OVERHEAD": {"id": 5, "value": 6}}, ["off the CPU", "profiler: read", "read"]),
-        ({"StringIds": {"value": None}}, ["off the CPU"]),
+        ("SCHED_EVENTS", "isSchedIn", {}, ["no CPU sample", "profiler: read", "read"]),
+        ("OSRT_API", "nameId", {}, ["off the CPU", "profiler: read"]),
+        ("OSRT_API", "end", {}, ["off the CPU", "profiler: read"]),
+        ("COMPOSITE_EVENTS", "globalTid", {}, ["off the CPU", "profiler: read", "read"]),
+        ("PROFILER_OVERHEAD", "", {"id": 5, "value": 6}, ["off the CPU", "profiler: read", "read"]),
+        ("StringIds", "value", {}, ["off the CPU"]),
     ],
 )
-def test_what_tells_of_blocked_threads_is_used_where_it_has_its_columns(tmp_path, change, found):
+def test_a_table_tells_of_blocked_threads_where_it_has_the_columns(tmp_path, table, lacks, more, found):
     on = {"globalTid": packed(MAIN)}
-    read = {"start": 200_000, "end": 300_000, "nameId": ID["read"], **on}
+    row = {"start": 200_000, "end": 300_000, "nameId": ID["read"], **on}
     tables = {
-        "NVTX_EVENTS": [range_(0, 200_000_000, "step")], "MEMSET": [memset(0, 10, 1)],
+        "NVTX_EVENTS": [range_(0, 200_000_000, "step")],
+        "MEMSET": [memset(0, 10, 1)],
         "SCHED_EVENTS": [{"start": at, "isSchedIn": at > 0, **on} for at in (0, 100_000)],
-        "OSRT_API": [read], "PROFILER_OVERHEAD": [read],
+        "OSRT_API": [row],
+        "PROFILER_OVERHEAD": [row],
         "COMPOSITE_EVENTS": [{"start": at, **on} for at in (0, 60_000_000)],
-    }  # fmt: skip
-    for table, columns in change.items():
-        rows = tables.get(table, [{"id": 1, "value": "read"}])
-        tables[table] = [
-            {name: each for name, each in {**row, **columns}.items() if each is not None} for row in rows
-        ]
-    path = write_export(tmp_path / "a.sqlite", tables)
+        "StringIds": [{"id": ID["read"], "value": "read"}],
+    }
+    tables[table] = [{**each, **more} for each in tables[table]]
+    for each in tables[table]:
+        each.pop(lacks, None)
 
-    assert sorted(names_of(read_nsys(path), "blocked")) == found
+    assert sorted(names_of(read(tmp_path, tables), "blocked")) == found
 
 
 def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_path):
     samples = [{"start": 1_000_000 * at, "globalTid": packed(MAIN)} for at in (0, 1, 49, 110)]
-    path = write_export(tmp_path / "a.sqlite", {
+    recording = read(tmp_path, {
         "RUNTIME": [call(0, 10, 1, LAUNCH), call(120_000_000, 120_000_010, 2, LAUNCH)],
         "COMPOSITE_EVENTS": samples,
     })  # fmt: skip
 
-    found = rows_of(read_nsys(path), "kind", "name", "start_ns", "duration_ns")
+    found = rows_of(recording, "kind", "name", "start_ns", "duration_ns")
     assert found[1:-1] == [("blocked", "no CPU sample", 49_000_000, 61_000_000)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import random
 import sqlite3
 from pathlib import Path
 
 import pytest
 from nsys_database import LAUNCH, call, kernel, range_, record, rows_of, sync, write_export
+from shared import refusals
 
 from daydream.collect.importers.nsys.reader import read_nsys
 from daydream.errors import TraceError
@@ -101,15 +101,4 @@ def test_damaged_bytes_give_an_error_or_a_recording(tmp_path):
         "NVTX_EVENTS": [range_(0, 9, "aten::add, seq = 12, op_id = 345")],
     }
     whole = write_export(tmp_path / "a.sqlite", tables).read_bytes()
-    chance = random.Random(1)
-    damaged = tmp_path / "damaged.sqlite"
-
-    for _ in range(150):
-        content = bytearray(whole)
-        for _ in range(chance.choice((1, 3, 30))):
-            content[chance.randrange(len(content))] = chance.randrange(256)
-        damaged.write_bytes(content)
-        try:
-            assert len(read_nsys(damaged))
-        except TraceError as error:
-            assert "\n" not in str(error)  # noqa: PT017
+    assert refusals(tmp_path / "damaged.sqlite", whole)

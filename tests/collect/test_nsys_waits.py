@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from nsys_database import COPY, call, kernel, names_of, record, rows_of, sync, write_export
+from nsys_database import COPY, call, kernel, names_of, read, record, rows_of, sync
 
-from daydream.collect.importers.nsys.reader import read_nsys
+from daydream.collect.derive.recording import Recording
 
 
 @pytest.mark.parametrize(
@@ -16,14 +14,22 @@ from daydream.collect.importers.nsys.reader import read_nsys
 )
 def test_a_sync_row_is_named_by_its_type(tmp_path, of_type, name):
     # the type says more than the call: a copy may wait for a stream
-    path = write_export(tmp_path / "a.sqlite", {
-        "SYNCHRONIZATION": [sync(2, 8, 1, syncType=of_type, streamId=7)], "RUNTIME": [call(0, 9, 1, COPY)],
-    })  # fmt: skip
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 8, 1, syncType=of_type, streamId=7)],
+            "RUNTIME": [call(0, 9, 1, COPY)],
+        },
+    )
 
-    recording = read_nsys(path)
     assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "stream", "correlation")[1] == (
-        "sync", name, 2, 6, 7, 1,
-    )  # fmt: skip
+        "sync",
+        name,
+        2,
+        6,
+        7,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,11 +42,9 @@ def test_a_sync_row_is_named_by_its_type(tmp_path, of_type, name):
     ],
 )
 def test_a_sync_row_without_a_type_is_named_by_its_call(tmp_path, called, name):
-    path = write_export(
-        tmp_path / "a.sqlite", {"SYNCHRONIZATION": [sync(2, 8, 1)], "RUNTIME": [call(0, 9, 1, called)]}
-    )
+    recording = read(tmp_path, {"SYNCHRONIZATION": [sync(2, 8, 1)], "RUNTIME": [call(0, 9, 1, called)]})
 
-    assert names_of(read_nsys(path), "sync") == [name]
+    assert names_of(recording, "sync") == [name]
 
 
 def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(tmp_path):
@@ -50,24 +54,32 @@ def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(
         sync(12, 13, 12, deprecatedSyncType=None, streamId=7),
         sync(14, 15, 14, deprecatedSyncType=None),
     ]
-    path = write_export(
-        tmp_path / "a.sqlite", {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]}
-    )
+    recording = read(tmp_path, {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]})
 
-    assert names_of(read_nsys(path), "sync") == [
-        "Context Sync", "Event Sync", "Stream Sync", "Event Sync", "Stream Sync", "Context Sync",
-    ]  # fmt: skip
+    assert names_of(recording, "sync") == [
+        "Context Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Context Sync",
+    ]
 
 
 def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
-        "KERNEL": [kernel(0, 5, 1, deviceId=0, contextId=1), kernel(0, 5, 2, deviceId=1, contextId=2)],
-        "SYNCHRONIZATION": [
-            sync(10, 11, 3, contextId=2), sync(12, 13, 4, contextId=1), sync(14, 15, 5, contextId=9),
-        ],
-    })  # fmt: skip
+    recording = read(
+        tmp_path,
+        {
+            "KERNEL": [kernel(0, 5, 1, deviceId=0, contextId=1), kernel(0, 5, 2, deviceId=1, contextId=2)],
+            "SYNCHRONIZATION": [
+                sync(10, 11, 3, contextId=2),
+                sync(12, 13, 4, contextId=1),
+                sync(14, 15, 5, contextId=9),
+            ],
+        },
+    )
 
-    assert [device for kind, device in rows_of(read_nsys(path), "kind", "device") if kind == "sync"] == [
+    assert [device for kind, device in rows_of(recording, "kind", "device") if kind == "sync"] == [
         1,
         0,
         0,
@@ -75,11 +87,13 @@ def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
 
 
 def test_a_query_is_no_wait(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {
-        "SYNCHRONIZATION": [sync(2, 3, 1, syncType=1, eventId=4)],
-        "RUNTIME": [call(0, 9, 1, "cudaEventQuery_v3020")],
-    })  # fmt: skip
-    recording = read_nsys(path)
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 3, 1, syncType=1, eventId=4)],
+            "RUNTIME": [call(0, 9, 1, "cudaEventQuery_v3020")],
+        },
+    )
 
     assert names_of(recording, "sync") == ["Event Query"]
     assert recording.metadata["notes"] == []
@@ -98,7 +112,8 @@ def waits_and_records(**numbers: list[int]) -> dict:
             call(60, 61, 6, "cudaEventSynchronize_v3020"),
         ],
         "CUDA_EVENT": [
-            record(1, 100, 7, eventSyncId=first), record(2, 200, 8, eventSyncId=first),
+            record(1, 100, 7, eventSyncId=first),
+            record(2, 200, 8, eventSyncId=first),
             record(4, 100, 9, eventSyncId=record_again),
         ],
         "SYNCHRONIZATION": [
@@ -106,11 +121,10 @@ def waits_and_records(**numbers: list[int]) -> dict:
             sync(50, 51, 5, streamId=13, eventId=100, syncType=2, eventSyncId=second),
             sync(60, 61, 6, eventId=300, syncType=1, eventSyncId=first),
         ],
-    }  # fmt: skip
+    }
 
 
-def waits_of(path: Path) -> list[tuple]:
-    recording = read_nsys(path)
+def waits_of(recording: Recording) -> list[tuple]:
     rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
     assert recording.metadata["notes"] == [
         "1 of 3 waits for an event have no record of the event in the file."
@@ -122,22 +136,23 @@ def test_a_wait_is_for_the_latest_record_of_its_event_before_it(tmp_path):
     tables = waits_and_records()
     tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = tables.pop("CUDA_EVENT")
 
-    path = write_export(tmp_path / "a.sqlite", tables, version="3.17.2")
-
-    assert waits_of(path) == [(13, 7, 1), (13, 9, 4), (None, None, None)]
+    assert waits_of(read(tmp_path, tables, version="3.17.2")) == [(13, 7, 1), (13, 9, 4), (None, None, None)]
 
 
 def test_numbered_records_are_told_apart_by_their_number(tmp_path):
     # the second wait is for the first record, though the event was recorded again before it
-    path = write_export(tmp_path / "a.sqlite", waits_and_records(sync_ids=[72, 71, 71]), version="3.25.0")
-
-    assert waits_of(path) == [(13, 7, 1), (13, 7, 1), (None, None, None)]
+    tables = waits_and_records(sync_ids=[72, 71, 71])
+    assert waits_of(read(tmp_path, tables, version="3.25.0")) == [
+        (13, 7, 1),
+        (13, 7, 1),
+        (None, None, None),
+    ]
 
 
 def test_waits_without_any_event_table_are_counted(tmp_path):
     tables = waits_and_records()
     del tables["CUDA_EVENT"]
-    recording = read_nsys(write_export(tmp_path / "a.sqlite", tables))
+    recording = read(tmp_path, tables)
 
     assert recording.metadata["notes"] == [
         "3 of 3 waits for an event have no record of the event in the file."

@@ -8,6 +8,7 @@ import sqlite3
 
 import pytest
 from rocpd_sample import TABLES, write_rocpd
+from shared import refused
 from test_rocprof import row_of
 
 import daydream
@@ -72,17 +73,13 @@ def test_several_processes_in_one_file_are_ranks(tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_said_in_a_line(tmp_path, rows, said):
-    with pytest.raises(TraceError, match=said) as raised:
-        import_trace([write_rocpd(tmp_path / "t.db", **rows)])
-    assert "\n" not in str(raised.value)
+    assert said in refused(write_rocpd(tmp_path / "t.db", **rows))
 
 
 def test_a_database_that_is_cut_off_is_refused_in_a_line(tmp_path):
     whole = write_rocpd(tmp_path / "t.db").read_bytes()
     (tmp_path / "cut.db").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TraceError, match="cut off") as raised:
-        import_trace([tmp_path / "cut.db"])
-    assert "\n" not in str(raised.value)
+    assert "cut off" in refused(tmp_path / "cut.db")
 
 
 @pytest.mark.parametrize("wrong", ["text", 1.5, None, -5, 2**62, b"bytes"])

@@ -6,8 +6,8 @@ import gzip
 from pathlib import Path
 
 import pytest
-from shared import shared_trace
-from test_rocprof import refused, row_of
+from shared import refusals, refused, shared_trace
+from test_rocprof import row_of
 from xspace import PlaneWriter, field, training, write
 
 import daydream
@@ -152,10 +152,8 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
 
 
-def test_damaged_profiles_are_refused_in_one_line_or_read(refusals, tmp_path):
-    said = refusals({tmp_path / "d.xplane.pb": training(2)}, seed=2)
-    assert len(said) > 100
-    assert not any("\n" in each for each in said)
+def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
+    assert len(refusals(tmp_path / "d.xplane.pb", training(2), 300)) > 100
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ def test_steps_that_disagree_are_captured_again(tmp_path, monkeypatch):
     trace, said = recorded(tmp_path, monkeypatch, BUSY, [0.5, 0.0])
 
     assert said == [
-        "the machine is busy: the script waited for a CPU in 75% of the time, and recorded steps will vary "
-        "with that",
+        (
+            "the machine is busy: the script waited for a CPU in 75% of the time, "
+            "and recorded steps will vary with that"
+        ),
         "the captured steps disagree on this busy machine; capturing once more",
     ]
     assert len(steps(trace)) == 4

@@ -194,7 +194,7 @@ class _Importer:
             labels = rows.pop("text")
             for row in [row for row, label in enumerate(labels.tolist()) if not isinstance(label, str)]:
                 labels[row] = self.export.string(int(rows["textId"][row])) or "unnamed range"
-            for label in set(labels.tolist()) - coded.keys():
+            for label in sorted(set(labels.tolist()) - coded.keys()):
                 coded[label] = self._coded_range(label)
             codes = np.array([coded[label] for label in labels.tolist()], np.int64).T
             columns = dict(zip(("kind", "name", "sequence", "shapes"), codes, strict=True))
