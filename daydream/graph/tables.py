@@ -55,6 +55,7 @@ DEFAULTS = {
 }
 COSTS = {"duration_ns": "doubt", "gap_ns": "gap_doubt"}  # no edge of a plan depends on these columns
 CODED = ("name", "op", "layer")
+TABLES = ("columns", "syncs", "waits", "links", "doubtful")  # of a graph
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 

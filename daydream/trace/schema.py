@@ -27,6 +27,7 @@ METADATA_KEY = b"daydream"
 UNKNOWN = -1
 NO_ID = -(2**63)
 OFF_CPU = "off the CPU"  # name of blocked rows that are a thread's switches
+BY_CLOCK = "off the CPU by its clock"  # of those that tell its CPU time
 
 HOST_KINDS = ("operator", "annotation", "runtime", "module")
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
@@ -74,5 +75,6 @@ FIELDS: dict[str, Field] = {
     "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
     "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
     "waker": Field("int64", "blocked rows: the thread that ended the wait, where that is known", NO_ID),
+    "cpu_ns": Field("int64", "blocked rows: how long the thread ran meanwhile, or was ready to"),
     "stack": Field("text", "source line or call stack of an operator"),
 }

@@ -32,6 +32,8 @@ NAMES = (
     "a registered range",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
     "read",
+    "sem_wait",
+    "sem_post",
 )
 ID = {name: code for code, name in enumerate(NAMES)}
 LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"

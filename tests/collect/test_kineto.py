@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_text import document, kernel, op, row, rows_named, training, write
+from kineto_text import MAIN, document, kernel, op, row, rows_named, training, write
 
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.reader import read_kineto
@@ -203,6 +203,31 @@ def test_columns_that_never_occur_are_absent(tmp_path: Path) -> None:
     assert not {"correlation", "stream", "graph_id", "layer", "stack", "wait_stream"} & set(trace.columns)
 
 
+def test_frames_that_block_and_the_profilers_own_time_are_blocked_rows(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 0, 50),
+        row("python_function", "/usr/lib/python3.11/queue.py(154): get", 100, 300),
+        row("python_function", "<built-in method acquire of _thread.lock object at 0x7f>", 110, 280),
+        row("python_function", "<built-in function sleep>", 500, 20),  # shorter than a wait
+        row("python_function", "work/queue.py(3): get", 500, 100),  # the program's own
+        row("python_function", "threading.py(327): wait", 0, 900, tid=MAIN + 9),  # a thread without rows
+        row("overhead", "Activity Buffer Request", 700, 80, pid=-1, tid=0),
+        op("aten::add", 790, 50),
+        row("overhead", "Command Buffer Full", 850, 80, pid=-1, tid=0),
+        op("aten::sub", 940, 50),
+    ]
+    trace = imported(tmp_path, events)
+    rows = np.flatnonzero(trace.is_kind("blocked"))
+    assert trace.values("name", rows) == [
+        "queue.get",
+        "_thread.lock.acquire",
+        "profiler: Activity Buffer Request",
+    ]
+    assert trace["duration_ns"][rows].tolist() == [300_000, 280_000, 80_000]
+    assert trace["tid"][rows].tolist() == [MAIN] * 3
+    assert trace.metadata["notes"] == ["1 row had the category 'overhead' and was left out."]
+
+
 def test_rows_that_are_no_work_are_left_out(tmp_path: Path) -> None:
     events = [
         *training(1),
@@ -210,7 +235,7 @@ def test_rows_that_are_no_work_are_left_out(tmp_path: Path) -> None:
         row("python_function", "train.py(1): main", 0, 900),
         row("python_function", "nn.Module: Linear_0", 99, 60),
         row("cuda_profiler_range", "kernel", 100, 50, pid=0, tid=1),
-        row("overhead", "Buffer Flush", 100, 50),
+        row("overhead", "Buffer Flush", 100, 50, pid=-1, tid=0),
     ]
     trace = imported(tmp_path, events)
     names = trace.values("name")

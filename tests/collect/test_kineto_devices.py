@@ -65,7 +65,7 @@ def test_a_backend_with_a_category_of_its_own_has_device_work(tmp_path: Path) ->
         op("aten::mm", 0, 50),
         row("rbln_runtime", "rblnLaunch", 10, 5, correlation=1),
         row("rbln_op", "mm_kernel", 20, 30, pid=9, tid=1, stream=1, device=0, correlation=1),
-        row("overhead", "Buffer flush", 20, 30),
+        row("overhead", "Buffer flush", 20, 30, pid=-1, tid=0),
     ]
     trace = imported(tmp_path, document(events))
     assert kinds(trace) == {"aten::mm": "operator", "rblnLaunch": "runtime", "mm_kernel": "kernel"}

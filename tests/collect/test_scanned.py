@@ -43,6 +43,8 @@ def events_of_all_kinds() -> list[dict[str, Any]]:
         events += [
             {**frame, "ts": number, "name": f"my/train.py({number}): step"},
             {**frame, "ts": number, "name": f"nn.Module: Linear_{number % 2}"},
+            {**frame, "ts": number, "name": "queue.py(9): get", "dur": 45 + 2 * number},
+            row("overhead", "Buffer Flush", number, 60, pid=-1, tid=0),
             {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": number,
              "args": {"Addr": 64, "Bytes": 8 * number, "Device Type": 0, "Device Id": -1}},
             {"ph": "s", "cat": "ac2g", "id": number, "ts": number},

@@ -10,16 +10,16 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 
 from live_recording import record  # noqa: E402
 
+from daydream.collect.live import busy_machine  # noqa: E402
 from daydream.collect.live.busy_machine import BusyMachine  # noqa: E402
 from daydream.collect.live.captured_steps import CapturedSteps  # noqa: E402
-from daydream.collect.live.other_programs import OtherPrograms, Taken  # noqa: E402
 
-BUSY, AT_REST = Taken(1.5, 2), Taken(0.1, 2)
+BUSY, AT_REST = 0.75, 0.05
 
 
 def recorded(tmp_path, monkeypatch, taken, apart, *, alone=True, iterations=16):
     """Record steps; so many are said to be apart in one capture and in the next. Return what was said."""
-    monkeypatch.setattr(OtherPrograms, "taken", lambda _: taken)
+    monkeypatch.setattr(BusyMachine, "share", lambda _: taken)
     shares = {}
 
     def share(captured):
@@ -36,7 +36,7 @@ def recorded(tmp_path, monkeypatch, taken, apart, *, alone=True, iterations=16):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
 
-    busy = BusyMachine(1, said.append, lambda: alone)
+    busy = BusyMachine(said.append, lambda: alone)
     trace = record(loop, tmp_path, iterations=iterations, busy=busy)
     return trace, said
 
@@ -53,13 +53,14 @@ def test_steps_that_disagree_are_captured_again(tmp_path, monkeypatch):
     trace, said = recorded(tmp_path, monkeypatch, BUSY, [0.5, 0.0])
 
     assert said == [
-        "the machine is busy, other programs take 1.5 of 2 CPUs: recorded steps will vary with them",
+        "the machine is busy: the script waited for a CPU in 75% of the time, and recorded steps will vary "
+        "with that",
         "the captured steps disagree on this busy machine; capturing once more",
     ]
     assert len(steps(trace)) == 4
     assert steps(trace)[0] > "step 6"
     [note] = of_busy(trace)
-    assert "other programs take 1.5 of 2 CPUs. The captured steps disagreed;" in note
+    assert "waited for a CPU in 75% of the time. The captured steps disagreed;" in note
 
 
 def test_only_once_and_the_better_ones_are_kept(tmp_path, monkeypatch):
@@ -71,7 +72,7 @@ def test_only_once_and_the_better_ones_are_kept(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("taken", "apart", "alone", "said"),
-    [(BUSY, 0.25, True, 1), (BUSY, 0.5, False, 1), (AT_REST, 0.5, True, 0), (None, 0.5, True, 0)],
+    [(BUSY, 0.25, True, 1), (BUSY, 0.5, False, 1), (AT_REST, 0.5, True, 0)],
 )
 def test_not_where_it_would_not_help(taken, apart, alone, said, tmp_path, monkeypatch):
     trace, told = recorded(tmp_path, monkeypatch, taken, [apart], alone=alone)
@@ -85,6 +86,21 @@ def test_a_script_that_ends_meanwhile_keeps_the_first(tmp_path, monkeypatch):
     trace, _ = recorded(tmp_path, monkeypatch, BUSY, [0.5, 0.0], iterations=9)
 
     assert steps(trace) == ["step 3", "step 4", "step 5", "step 6"]
+
+
+def test_how_long_it_waited_counts_from_the_last_look_not_too_near(monkeypatch):
+    looks = iter([(0, 0), (500_000_000, 100_000_000), (700_000_000, 200_000_000)])
+    monkeypatch.setattr(busy_machine, "delay_ns", lambda _: now[1])
+    monkeypatch.setattr(busy_machine.time, "perf_counter_ns", lambda: now[0])
+    busy = BusyMachine()
+    assert busy.share() == 0
+    for now in looks:  # noqa: B007 - what is read
+        busy.look()
+
+    assert busy.share() == 200 / 700
+    monkeypatch.setattr(busy_machine, "delay_ns", lambda _: open("/nowhere"))  # noqa: SIM115
+    busy.look()
+    assert busy.share() == 200 / 700
 
 
 def test_steps_apart_are_those_far_from_the_usual_one():

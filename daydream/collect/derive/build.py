@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import combinations
 from daydream.collect.derive.device_work import (
     end_before_next,
     fill_collectives,
@@ -26,6 +27,7 @@ from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_f
 from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.derive.phases import find_phases, orphans
 from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.derive.steps import (
     Ranges,
     assign_steps,
@@ -36,7 +38,7 @@ from daydream.collect.derive.steps import (
 )
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use, with_lost_frees
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 from daydream.trace.valid import clear_nonsense
 
@@ -179,7 +181,14 @@ def derive(
 
 
 def _put_in_order(recording: Recording) -> None:
-    """Sort rows by start, where an importer has not."""
+    """Sort rows by start, where an importer has not, without short waits and those of other threads."""
+    blocked = recording.is_kind("blocked")
+    if blocked.any():
+        thread, _ = combinations([recording["pid"], recording["tid"]])
+        kept = np.isin(thread, thread[recording.is_kind(*HOST_KINDS)])
+        kept = ~blocked | (kept & (recording["duration_ns"] >= LEAST_BLOCKED_NS))
+        recording.columns = {name: column[kept] for name, column in recording.columns.items()}
+        vars(recording).pop("threads", None)
     start = recording["start_ns"]
     if (start[1:] < start[:-1]).any():
         order = np.lexsort((-recording["duration_ns"], start))

@@ -21,6 +21,16 @@ LIBRARIES = {"torch", "daydream", *sys.stdlib_module_names}
 OURSELVES = ("daydream", "collect")
 PLACES = ("site-packages", "dist-packages", "lib")  # what follows them is how a module is imported
 KEPT = 2  # parts of a path
+# Python's functions that do nothing but wait, by what they wait with.
+WAITS = regex(
+    r"(?i)^(?:.*python[\d.]*[/\\](?:lib[/\\])?)?(?:multiprocessing[/\\])?"
+    r"(threading|queue|selectors|connection|subprocess|popen_\w+)\.py\(\d+\): "
+    r"(wait|join|get|put|select|_?poll|_?recv\w*)$"
+    r"|^<built-in function (sleep|select|read|waitpid)>$"
+    r"|^<built-in method (acquire|poll|recv\w*|accept|get|wait) of "
+    r"(_thread\.R?[lL]ock|select\.\w*poll|socket|_queue\.SimpleQueue|(?:[\w.]+\.)?Work) object\b"
+)
+LEAST_BLOCKED_NS = 50_000  # shorter is the scheduler's, and no wait
 
 
 def is_frame(name: str) -> bool:
@@ -46,6 +56,16 @@ def own_frame(name: str) -> str | None:
     if "torch" in parts[:-1] or OURSELVES in itertools.pairwise(parts):
         return None
     return f"{'/'.join(parts[-KEPT:])}({match[2]}): {match[3]}"
+
+
+@cache
+def blocking_call(name: str) -> str | None:
+    """Return the call, such as `queue.get`, whose frame does nothing but wait; None of other frames."""
+    match = WAITS.search(name)
+    if match is None:
+        return None
+    python, its, function, call, owner = match.groups()
+    return function or f"{python or owner}.{its or call}"
 
 
 class SourceLines:

@@ -110,7 +110,8 @@ class Capture:
             capture.leave(UPDATE_NAME.format(type(optimizer).__name__))
 
     def leave(self, name: str) -> None:
-        """Leave a range without length in the recording."""
+        """Leave a range without length in the recording, and look at the CPU times."""
+        self._hooks.cpu_times.look()
         with self._range(name):
             pass
 
@@ -168,7 +169,7 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
         if (path := paths.of_module.get(id(module))) is not None
     }
     events = events_of(profiler)
-    recording, markers = read_events(events, layers)
+    recording, markers = read_events(events, layers, hooks.cpu_times.looks)
     recording.metadata.update(metadata)
     modules = frozenset(paths.of_module.values())
     if not memory:

@@ -54,7 +54,7 @@ class Child:
             on_fork=self._forked, on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
             memory=bool(settings.get("memory", True)),
-            busy=BusyMachine(settings["root"], self._progress, self._alone),
+            busy=BusyMachine(self._progress, self._alone),
         )  # fmt: skip
 
     def attach(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,9 +24,10 @@ from daydream.collect.derive.device_names import (
 )
 from daydream.collect.derive.layers import AUTOGRAD_THREADS
 from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.derive.source_lines import SourceLines, is_frame, own_frame
-from daydream.collect.importers.kineto.events import NOTHING, Args
+from daydream.collect.derive.source_lines import SourceLines, blocking_call, is_frame, own_frame
+from daydream.collect.importers.kineto.events import HOST, KINDS, NOTHING, Args
 from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, plain_text, triple
+from daydream.collect.live.cpu_times import Look, add_cpu_times
 from daydream.collect.live.layer_hooks import LAYER_RANGE
 from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
 from daydream.trace.sync_rows import SYNC_NAMES
@@ -35,7 +37,6 @@ MARKER = re.compile(r"^daydream::marker (\d+)$")
 MARKER_NAME = "daydream::marker {}"
 UPDATE = re.compile(r"^daydream::update (\w+)$")
 UPDATE_NAME = "daydream::update {}"  # where the step of an optimizer of this type begins
-KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
 KIND_OF_ACTIVITY = {
     "cpu_op": "operator", "user_annotation": "annotation",
     "cuda_runtime": "runtime", "cuda_driver": "runtime", "hip_runtime": "runtime", "hip_driver": "runtime",
@@ -53,14 +54,21 @@ NO_ARGS = Args()
 Marker = tuple[int, int]
 
 
-def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, list[Marker]]:
+def read_events(
+    events: list[Any], layers: dict[int, str], looks: Sequence[Look] = ()
+) -> tuple[Recording, list[Marker]]:
     """Return the recording in a profiler's raw events, and the step markers as (number, time in ns).
 
-    `layers` are the paths of the layer ranges by number; a range without one is left out.
+    `layers` are the paths of the layer ranges by number; a range without one is left out. `looks` at the
+    threads' CPU times become rows.
     Marker times count from the recording's origin.
     """
     names = [event.name() for event in events]
-    kinds = [_kind(event, name) for event, name in zip(events, names, strict=True)]
+    waits = [blocking_call(name) for name in names]
+    kinds = [
+        "blocked" if wait else _kind(event, name)
+        for event, name, wait in zip(events, names, waits, strict=True)
+    ]
     marks = [MARKER.match(name) if name.startswith("daydream::") else None for name in names]
     markers = [
         (int(mark.group(1)), int(event.start_ns()))
@@ -75,7 +83,7 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     lines = _source_lines([each for each, name in zip(events, names, strict=True) if own_frame(name)])
     keep = [row for row, kind in enumerate(kinds) if kind is not None and (paths[row] or not ours[row])]
     events = [events[row] for row in keep]
-    names, paths = [names[row] for row in keep], [paths[row] for row in keep]
+    names, paths = [waits[row] or names[row] for row in keep], [paths[row] for row in keep]
     kind = np.array(
         [KINDS.index("module" if path else kinds[row] or "") for row, path in zip(keep, paths, strict=True)],
         np.int8,
@@ -95,6 +103,7 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
         called = kind <= KINDS.index("runtime")
         columns["stack"] = np.where(called, lines.of(columns["start_ns"], columns["tid"]), UNKNOWN)
         texts["stack"] = lines.texts
+    add_cpu_times(columns, texts, looks)
 
     order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
@@ -189,7 +198,7 @@ def _add_host(
     columns: dict[str, np.ndarray], texts: dict[str, list[str]], events: list[Any], kind: np.ndarray
 ) -> None:
     """Add what ties rows together, and operators' inputs."""
-    host = kind <= KINDS.index("module")
+    host = kind < len(HOST)
     named = kind <= KINDS.index("annotation")
     place = np.array([event.device_resource_id() for event in events], np.int64)
     columns["tid"] = np.where(host, place, NO_ID)
@@ -200,7 +209,7 @@ def _add_host(
     # An operator's own id is its correlation id; runtime calls and device work name it as the linked one.
     own = np.array([event.correlation_id() for event in events], np.int64)
     linked = np.array([event.linked_correlation_id() for event in events], np.int64)
-    columns["correlation"] = np.where(named | (kind == KINDS.index("module")), UNKNOWN, own)
+    columns["correlation"] = np.where(host & (kind != KINDS.index("runtime")), UNKNOWN, own)
     columns["external_id"] = np.where(named, own, np.where(linked > 0, linked, UNKNOWN))
     sequence = np.array([event.sequence_nr() for event in events], np.int64)
     forward = np.array([event.fwd_thread_id() for event in events], np.int64)

@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from daydream.collect.live.cpu_times import CpuTimes
 from daydream.collect.live.torch_compiler import leave_uncompiled
 from daydream.collect.live.torch_private import range_type
 
@@ -30,6 +31,7 @@ class LayerHooks:
     def __init__(self) -> None:
         self.modules: list[Any] = []  # by number; held while recording, so that an id stays one module's
         self.roots: list[Any] = []  # modules that were called outside all others
+        self.cpu_times = CpuTimes()
         self._names: dict[int, str] = {}  # of the ranges, by id of the module
         self._root_ids: set[int] = set()
         self._adding = threading.Lock()
@@ -49,7 +51,7 @@ class LayerHooks:
         is_compiling = torch.compiler.is_compiling
         new_range = range_type()
         local = threading.local()
-        name_of, root_ids, add = self._names.get, self._root_ids, self._add
+        name_of, root_ids, add, look = self._names.get, self._root_ids, self._add, self.cpu_times.look
 
         # A compiled model must stay one graph: both hooks begin with the question and do nothing else then.
         def before(module: Any, _args: Any) -> None:
@@ -59,6 +61,8 @@ class LayerHooks:
                 stack = local.stack
             except AttributeError:
                 stack = local.stack = []
+            if not stack:
+                look()
             name = name_of(id(module))
             if name is None or not (stack or id(module) in root_ids):
                 name = add(module, is_root=not stack)
@@ -87,7 +91,7 @@ class LayerHooks:
         warnings.filterwarnings("ignore", message=GLOBAL_HOOKS)
         self._filter = warnings.filters[0]
         # Behind a graph break the hooks are frames of their own; compiled, they would always see one.
-        leave_uncompiled(before, after, self._add)
+        leave_uncompiled(before, after, self._add, look)
         self._handles = [
             register_module_forward_pre_hook(before),
             register_module_forward_hook(after, always_call=True),

@@ -85,7 +85,7 @@ class Session:
         self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker, Capture.begin_update)
         self._own_profilers = OwnProfilers(self._give_way)
-        self._busy = busy or BusyMachine()
+        self._busy = busy or BusyMachine(watched=False)
         self._reset()
 
     def _reset(self) -> None:

@@ -22,7 +22,7 @@ last (`wait_in_spins`), and the return of a blocking call of another thread (`wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -37,15 +37,15 @@ from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     ALIKE,
     ALIKE_NS,
-    AS_STEADY,
+    COVERED_SHARE,
     FAR_NS,
     FETCH_NS,
+    FILLED_SHARE,
     IDLE_SHARE,
     LEAST_CYCLES,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
-    LOCK_NS,
     PAUSE_CHANCE,
     PAUSE_NS,
     PAUSES_SHARE,
@@ -59,13 +59,17 @@ from daydream.graph.rules.thresholds import (
 )
 from daydream.graph.tables import BATCH, CPU, ORDER_STEP, Lane, covered_steps, step_rank
 from daydream.lazy import regex
-from daydream.trace.schema import NO_ID, OFF_CPU, PHASES
+from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU, PHASES
+from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
 WORKER_LOADER = regex(
     r"_MultiProcessingDataLoaderIter|MultiProcessing"
 )  # torch's range of a loader's workers
 LOADER = "worker processes"  # the lane on which they make batches
+# What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
+FOR_THREADS = regex(r"cond_|sem_|futex|lock\b|threading|queue|Work\b")
+FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
 class Found(NamedTuple):
@@ -191,7 +195,7 @@ class _Search:
         starts = draft.start_ns[tasks]
         pauses = pauses.only((pauses.length >= PAUSE_NS) & (pauses.end <= starts[-1]))
         if lane in self._off:
-            off = self._off[lane].within(pauses.begin, pauses.end)
+            off = self._off[lane](pauses.begin, pauses.end)
             pauses = pauses.only(2 * off >= pauses.length)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
@@ -209,8 +213,6 @@ class _Search:
                 if len(each.delay_ns) >= LEAST_STEADY
             ]
             best = [found for found in far if steadier(found.delay_ns, length[found.place >= 0])]
-            least = AS_STEADY * min((spread(found.delay_ns) for found in best), default=0.0)
-            best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
                     _doubt(self.draft, pauses)
@@ -294,7 +296,9 @@ def wait_in_spins(draft: Draft) -> None:
     near = np.abs(distance) <= SPIN_NS
     count = np.bincount(kind[near], minlength=len(kinds))
     often = count >= np.maximum(LEAST_STEADY, PAUSES_SHARE * np.bincount(kind))
-    rare = count * 2 * SPIN_NS <= PAUSE_CHANCE * np.bincount(kind, length)
+    reach = np.zeros(len(kinds))
+    np.maximum.at(reach, kind[near], np.abs(distance[near]))
+    rare = count * 2 * reach <= PAUSE_CHANCE * np.bincount(kind, length)
     for number in np.flatnonzero(often & rare).tolist():
         mine = kind == number
         ends = mine & near
@@ -326,7 +330,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
         its copy                                                                                |320 MB
 
     No trace records the lock. But a call that waited for it began while the other one lasted,
-    returned just behind it, and its own work reached the device only then. Its time is a
+    stood there for half of its time or more, and its own work reached the device only then. Its time is a
     wait until the other call returns, and what it takes itself. Kept as work it would be
     a floor under the step that no faster device could lower. Synchronizing calls let go of
     the lock while they wait, so they hold up nobody. Of calls that are known to have been `blocked`, these
@@ -350,7 +354,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
             at = np.minimum(np.searchsorted(held_until, start, side="right"), len(mine) - 1)
             until = held_until[at]
             met = (draft.start_ns[mine[at]] <= start) & (start < until)
-            held = met & (end - start >= PAUSE_NS) & (end >= until) & (end - until <= LOCK_NS)
+            held = met & (end - start >= PAUSE_NS) & (end >= until)
             held &= 2 * (until - start) >= end - start
             held &= reached_device[locked] >= until - RETURN_CLOCK_NS
             for name in unique(names[held]).tolist():
@@ -372,28 +376,51 @@ def wait_outside(draft: Draft) -> None:
     _resolve(draft, outside=True)
 
 
-def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
-    """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
+def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the rows of each thread that tell when it was blocked."""
     trace = draft.trace
     every = np.flatnonzero(trace.is_kind("blocked"))
     rank = np.maximum(trace["rank"][every], 0)
     thread = np.stack([rank, trace["pid"][every], trace["tid"][every]], axis=1)
     for lane in draft.threads() if len(every) else ():
-        rows = every[(thread == draft.thread_ids[lane]).all(axis=1)]
-        begin = trace["start_ns"][rows].astype(np.int64)
-        end = begin + trace["duration_ns"][rows]
-        middle = (begin + end) // 2
+        yield lane, every[(thread == draft.thread_ids[lane]).all(axis=1)]
+
+
+def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
+    """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
+    trace = draft.trace
+    for lane, told in _rows(draft):
+        clock = _Clock(trace, told)
+        waits = told[trace["cpu_ns"][told] < 0]
+        begin = trace["start_ns"][waits].astype(np.int64)
+        end = begin + trace["duration_ns"][waits]
+        outer = begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]  # it has the name of its call
+        rows, begin, end = waits[outer], begin[outer], end[outer]
         tasks = draft.on(lane)
-        at = np.searchsorted(draft.start_ns[tasks], middle, side="right") - 1
-        task = tasks[at]
+        starts = draft.start_ns[tasks]
+        first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
+        count = np.maximum(np.searchsorted(starts, end) - first, 0)
+        of = np.repeat(np.arange(len(rows)), count)
+        task = tasks[np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)]
         over = draft.end_ns[task]
-        inside = middle < over
-        begin = np.maximum(begin, np.where(inside, draft.start_ns[task], over))
-        end = np.minimum(end, np.where(inside, over, over + draft.gap_ns[task]) - 1)
-        # Of intervals in each other the outer one, which has the name of its call.
-        ahead = np.append(NEVER, np.maximum.accumulate(end))[:-1]
-        kept = (at >= 0) & (end - begin >= PAUSE_NS) & (begin >= ahead)
-        blocked = Pauses(task, begin, end, inside, rows).only(kept)
+        # What lies wholly in a blocked call is work.
+        stays = (draft.start_ns[task] < begin[of]) | (over > end[of])
+        pieces = Pauses(
+            np.append(task[stays], task),
+            np.append(np.maximum(begin[of], draft.start_ns[task])[stays], np.maximum(begin[of], over)),
+            np.append(
+                np.minimum(end[of], over - 1)[stays], np.minimum(end[of], over + draft.gap_ns[task] - 1)
+            ),
+            np.arange(stays.sum() + len(of)) < stays.sum(),
+            np.append(rows[of[stays]], rows[of]),
+        )
+        if len(clock.rows):
+            slept = pauses_of(draft, lane)
+            slept.row = clock.rows[clock.place(slept.begin)]
+            slept = slept.only(2 * clock.off_at_least(slept.begin, slept.end) >= slept.length)
+            pieces = Pauses(*map(np.append, vars(pieces).values(), vars(slept).values()))
+        order = np.argsort(pieces.begin, kind="stable")
+        blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
 
@@ -460,11 +487,44 @@ def bursts(wait_ns: np.ndarray) -> int | None:
     return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
 
 
-def off_cpu(draft: Draft) -> dict[int, Coverage]:
-    """Return what is left of each thread's blocked time, where it was recorded who ran."""
-    if draft.trace.code("name", OFF_CPU) < 0:
-        return {}
-    return {lane: Coverage(blocked.begin, blocked.end) for lane, blocked, _ in _blocked(draft)}
+class _Clock:
+    """How long a thread ran, or was ready to, between the looks at its clock that some of its rows tell."""
+
+    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
+        self.rows = rows[trace["cpu_ns"][rows] >= 0]
+        self._begin = trace["start_ns"][self.rows].astype(np.int64)
+        self._end = self._begin + trace["duration_ns"][self.rows]
+        self._ran = np.append(0, np.cumsum(trace["cpu_ns"][self.rows]))
+
+    def place(self, time: np.ndarray) -> np.ndarray:
+        """Return the span in which each time lies."""
+        return np.maximum(np.searchsorted(self._begin, time, side="right") - 1, 0)
+
+    def _within(self, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return how far the looks around stretches are apart, how long it ran, and where there are two."""
+        first = self.place(begin)
+        last = np.minimum(np.searchsorted(self._end, end), len(self.rows) - 1)
+        known = (self._begin[first] <= begin) & (self._end[last] >= end)
+        return self._end[last] - self._begin[first], self._ran[last + 1] - self._ran[first], known
+
+    def off_at_least(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long the thread was off the CPU in some stretches for certain, in ns."""
+        _, ran, known = self._within(begin, end)
+        return np.maximum(end - begin - ran, 0) * known
+
+    def off_at_most(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long the thread may have been off the CPU in some stretches, in ns."""
+        apart, ran, known = self._within(begin, end)
+        return np.where(known, np.clip(apart - ran, 0, end - begin), end - begin)
+
+
+def off_cpu(draft: Draft) -> dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """Return how long threads may have been off the CPU in stretches, of those where it was recorded."""
+    found = {}
+    if draft.trace.code("name", OFF_CPU) >= 0:
+        found = {lane: Coverage(one.begin, one.end).within for lane, one, _ in _blocked(draft)}
+    clocks = {lane: _Clock(draft.trace, rows) for lane, rows in _rows(draft)}
+    return found | {lane: clock.off_at_most for lane, clock in clocks.items() if len(clock.rows)}
 
 
 def _resolve(draft: Draft, *, outside: bool) -> None:
@@ -477,28 +537,32 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         _, goes_on = _cut(draft, blocked.only(known))
         woken.append((goes_on, blocked.end[known], waker[known]))
         if outside:
-            _doubt(draft, blocked.only(doubtful))
-            alone = blocked.only(~known & ~doubtful & ~kept)
+            alone = blocked.only(~known & ~kept)
+            unknown = doubtful[~known & ~kept]
             # Those of one task are one wait between which the thread hardly runs.
             runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
-            apart = (
-                run_starts(alone.task) | run_starts(alone.in_range) | np.append(True, runs)[: len(alone.task)]
-            )
+            apart = run_starts(alone.task) | run_starts(alone.in_range) | run_starts(unknown)
+            apart |= np.append(True, runs)[: len(alone.task)]
             last = np.append(apart[1:], True)[: len(apart)]
             end_of = alone.end[last]
             alone = alone.only(apart)
+            unknown = unknown[apart]
             alone.end[:] = end_of
             stops, _ = _cut(draft, alone, keep_gaps=True)
             length = alone.length
             inside = stops[alone.in_range]
             draft.duration_ns[inside] = length[alone.in_range]
             draft.end_ns[inside] += draft.duration_ns[inside]
-            tasks = draft.on(lane)
-            after = np.searchsorted(draft.order[tasks], draft.order[stops], side="right")
-            behind = tasks[np.minimum(after, len(tasks) - 1)]
-            draft.link(stops, behind, latency_ns=length, from_start=True, cause=Cause.OUTSIDE)
+            draft.doubt[stops] = unknown & alone.in_range
+            draft.gap_doubt[stops] = unknown * ~alone.in_range * length / np.maximum(draft.gap_ns[stops], 1)
             texts = draft.trace.values("name", alone.row)
             draft.name[stops] = [draft.code("name", f"wait: {text}") for text in texts]
+            tasks = draft.on(lane)
+            after = np.searchsorted(draft.order[tasks], draft.order[stops[~unknown]], side="right")
+            behind = tasks[np.minimum(after, len(tasks) - 1)]
+            draft.link(
+                stops[~unknown], behind, latency_ns=length[~unknown], from_start=True, cause=Cause.OUTSIDE
+            )
     goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
     for lane in unique(waker).tolist():
         mine = waker == lane
@@ -519,15 +583,24 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     """Return which thread ended each wait, or -1, and masks of waits not known and of others' work."""
     told = draft.trace["waker"][blocked.row]
     unknown = told == NO_ID
+    names = draft.trace.values("name", blocked.row)
+    alone = np.array([FOR_OTHERS.search(name) is not None for name in names], bool)
+    rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
+    worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
+    threads = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
+    clock = np.array([name == BY_CLOCK for name in names], bool)
+    doubtful = (threads & (worked >= FILLED_SHARE * blocked.length)) | (
+        clock & (worked >= COVERED_SHARE * blocked.length)
+    )
+    doubtful &= unknown & ~alone
     waker = np.full(len(told), -1)
-    doubtful = waker >= 0
     nearest = waker + WOKEN_NS
     for other in others_of(draft, lane):
         tasks = draft.on(other)
         points = np.sort(np.append(draft.start_ns[tasks], draft.end_ns[tasks]))
         last = np.append(NEVER, points)[np.searchsorted(points, blocked.end)]
         late = blocked.end - last
-        near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range)
+        near = (last > blocked.begin) & (late <= nearest) & (unknown | ~blocked.in_range) & ~alone
         chance = Coverage(points, points + WOKEN_NS).within(blocked.begin, blocked.end)
         sure = near & (chance <= PAUSE_CHANCE * blocked.length)
         doubtful |= near & unknown

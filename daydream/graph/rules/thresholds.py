@@ -73,11 +73,9 @@ FORWARD_SHARE = 0.1  # of the time of a thread that runs backward passes for ano
 # Waits that recur.
 FAR_NS = 300_000  # where only how steady it is speaks for it: 80 to 100 us between DALI's executors
 LEAST_STEADY = 3  # pauses that have a spread
-AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
 PAUSES_SHARE = 0.8  # of the pauses of a kind that must end so
 PAUSE_CHANCE = 0.1  # of any moment to lie so close behind such a point; more would prove nothing
 SPIN_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
-LOCK_NS = 100_000  # from the return of the call that held the lock to the other's: 59 us, A100
 LEAST_LOCKED = 2  # calls of a name on a thread
 
 # Waits for the batches of a loader's workers.

@@ -174,11 +174,13 @@ CATEGORIES = {
     "Memset": "memset",
     "cuda_sync": "sync",
     "python_function": "module",
+    "overhead": "blocked",
+    "Overhead": "blocked",
 }
 # Without a note: spans of the profiler itself, and annotations of the CPU repeated on a stream.
 SILENT = (None, "Trace", "gpu_user_annotation")
-KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
-HOST = ("operator", "annotation", "runtime", "module")
+KINDS = ("operator", "annotation", "runtime", "module", "blocked", "kernel", "memcpy", "memset", "sync")
+HOST = ("operator", "annotation", "runtime", "module", "blocked")
 CALLED = ("operator", "annotation", "runtime")
 NAMED = ("operator", "annotation")
 DEVICE = ("kernel", "memcpy", "memset", "sync")

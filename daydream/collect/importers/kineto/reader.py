@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader, json_bytes
 from daydream.collect.importers.kineto.events import (
     CALLED,
@@ -215,8 +216,9 @@ def _shapes(shapes: str, formats: str) -> str | None:
 
 RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
 WORTH_A_THREAD = 4 << 20  # bytes of JSON
+RESUMES_NS = 100_000  # from the profiler's own time to the next row of its thread: 4 to 37 us
 DAY_NS = 86_400_000_000_000
-LARGEST_BASE_NS = 2**62
+LARGEST_BASE_NS = NEVER = 2**62
 
 
 def read_kineto(
@@ -314,10 +316,39 @@ class _Importer:
             columns["correlation"] = launch_with_neighbours(columns["correlation"], call, work)
         if "correlation" in columns:
             columns["correlation"] = small_ids(columns["correlation"])
+        if "kind" in columns and is_kind(columns, ("blocked",)).any():
+            self._place_overhead(columns)
         if self.rows.lines.texts and "tid" in columns:  # else no row is on a thread
             called = is_kind(columns, CALLED)
             columns["stack"] = np.where(called, self.rows.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
+
+    def _place_overhead(self, columns: dict[str, np.ndarray]) -> None:
+        """Give the profiler's own time to the thread that goes on right behind it, as Kineto names none.
+
+        What is no thread's has no length. That the command buffer was full was the device's doing.
+        """
+        overhead = np.flatnonzero(is_kind(columns, ("blocked",)) & (columns["pid"] == UNKNOWN))
+        called = np.flatnonzero(is_kind(columns, CALLED))
+        start, end = columns["start_ns"], columns["start_ns"] + columns["duration_ns"]
+        edges = np.append(start[called], end[called])
+        order = np.argsort(edges, kind="stable")
+        edges = np.append(edges[order], NEVER)
+        at = np.searchsorted(edges, end[overhead])
+        near = (edges[at] - end[overhead] <= RESUMES_NS) & (end - start >= LEAST_BLOCKED_NS)[overhead]
+        near &= np.searchsorted(edges, start[overhead], side="right") == at
+        near &= columns["name"][overhead] != self.rows.names.get("Command Buffer Full", UNKNOWN)
+        columns["duration_ns"][overhead[~near]] = 0
+        if not near.all():
+            self.rows.categories["overhead"] += int((~near).sum())
+        behind = np.append(called, called)[order[at[near]]]
+        overhead = overhead[near]
+        for name in ("pid", "tid"):
+            columns[name][overhead] = columns[name][behind]
+        texts = self.rows.names.values_in_order()
+        named = [f"profiler: {texts[code]}" for code in columns["name"][overhead].tolist()]
+        columns["name"] = columns["name"].astype(np.int32)
+        columns["name"][overhead] = self.rows.names.of(named)
 
     def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
         """Return the texts of the coded columns, each once; the texts that say nothing become unknown."""

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+from msgspec.structs import replace
 
 from daydream.collect.derive.recording import GrowingColumns
-from daydream.collect.derive.source_lines import SourceLines, own_frame
+from daydream.collect.derive.source_lines import SourceLines, blocking_call, own_frame
 from daydream.collect.importers.kineto.events import (
     CATEGORIES,
     DEVICE,
@@ -95,6 +96,9 @@ class Rows:
             frames = [event for event in groups["module"] if type(event.name) is str]
             groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
             self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
+            calls = [(event, blocking_call(str(event.name))) for event in frames]
+            if waits := [replace(event, name=call) for event, call in calls if call]:
+                self._add("blocked", waits)
         name_xpu_copies(groups["memcpy"])
         for kind in KINDS:
             if groups[kind]:
@@ -150,12 +154,24 @@ class Rows:
         own = {number for number, text in texts.items() if own_frame(text) is not None}
         lines = frames.start + np.flatnonzero([number in own for number in numbers])
         start, duration = (table.columns[PLACE[name], lines] for name in ("ts", "dur"))
-        tid = numbers_of(table, "tid", (KINDS.index("module"),), self.threads, NO_ID)
+        thread = {
+            name: np.full(len(left), NO_ID) if ids is None else ids
+            for name in ("pid", "tid")
+            for ids in [numbers_of(table, name, (KINDS.index("module"),), self.threads, NO_ID)]
+        }
         self.lines.add(
             [texts[number] for number in table.columns[PLACE["name"], lines].tolist()], start,
             np.where((start == NO_ID) | (duration == NO_ID), UNKNOWN, duration),
-            np.full(len(lines), NO_ID) if tid is None else tid[lines],
+            thread["tid"][lines],
         )  # fmt: skip
+        calls = {number: call for number, text in texts.items() if (call := blocking_call(text))}
+        waits = frames.start + np.flatnonzero([number in calls for number in numbers])
+        if len(waits):
+            start, duration = (table.columns[PLACE[name], waits] for name in ("ts", "dur"))
+            named = self.names.of([calls[number] for number in table.columns[PLACE["name"], waits].tolist()])
+            chunk = {"start_ns": start, "duration_ns": duration, "name": named}
+            chunk |= {name: ids[waits] for name, ids in thread.items()}
+            self._keep_as("blocked", self._timed(chunk, (start == NO_ID) | (duration == NO_ID)))
         return table.without(left) if left.any() else table
 
     def _add_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
@@ -190,7 +206,7 @@ class Rows:
         if kind in HOST:
             chunk["pid"] = self.threads.of([event.pid for event in events])
             chunk["tid"] = self.threads.of([event.tid for event in events])
-        if kind != "module":
+        if kind not in ("module", "blocked"):
             self._add_args(kind, events, chunk)
         self._add_chunk(kind, self._timed(chunk, no_start | no_duration))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
-from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, define_blocked, wakers
+from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, WAKES, define_blocked, wakers
 from daydream.collect.importers.nsys.export import Export, open_export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
@@ -221,20 +221,24 @@ class _Importer:
         """Add when the threads of the other rows were blocked, while these lasted."""
         if not self.parts:
             return
-        define_blocked(self.export)
+        threads = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
+        recorded = np.unique(np.concatenate([[0], *threads]))
+        define_blocked(self.export, np.unique(recorded >> 24).tolist())
         blocks = [*self._blocks(BLOCKED, (), text="name")]
         names = [str(text) for block in blocks for text in block.pop("name").tolist()]
         waits = np.flatnonzero([bool(WAITS.search(text)) for text in names])
         if not len(waits):
             return
         rows = {name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]}
-        waker = wakers(rows["start"], rows["end"], rows["globalTid"])
+        woke = [np.stack([block["start"], block["globalTid"]]) for block in self._blocks(WAKES, ())]
+        calls, caller = np.concatenate([np.empty((2, 0), np.int64), *woke], axis=1)
+        order = np.argsort(calls, kind="stable")
+        waker = wakers(rows["start"], rows["end"], rows["globalTid"], calls[order], caller[order])
         first = min(int(part["start_ns"].min()) for part in self.parts)
         last = max(int((part["start_ns"] + part["duration_ns"]).max()) for part in self.parts)
         rows["start"] = np.maximum(rows["start"], first)
         rows["end"] = np.minimum(rows["end"], last)
-        recorded = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
-        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], np.concatenate([[0], *recorded]))
+        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], recorded)
         name = self._code("name", [names[place] for place in waits[kept].tolist()])
         rows = {name: column[kept] for name, column in rows.items()}
         self._add("blocked", rows, name=name, waker=waker[kept])
@@ -263,7 +267,7 @@ class _Importer:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
-        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED) else "globalPid"
+        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED, WAKES) else "globalPid"
         for rows in self.export.blocks(table, ("start", "end", owner, *fields), text=text):
             good = (rows["start"] > -LONGEST_NS) & (rows["end"] < LONGEST_NS) & (rows["end"] >= rows["start"])
             # marks and domains are no ranges and have no end

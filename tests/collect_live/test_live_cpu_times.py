@@ -1,0 +1,75 @@
+"""Pauses of a script are waits or work by how long its thread ran meanwhile."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+from live_recording import record  # noqa: E402
+
+import daydream  # noqa: E402
+from daydream.collect.live import cpu_times  # noqa: E402
+from daydream.collect.live.cpu_times import CpuTimes, add_cpu_times  # noqa: E402
+from daydream.trace.schema import BY_CLOCK  # noqa: E402
+
+PAUSE_S = 0.1
+
+
+def spin() -> None:
+    end = time.perf_counter() + PAUSE_S
+    while time.perf_counter() < end:
+        pass
+
+
+def recorded(folder, pause):
+    folder.mkdir()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop():
+        pause()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    return record(loop, folder, iterations=10)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count it")
+def test_a_script_that_sleeps_waits_and_one_that_spins_works(tmp_path):
+    asleep = recorded(tmp_path / "asleep", lambda: time.sleep(PAUSE_S))
+    awake = recorded(tmp_path / "awake", spin)
+
+    assert daydream.whatif(asleep, "scale", on="cpu", factor=0.0).predicted_ns >= 1e9 * PAUSE_S
+    assert daydream.whatif(awake, "scale", on="cpu", factor=0.0).predicted_ns < 1e6
+    for trace, ran in ((asleep, (0, 0.5)), (awake, (0.9, 1.1))):
+        rows = np.flatnonzero(trace["name"] == trace.code("name", BY_CLOCK))
+        rows = rows[trace["duration_ns"][rows] > 1e9 * PAUSE_S]
+        assert len(rows) >= 3
+        shares = trace["cpu_ns"][rows] / trace["duration_ns"][rows]
+        assert ran[0] <= shares.min() <= shares.max() <= ran[1]
+
+
+def test_where_the_system_does_not_count_nothing_is_recorded(monkeypatch):
+    monkeypatch.setattr(cpu_times, "THREADS", "/nowhere")
+    times = CpuTimes()
+    times.look()
+    columns = {"kind": np.zeros(1, np.int8)}
+    add_cpu_times(columns, {"kind": ["operator"]}, times.looks)
+
+    assert not times.looks
+    assert list(columns) == ["kind"]
+
+
+def test_looks_that_took_much_are_left_out(monkeypatch):
+    monkeypatch.setattr(cpu_times.os, "listdir", lambda _: [])
+    times = CpuTimes()
+    times.look()
+    times._spent_ns = 10**15  # noqa: SLF001 - as if the first had taken long
+    times.look()
+
+    assert len(times.looks) == 1
