@@ -272,6 +272,12 @@ def read_both_ways(row: Row) -> bool:
     return outward or "gpu_user_annotation" in row.trace
 
 
+def batches_at_their_pace(row: Row) -> bool:
+    """Workers make batches at their own pace; nothing hides a layer's transfers; loading is no wait for the CPU."""
+    named = re.search(r"rtx2080ti_resnet|unet3d_a100/baseline|t4_mlp_amp|rtx4090_llama", row.trace)
+    return bool(named or re.search(r"bound(_share)?$|by_bound", row.key))
+
+
 def _of_its_own(answer: Answer) -> Answer:
     """Return the answer about a step that was given, without what is said of another step, by today's keys."""
     return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
@@ -281,5 +287,5 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered,
     loading_is_hidden, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    late_starts, read_as_recorded, who_was_blocked, read_both_ways,
+    late_starts, read_as_recorded, who_was_blocked, read_both_ways, batches_at_their_pace,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from graph.small_traces import note, op, trace
+from shared import shared_trace
 from test_cli_golden import COMMANDS
 
 import daydream
@@ -124,3 +125,22 @@ def test_where_nothing_is_gained_no_whatif_is_suggested(ask, folder):
         "rank --trace idle.parquet",
         "explain --trace idle.parquet",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("cases/cpu_moe_data_dependent_ops", ["explain", "rank", "whatif scale"]),  # none goes in a circle
+        ("cases/gh200_transformer_layer_annotations", ["memory", "whatif batch-size"]),
+    ],
+)
+def test_what_is_suggested_leads_on(ask, name, commands):
+    ran = followed(ask, [commands[0], "--trace", str(shared_trace(f"{name}.json.gz"))])
+    assert [line[: len(start)] for line, start in zip(ran, commands, strict=False)] == commands
+
+
+def test_no_change_of_a_step_is_suggested_where_none_can_be_judged(ask):
+    name = str(shared_trace("cases/cuda_memory_events_without_device_rows.json.gz"))
+    done = ask("memory", "--largest-batch", "--capacity", "24GB", "--trace", name)
+    assert (done.code, NEXT in done.err) == (0, False)
+    assert "largest batch that fits 24 GB" in done.out

@@ -7,6 +7,7 @@ import pytest
 from small_graphs import lane, launched, starts, thread, with_sync
 
 from daydream import Graph, GraphError, simulate
+from daydream.graph.tables import Lane
 
 # -- insert ------------------------------------------------------------------------------------------
 
@@ -297,3 +298,10 @@ def test_a_graph_notes_what_was_edited_and_not_what_was_looked_up():
     copy.select(layer="a", kind="cpu").scale(0.5)
     assert list(copy.edited_by) == [(("kind", ("cpu",)), ("layer", ("a",)))]
     assert not Graph().copy().edited_by
+
+
+def test_no_two_lanes_have_one_name():
+    graph = Graph()
+    numbers = [graph.add_lane(Lane("thread 7", rank)) for rank in (0, 1, 2)]
+    assert [lane.name for lane in graph.lanes] == ["thread 7", "thread 7 (2)", "thread 7 (3)"]
+    assert [graph.lane_id(graph.lanes[number].name) for number in numbers] == [0, 1, 2]

@@ -20,7 +20,8 @@ from daydream.report.html.ranking import HELP as RANKING_HELP
 from daydream.report.html.ranking import whatifs
 from daydream.report.html.spans import measured_window
 from daydream.report.html.timelines import timelines
-from daydream.report.text.answer import answer_lines, moved_text
+from daydream.report.text.answer import answer_lines
+from daydream.report.text.breakdown import moved_bound
 from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count, listed, time_text
 from daydream.report.text.results import replay_answer
@@ -199,7 +200,7 @@ def _breakdowns(replay: Replay, comparison: Prediction | None) -> Html:
     if comparison is None:
         return sections.breakdowns(parts_of_replay(replay), None)
     before, after = parts_of_change(comparison)
-    moved = moved_text(before, after)
+    moved = moved_bound(before, after)
     said = [element("p", moved, class_="remark")] if moved else []
     return joined(*said, sections.breakdowns(before, after))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from daydream.predict.basis import ESTIMATED, whole_recording
 from daydream.predict.notes import why_unmoved
-from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, moved_bound, shows, sums
+from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -144,11 +144,6 @@ def bottleneck_text(comparison: Prediction) -> str:
     what, share = comparison.bound
     said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
     return f"{said}. This change does not move it" if why_unmoved(comparison) else said
-
-
-def moved_text(before: Parts, after: Parts) -> str:
-    """Return `moved_bound` of the parts of a step before and after a change."""
-    return moved_bound(before, after)
 
 
 def answer_lines(comparison: Prediction) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daydream.predict.basis import RECORDED, whole_recording
-from daydream.report.text.breakdown import breakdown_rows, breakdown_table
+from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -88,7 +88,7 @@ def whatif_text(
     from daydream.report.text import answer
 
     before, after = parts_of_change(comparison)
-    moved = answer.moved_text(before, after)
+    moved = moved_bound(before, after)
     head: list[Block] = [
         *map(Words, whole_recording(comparison.replay.graph.trace)),
         answer.headline(comparison),
