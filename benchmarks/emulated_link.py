@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from recordings import main
-from sections import write_section
 
 PAGE = Path(__file__).parents[1] / "docs" / "distributed.md"
 
@@ -142,4 +141,8 @@ def run(
     """Run a script that records over the link, or with `--page FOLDER` only write its section of the page."""
     folder = Path(sys.argv[2]) if sys.argv[1:2] == ["--page"] else main(about_it, script, models, recording)
     if folder is not None:
-        write_section(PAGE, title, page(folder))
+        sys.path.insert(0, str(PAGE.parents[1] / "validation"))
+        from parts_of_pages import put
+
+        begin, end = f"<!-- begin: {title} -->", f"<!-- end: {title} -->"
+        put(PAGE, "\n".join([begin, *page(folder), end]), begin, end)

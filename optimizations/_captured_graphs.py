@@ -53,7 +53,9 @@ def launch_as_graphs(
     start_as_nodes(captured, round(node_us * 1e3))
     taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
     many = max(len(captured.group_by("step")), 1)
-    graph.note(f"{counted(round(len(parts) / many), 'graph')} per step, of {nodes:,.0f} nodes on average.")
+    graph.note(
+        f"{counted(round(len(parts) / many), 'graph')} per step, {counted(round(nodes), 'node')} each."
+    )
     _say(graph, taken)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -165,12 +166,12 @@ def _data_dependent(graph: Graph) -> int:
     inside, asked, outer, products = (
         call_rows(graph, calls.ids, name) for name in (DATA_DEPENDENT, MAY_ASK, None, MATRIX)
     )
-    breaks, several = (
-        ceil(np.count_nonzero(np.unique(rows) >= 0) / passes)
-        for rows in (np.where(asked == outer, inside, -1), products)
-    )
-    said = f"{counted(breaks, 'operator')} of a forward pass break the graph (item, nonzero)"
-    if breaks > several:
+    asks, several = (np.unique(rows[rows >= 0]) for rows in (inside[asked == outer], products))
+    breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
+    names = Counter(str(name).removeprefix("aten::") for name in graph.recorded.values("name", asks))
+    listed = ", ".join(name for name, _ in names.most_common())
+    said = f"{counted(breaks, 'operator')} of a forward pass break the graph ({listed})"
+    if breaks > products_of_pass:
         graph.does_not_apply(f"{said}, more than it has products: what is left to compile cannot be told")
     if breaks:
         graph.note(f"{said}.")

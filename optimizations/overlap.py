@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from daydream.optimizations._gradient_collectives import doubt_waiting, transfers_of, waiting_ns
+from daydream.optimizations._gradient_collectives import (
+    REDUCTIONS,
+    doubt_waiting,
+    transfers_of,
+    waiting_ns,
+)
 
 from daydream import Graph, Selection
 from daydream.memory import unchanged
@@ -25,7 +30,8 @@ def overlap(graph: Graph) -> None:
     Transfers still need their time: a step is no shorter than those of one stream take together. But
     nothing waits for them, and they wait for nothing. So this is the most that a better order, a
     prefetch or another bucket size can gain; less to transfer can gain more. Launches and copies
-    around the transfers stay, and so do messages between two ranks.
+    around the transfers stay, and so do messages between two ranks, and, where the forward pass
+    reduces, its reductions and gathers: parts of a layer, which the next one works on.
 
     Where several ranks were recorded together, a rank still waits for those that arrive later: hide that
     too with `overlap+no-stragglers`. What one rank recorded of its transfers holds such waiting: the
@@ -38,6 +44,9 @@ def overlap(graph: Graph) -> None:
     transfers = transfers_of(collectives)
     transfers = transfers - transfers.where(collective=POINT_TO_POINT)
     transfers.need("collectives but messages from one rank to another")
+    if len(transfers.where(phase="forward", collective=REDUCTIONS)):
+        transfers = transfers - transfers.where(phase="forward", collective=(*REDUCTIONS, "all_gather"))
+        transfers.need("collectives but those of parts of a layer, whose result the next layer works on")
     transfers = transfers.where(lambda tasks: (tasks.duration_ns > 0) & (tasks.step >= 0))
     transfers.need("transfers that take time within a step")
     if (transfers.row >= 0).all() and not _held_up(graph, transfers):

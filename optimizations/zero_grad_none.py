@@ -13,7 +13,7 @@ from daydream import Graph
 from daydream.memory import Allocations, in_phase, renumber
 from daydream.transforms import stages
 
-STAGE = stages.WORK
+STAGE = stages.FUSION
 CODE = "optimizer.zero_grad(set_to_none=True)"
 
 ZERO_GRAD = r"(?i)zero_?grad"

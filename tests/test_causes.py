@@ -15,7 +15,7 @@ from daydream.predict.breakdown import OF_KERNELS, parts_of_replay
 from daydream.predict.notes import waited_for_ns
 from daydream.report.html.page import page
 from daydream.report.text.results import whatif_text
-from daydream.simulate.critical_path import OF_EDGE, OF_KIND, Bound, PathCause, by_bound
+from daydream.simulate.critical_path import OF_EDGE, OF_KIND, ON_CPU, Bound, PathCause, by_bound
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 LARGE = 0.01  # of the step: no screen leaves such a cause out
@@ -41,7 +41,7 @@ def test_every_member_has_one_label_of_its_own(words):
 
 def test_what_causes_wait_for_has_a_colour_of_its_own_on_light_and_on_dark():
     waits = {cause.bound for cause in PathCause}
-    assert waits == {Bound.GPU, Bound.CPU, Bound.COPIES, Bound.COMMUNICATION, Bound.OTHER}
+    assert waits == {*ON_CPU, Bound.GPU, Bound.COPIES, Bound.COMMUNICATION, Bound.OTHER}
     for colours in ({bound.light for bound in waits}, {bound.dark for bound in waits}):
         assert len(colours) == len(waits)
         assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from machine import (
+    Blocked,
     Costs,
     Machine,
     Program,
@@ -26,6 +27,7 @@ from machine import (
     put,
     python,
     query,
+    read_word,
     record,
     sleep,
     stream_sync,
@@ -54,127 +56,105 @@ def times(rows: Sequence[Row]) -> list[tuple[int, int]]:
     return [(row.start, row.end) for row in rows]
 
 
-def test_a_kernel_starts_a_latency_after_its_launch_began_even_before_the_call_returns():
+NODES = [("a", 10), ("b", 10)]
+CASES = {  # what a step does, the depth of the queue, then (start, end) of its calls and of its device work
     #  main      |launch a 6|launch b 6|
     #  stream 7      |a 3|        |b 3|
-    result = run(launch(7, "a", 3), launch(7, "b", 3))
-
-    assert times(result.host) == [(0, 6), (6, 12)]
-    assert spans(result.device) == [("a", 4, 7), ("b", 10, 13)]
-
-
-def test_kernels_of_a_stream_follow_each_other_with_the_spacing_between_them():
+    "a kernel starts a latency after its launch began, even before the call returns": (
+        [launch(7, "a", 3), launch(7, "b", 3)], 100, [(0, 6), (6, 12)], [(4, 7), (10, 13)]),
     #  main      |launch a 6|launch b 6|
     #  stream 7      |a 20          |1|b 20
-    result = run(launch(7, "a", 20), launch(7, "b", 20))
-
-    assert spans(result.device) == [("a", 4, 24), ("b", 25, 45)]
-
-
-def test_streams_run_beside_each_other():
-    result = run(launch(7, "a", 20), launch(8, "b", 20))
-
-    assert spans(result.device) == [("a", 4, 24), ("b", 10, 30)]
-
-
-def test_a_launch_that_finds_the_queue_full_blocks_at_entry_and_then_takes_its_cost():
+    "kernels of a stream follow each other with the spacing between them": (
+        [launch(7, "a", 20), launch(7, "b", 20)], 100, [(0, 6), (6, 12)], [(4, 24), (25, 45)]),
+    "streams run beside each other": (
+        [launch(7, "a", 20), launch(8, "b", 20)], 100, [(0, 6), (6, 12)], [(4, 24), (10, 30)]),
     #  main      |a 6|b 6|c: wait 12, 6 |          depth 2: c is taken when a ends, at 24
     #  stream 7     |a 20    |1|b 20     |1|c 20
-    result = run(launch(7, "a", 20), launch(7, "b", 20), launch(7, "c", 20), depth=2)
-
-    assert times(result.host) == [(0, 6), (6, 12), (12, 24 + 6)]
-    assert [row.wait for row in result.host] == [0, 0, 12]
-    assert times(result.device) == [(4, 24), (25, 45), (46, 66)]
-
-
-def test_each_stream_has_a_queue_of_its_own():
-    result = run(launch(7, "a", 90), launch(7, "b", 90), launch(8, "c", 9), depth=2)
-
-    assert times(result.host) == [(0, 6), (6, 12), (12, 18)]
-
-
-def test_copies_and_memsets_take_queue_slots_too():
-    result = run(memset(7, 40, 64), memcpy(7, "htod_pinned", 40, 64), launch(7, "c", 1), depth=1)
-
+    "a launch that finds the queue full blocks at entry and then takes its cost": (
+        [launch(7, "a", 20), launch(7, "b", 20), launch(7, "c", 20)], 2,
+        [(0, 6), (6, 12), (12, 24 + 6)], [(4, 24), (25, 45), (46, 66)]),
+    "each stream has a queue of its own": (
+        [launch(7, "a", 90), launch(7, "b", 90), launch(8, "c", 9)], 2,
+        [(0, 6), (6, 12), (12, 18)], [(4, 94), (95, 185), (16, 25)]),
     #  memset 4-44; the copy is taken at 44, runs 48-88; c is taken at 88
-    assert times(result.host) == [(0, 5), (5, 44 + 7), (51, 88 + 6)]
-
-
-def test_a_graph_launch_is_one_call_one_slot_and_many_kernels():
+    "copies and memsets take queue slots, too": (
+        [memset(7, 40, 64), memcpy(7, "htod_pinned", 40, 64), launch(7, "c", 1)], 1,
+        [(0, 5), (5, 44 + 7), (51, 88 + 6)], [(4, 44), (48, 88), (92, 93)]),
     #  main      |graph 9|graph: wait 15, 9|
     #  stream 7     |a 10|b 10|               depth 1: the slot is free when b ends, at 24
-    nodes = [("a", 10), ("b", 10)]
-    result = run(graph_launch(7, nodes), graph_launch(7, nodes), depth=1)
-
-    assert times(result.host) == [(0, 9), (9, 24 + 9)]
-    assert spans(result.device) == [("a", 4, 14), ("b", 14, 24), ("a", 28, 38), ("b", 38, 48)]
-    assert [row.correlation for row in result.device] == [result.host[0].correlation] * 2 + [
-        result.host[1].correlation
-    ] * 2
-
-
-@pytest.mark.parametrize(("call", "stream_only"), [(device_sync(), False), (stream_sync(7), True)])
-def test_a_synchronize_takes_its_entry_then_waits_then_its_return(call, stream_only):
+    "a graph launch is one call, one slot and many kernels": (
+        [graph_launch(7, NODES), graph_launch(7, NODES)], 1,
+        [(0, 9), (9, 24 + 9)], [(4, 14), (14, 24), (28, 38), (38, 48)]),
     #  main      |a 6|b 6|sync: 3, wait, 4|
     #  stream 7     |a 20      |
     #  stream 8         |b 40               |
-    result = run(launch(7, "a", 20), launch(8, "b", 40), call)
-    done = 24 if stream_only else 50
-
-    assert times(result.host)[-1] == (12, done + 4)
-    assert result.host[-1].wait == done - (12 + 3)
-
-
-def test_a_synchronize_with_nothing_to_wait_for_takes_entry_and_return():
-    assert times(run(device_sync()).host) == [(0, 3 + 4)]
-
-
-def test_free_waits_for_the_whole_device():
-    result = run(launch(8, "a", 20), free())
-
-    assert times(result.host) == [(0, 6), (6, 24 + 3)]
-
-
-def test_an_event_synchronize_waits_only_for_the_work_before_the_record():
+    "a synchronize of the device takes its entry, then waits for all, then its return": (
+        [launch(7, "a", 20), launch(8, "b", 40), device_sync()], 100,
+        [(0, 6), (6, 12), (12, 50 + 4)], [(4, 24), (10, 50)]),
+    "a synchronize of a stream waits for that one": (
+        [launch(7, "a", 20), launch(8, "b", 40), stream_sync(7)], 100,
+        [(0, 6), (6, 12), (12, 24 + 4)], [(4, 24), (10, 50)]),
+    "a synchronize with nothing to wait for takes entry and return": ([device_sync()], 100, [(0, 3 + 4)], []),
+    "a free waits for the whole device": (
+        [launch(8, "a", 20), free()], 100, [(0, 6), (6, 24 + 3)], [(4, 24)]),
     #  main      |a 6|record 2|b 6|sync 3, wait, 4|
     #  stream 7     |a 20        |1|b 20
-    result = run(launch(7, "a", 20), record("e", 7), launch(7, "b", 20), event_sync("e"))
-
-    assert times(result.host)[-1] == (14, 24 + 4)
-
-
-def test_a_pageable_copy_blocks_until_its_own_end_and_a_pinned_one_does_not():
+    "an event synchronize waits only for the work before the record": (
+        [launch(7, "a", 20), record("e", 7), launch(7, "b", 20), event_sync("e")], 100,
+        [(0, 6), (6, 8), (8, 14), (14, 24 + 4)], [(4, 24), (25, 45)]),
     #  main      |a 6|copy 7, wait, 5|
     #  stream 7     |a 20        |1|copy 10|
-    blocking = run(launch(7, "a", 20), memcpy(7, "dtoh_pageable", 10, 4), launch(7, "b", 1))
-    free_running = run(launch(7, "a", 20), memcpy(7, "htod_pinned", 10, 4), launch(7, "b", 1))
-
-    assert times(blocking.host) == [(0, 6), (6, 35 + 5), (40, 46)]
-    assert blocking.host[1].wait == 35 - 13
-    assert times(blocking.device) == [(4, 24), (25, 35), (44, 45)]
-    assert times(free_running.host) == [(0, 6), (6, 13), (13, 19)]
-
-
-def test_a_stream_waits_for_the_event_as_it_was_recorded_last():
+    "a pageable copy blocks until its own end": (
+        [launch(7, "a", 20), memcpy(7, "dtoh_pageable", 10, 4), launch(7, "b", 1)], 100,
+        [(0, 6), (6, 35 + 5), (40, 46)], [(4, 24), (25, 35), (44, 45)]),
+    "a pinned copy does not": (
+        [launch(7, "a", 20), memcpy(7, "htod_pinned", 10, 4), launch(7, "b", 1)], 100,
+        [(0, 6), (6, 13), (13, 19)], [(4, 24), (25, 35), (36, 37)]),
     #  main      |a 6|record 2|b 6|wait 2|c 6|
     #  stream 7     |a 20        |1|b 20       the event is a's end
     #  stream 8                  |2|c 5
-    result = run(launch(7, "a", 20), record("e", 7), launch(7, "b", 20), wait(8, "e"), launch(8, "c", 5))
-
-    assert spans(result.device) == [("a", 4, 24), ("b", 25, 45), ("c", 24 + 2, 31)]
-
-
-def test_waiting_for_an_event_that_was_never_recorded_does_nothing():
-    result = run(wait(8, "e"), launch(8, "c", 5))
-
-    assert times(result.device) == [(2 + 4, 11)]
-
-
-def test_an_event_recorded_behind_a_wait_is_complete_no_sooner_than_what_was_waited_for():
-    result = run(launch(7, "a", 50), record("e", 7), wait(8, "e"), record("f", 8), event_sync("f"))
-
+    "a stream waits for the event as it was recorded last": (
+        [launch(7, "a", 20), record("e", 7), launch(7, "b", 20), wait(8, "e"), launch(8, "c", 5)], 100,
+        [(0, 6), (6, 8), (8, 14), (14, 16), (16, 22)], [(4, 24), (25, 45), (24 + 2, 31)]),
+    "waiting for an event that was never recorded does nothing": (
+        [wait(8, "e"), launch(8, "c", 5)], 100, [(0, 2), (2, 8)], [(2 + 4, 11)]),
     #  a 4-54; stream 8 is past its wait at 56
-    assert times(result.host)[-1] == (12, 56 + 4)
+    "an event recorded behind a wait is complete no sooner than what was waited for": (
+        [launch(7, "a", 50), record("e", 7), wait(8, "e"), record("f", 8), event_sync("f")], 100,
+        [(0, 6), (6, 8), (8, 10), (10, 12), (12, 56 + 4)], [(4, 54)]),
+    #  |read 2|spins until the kernel ends|
+    "a thread spins until a kernel has written its word": (
+        [launch(7, "a", 20, writes="word"), read_word("word"), launch(7, "b", 1)], 100,
+        [(0, 6), (24, 30)], [(4, 24), (28, 29)]),
+    "or sleeps between two looks at it": (
+        [launch(7, "a", 20, writes="word"), read_word("word", 10), launch(7, "b", 1)], 100,
+        [(0, 6), (26, 32)], [(4, 24), (30, 31)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_and_device_work_take_their_time(case):
+    step, depth, host, device = CASES[case]
+    result = run(*step, depth=depth)
+
+    assert times(result.host) == host
+    assert times(result.device) == device
+
+
+def test_a_row_tells_how_long_it_was_blocked():
+    full = run(*[launch(7, "a", 20)] * 3, depth=2)
+    synced = run(launch(7, "a", 20), device_sync())
+    copied = run(launch(7, "a", 20), memcpy(7, "dtoh_pageable", 10, 4))
+
+    assert [row.wait for row in full.host] == [0, 0, 12]
+    assert synced.host[1].wait == 24 - (6 + 3)
+    assert copied.host[1].wait == 35 - 13
+
+
+def test_kernels_of_a_graph_share_the_correlation_of_its_launch():
+    result = run(graph_launch(7, NODES))
+
+    assert [row.correlation for row in result.device] == [result.host[0].correlation] * 2
 
 
 def test_operators_nest_and_own_their_time():
@@ -215,6 +195,35 @@ def test_a_taker_stands_until_another_thread_puts_and_then_wakes():
     result = run(take("batch"), cpu("step", 5), steps=2, others={"loader": loader})
 
     assert [times([row])[0] for row in result.host if row.name == "step"] == [(38, 43), (68, 73)]
+
+
+def test_a_run_tells_when_each_thread_was_off_the_cpu_and_who_woke_it():
+    #  loader    |load 30|sleeps 50        |load 30|
+    #  main      |--------|8|a 6|sync: 3, |1|4|
+    #  stream 7               |a 20       |
+    def loader():
+        while True:
+            yield from (cpu("load", 30), put("batch"), sleep(50))
+
+    step = (take("batch"), launch(7, "a", 20), device_sync())
+    program = Program(lambda _number: step, {"loader": loader})
+    result = Machine(program, costs=TINY, steps=1, hand_off=(8, 8), blocking_sync=True).run()
+
+    assert sorted(result.blocked, key=lambda each: each.start) == [
+        Blocked("main", 0, 38, "queue", "loader"), Blocked("loader", 30, 80, "outside"),
+        Blocked("main", 47, 62 + 8, "synchronize"),
+    ]  # fmt: skip
+
+
+def test_batches_vary_by_factors_that_come_again():
+    program = Program(lambda _number: [python(1_000), launch(7, "a", 1_000), device_sync()])
+    result = Machine(program, costs=TINY, steps=6, variation=0.3, period=3).run()
+    lengths = [end - start for start, end in times(result.device)]
+
+    assert lengths[:3] == lengths[3:]
+    assert len({*lengths}) == 3
+    assert all(700 <= length <= 1_300 for length in lengths)
+    assert result.step_starts[1] == lengths[0] + lengths[0] + 4 + 4
 
 
 def test_taking_what_is_there_already_costs_nothing():

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from machine import Machine
+from machine.blocked import LOADERS
 from machine.harder import HARDER
-from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
 
 import daydream

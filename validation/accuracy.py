@@ -27,9 +27,10 @@ import ledger
 import ledger_plot
 import numpy as np
 import own_changes
+import thresholds
 from machine import Machine
+from machine.blocked import LOADERS
 from machine.harder import HARDER
-from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
 from parts_of_pages import put
 
@@ -57,7 +58,6 @@ CHANGES = {
     "CPU x 0.5": {"cpu": 0.5},
 }
 WINDOWS = {"settled": (24, 27), "cold start": (0, 3)}
-UNJUDGED = "`{name}`: {reason}"
 
 
 def main() -> None:
@@ -95,6 +95,9 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
     if traces is not None:
         yield ""
         yield from _ablation(traces)
+        yield ""
+        with tempfile.TemporaryDirectory() as folder:
+            yield thresholds.part(traces, Path(folder) / "answers.json")
         yield ""
         yield from gpu_pairs.page(list(gpu_pairs.rows(traces)))
     yield ""
@@ -166,7 +169,7 @@ def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
             result = daydream.replay(trace)
             typical = daydream.replay(daydream.build(trace, without=["latencies"]))
         except daydream.GraphError as error:
-            left_out.append(UNJUDGED.format(name=name, reason=str(error).split(". ")[0].replace("\n", " ")))
+            left_out.append(f"`{name}`: {' '.join(str(error).split('. ')[0].split())}")
             continue
         facts = result.graph.facts
         waits = facts.event_waits

@@ -55,8 +55,8 @@ def machines(cached: Path) -> Iterator[Path]:
     """Yield a recording of each program of the machine model; its truths lie beside it."""
     folder = cached / "machine"
     sys.path.insert(0, str(ROOT / "tests"))
+    from machine.blocked import LOADERS
     from machine.harder import HARDER
-    from machine.loaders import LOADERS
     from machine.programs import PROGRAMS
 
     folder.mkdir(parents=True, exist_ok=True)

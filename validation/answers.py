@@ -52,6 +52,7 @@ SAMPLE = (
     "kineto/gpu_user_annotation t4_mlp_amp/fp32 odd/gpu_only symptoms/s23_no_profilerstep"
 )
 SHOWN, SAME = 50, 1e-6
+WIDE, WIDER = 2.0, 1.2  # high / low of a wide interval; and how much the median may grow
 FARTHER = "FARTHER from the truth"
 HEADLINE = "/predicted_ns", "/replayed_ns", "refused"  # what a row is printed for first
 Found = dict[str, dict[str, dict[str, Any]]]  # answers by trace and question
@@ -71,6 +72,8 @@ class Totals:
     only: Counter[str] = field(default_factory=Counter)  # keys that one side lacks
     refused: list[int] = field(default_factory=lambda: [0, 0])
     widths: list[tuple[float, float]] = field(default_factory=list)
+    known: list[tuple[float, float]] = field(default_factory=list)  # widths where the truth is known
+    lost: list[str] = field(default_factory=list)  # answers that were right and narrow
     off: list[tuple[float, float]] = field(default_factory=list)
     holds: list[tuple[bool, bool]] = field(default_factory=list)
 
@@ -270,20 +273,30 @@ def _compare(totals: Totals, row: Row, old: Answer, new: Answer, truth: Truth | 
     """Add one answer to the totals, with a row for each difference."""
     totals.refused[0] += "refused" in old
     totals.refused[1] += "refused" in new
-    ends: list[Any] = [answer.get(f"/predicted_{end}_ns") for answer in (old, new) for end in ("low", "high")]
-    if all(ends):
-        totals.widths.append((ends[1] / ends[0], ends[3] / ends[2]))
+    was, now = _width(old), _width(new)
+    if was and now:
+        totals.widths.append((was, now))
+        totals.known += totals.widths[-1:] if truth else []
+    if truth and was and was < WIDE and truth.held(old) and not (now and now < WIDE):
+        what = f"{now:.2f}" if now else "no answer"
+        totals.lost.append(f"{row.trace} | {row.question} | high / low: {was:.2f} -> {what}")
     here, there = (truth.off(answer) if truth else None for answer in (old, new))
     farther = ""
     if truth and here is not None and there is not None:
         totals.off.append((here, there))
         totals.holds.append((truth.held(old), truth.held(new)))
-    if here is not None and (there is None or (all(ends) and there - here > np.log(ends[1] / ends[0]) / 2)):
+    if here is not None and (there is None or (was and now and there - here > np.log(was) / 2)):
         farther = f"{FARTHER}: {here:.1%} -> {'no answer' if there is None else f'{there:.1%}'}"
-    for key, was, now in _differences(totals, old, new):
-        one = replace(row, key=key, before=was, now=now)
+    for key, before, after in _differences(totals, old, new):
+        one = replace(row, key=key, before=before, now=after)
         owner = farther or next((owner.__name__ for owner in OWNERS if owner(one)), "")
         totals.rows.append(replace(one, owner=owner))
+
+
+def _width(answer: Answer) -> float | None:
+    """Return the ratio of the ends of an answer's interval, None where it has none."""
+    low, high = answer.get("/predicted_low_ns"), answer.get("/predicted_high_ns")
+    return high / max(low, 1) if low is not None and high else None
 
 
 def _differences(totals: Totals, old: Answer, new: Answer) -> Iterator[tuple[str, Any, Any]]:
@@ -330,6 +343,13 @@ def report(title: str, totals: Totals) -> int:
     print("  refused: {:,} -> {:,}".format(*totals.refused))
     if totals.widths:
         print("  median high / low of intervals: {:.3f} -> {:.3f}".format(*np.median(totals.widths, axis=0)))
+    if totals.known:
+        before, after = np.median(totals.known, axis=0)
+        print(f"  where the truth is known: {before:.3f} -> {after:.3f}, at most {WIDER * before:.3f}")
+        print(
+            f"  right and narrower than {WIDE:g} before, now wider or without an answer: {len(totals.lost)}"
+        )
+        print(*(f"    {line}\n" for line in totals.lost), sep="", end="")
     if totals.off:
         moved = np.diff(totals.off, axis=1)
         print(

@@ -23,14 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from laws import (
+    ROUNDING,
+    a_busy_device_gains_from_faster_kernels,
+    a_device_gains_what_it_was_busy,
+    a_factor_of_one_changes_nothing,
+    a_faster_device_is_never_slower,
+)
 from optimizations_page import EXAMPLES
 
 import daydream
 from daydream.errors import DaydreamError
 from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
-from daydream.predict.breakdown import trace_back
-from daydream.predict.notes import waited_for_ns
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.text.explain import verdict
@@ -43,14 +48,12 @@ SAMPLE = (
     "pairs/hopper_tf32/gh200_fp32", "kineto/v100_dlrm_4_of_8_ranks", "odd/gpu_only", "odd/cpu_only",
 )  # fmt: skip
 FOLDERS = (
-    "kineto", "nsys", "pairs/*", "odd", "rocprof", "formats/kineto_*", "formats/mtia", "formats/ascend", "formats/jax",
+    "kineto", "nsys*", "pairs/*", "odd", "cases", "rocprof", "formats/kineto_*", "formats/mtia", "formats/ascend", "formats/jax",
     "formats/rocprofv3",
 )  # fmt: skip
 TRACE = re.compile(
     r"(?<!cluster_communication)\.json(\.gz)?$|\.sqlite(\.gz)?$|\.pb(\.gz)?$|kernel_trace\.csv(\.gz)?$"
 )
-ROUNDING = 0.005  # of the step: what settles to 0.1 %, boundaries that shift
-BUSY, GAIN = 0.97, 1.7
 INCREDIBLE = 8.0  # times faster, by an optimization that is no `scale`: nobody measured such a step
 AGREE = 0.03  # answers from other step boundaries
 CONTRADICTS = 0.6  # of the critical path on the other side, and the sentence does not say so
@@ -246,58 +249,6 @@ PRESENT: dict[str, Callable[[Graph], bool]] = {
 # -- laws of a trace --------------------------------------------------------------------------------
 
 
-def a_factor_of_one_changes_nothing(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
-    """Scaling by one leaves the step as it is, and scaling everything by two doubles it."""
-    same = daydream.whatif(replay, lambda graph: graph.select().scale(1.0))
-    if same.simulated_ns != same.replayed_ns:
-        yield "scale by 1", f"{_ms(same.replayed_ns)} became {_ms(same.simulated_ns)}"
-
-
-def a_faster_device_is_never_slower(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
-    """Less work on lanes of fixed order never makes the step longer."""
-    last = replay.settled.step_ns
-    for factor in (0.75, 0.5, 0.25, 0.0):
-        try:
-            then = daydream.whatif(replay, "scale", on="gpu", factor=factor, contention="off").simulated_ns
-        except DaydreamError:
-            return
-        if then > last * (1 + ROUNDING):
-            yield f"scale on gpu {factor}", f"{_ms(last)} became {_ms(then)}"
-        last = then
-
-
-def a_busy_device_gains_from_faster_kernels(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
-    """A device that is busy all the time makes the step shorter, or traced work takes over, and then that."""
-    chain = trace_back(replay.settled)
-    busy = chain.busy_ns()
-    if busy is None or busy < BUSY * chain.step_ns:
-        return
-    try:
-        half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    except DaydreamError as error:
-        yield "scale on gpu 0.5", f"refused: {error}"
-        return
-    times = half.replayed_ns / half.simulated_ns
-    if times >= GAIN:
-        return
-    taking = waited_for_ns(half.after)
-    most = max(taking, key=lambda what: taking[what])
-    if most != "CPU":  # all device work is halved already
-        yield "scale on gpu 0.5", f"busy {busy:.0%}, {times:.2f}x, and it still waits for {most}"
-        return
-
-    def both(graph: Graph) -> None:
-        graph.select().scale(0.5)  # traced work alone: not what lies untraced between
-
-    again = daydream.whatif(replay, both)
-    then = again.replayed_ns / again.simulated_ns
-    if then < GAIN:
-        yield (
-            "scale on gpu 0.5",
-            f"busy {busy:.0%}, {times:.2f}x; {most} takes over, and halving that too gives {then:.2f}x",
-        )
-
-
 def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
     """A change that both name has one figure, and what gains is not called not worth it."""
     try:
@@ -355,6 +306,7 @@ OF_TRACES = (
     a_factor_of_one_changes_nothing,
     a_faster_device_is_never_slower,
     a_busy_device_gains_from_faster_kernels,
+    a_device_gains_what_it_was_busy,
     explain_and_rank_agree,
     boundaries_do_not_matter,
 )

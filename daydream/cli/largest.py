@@ -29,6 +29,8 @@ def show_largest(
     print_screen(largest_text(found))
     again = trace_words(trace, step_marker, steps)
     size = found.fits
+    if not any(step.get("covered") for step in recording.metadata["steps"]):
+        return  # no change of a step can be asked about
     if size in (0, found.recorded):  # nothing to grow: what would make it smaller?
         print_next("rank", "--by", "memory", *again)
     elif what == "batch":

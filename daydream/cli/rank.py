@@ -60,7 +60,7 @@ def _rank(
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:
-            raise none_recorded(recording, trace)
+            raise none_recorded(recording)
         # A screen shows few ranges, and says only that there are curves.
         whole = as_json or verbose or by == "memory"
         ranking = rank(
@@ -83,7 +83,8 @@ def _rank(
     print_screen(text)
     best = best_of(ranking)
     if best is None:
-        print_next("explain", *again)
+        side = "gpu" if ranking.bound == "GPU" else "cpu"
+        print_next("whatif", "scale", "--on", side, "--factor", "0.5", *again)
     else:
         words = [best.optimization, *typed(best.options), *again]
         print_next("whatif", *words, *([] if table is None else ["--table", table]))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +32,22 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     for is_sort, what in SORTS:
         if is_sort(mode):
             raise FileError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise `TraceError`, with the file and the reason in one line, where what is inside cannot read it."""
+    check_regular(path)
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: the gzip data is cut off or damaged ({error})") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def marked_encoding(head: bytes) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CODED, Facts, Lane
+from daydream.graph.tables import CODED, TABLES, Facts, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from daydream.trace.trace import Trace
-
-TABLES = ("columns", "syncs", "waits", "links")
 
 
 def is_plain(graph: Graph) -> bool:

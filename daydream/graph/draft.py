@@ -19,15 +19,16 @@ import numpy as np
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
+from daydream.graph.rules.thresholds import STREAM_CLOCK_NS
 from daydream.graph.select import of_tasks
-from daydream.graph.tables import CODED, COLUMNS, CPU, Table
+from daydream.graph.tables import CODED, COLUMNS, CPU, TABLES, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
 NEVER = -(2**60)  # before any recorded time
 NONE = np.empty(0, np.int64)
-BUILT = ("texts", "steps", "facts", "lanes", "syncs", "waits", "links", "queue_depth")
+BUILT = ("texts", "steps", "facts", "lanes", *TABLES[1:], "queue_depth")
 OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name here
 
 
@@ -228,6 +229,21 @@ class Draft(Graph):
         for _, run in self.streams():
             ended[run[1:]] = self.end_ns[run[:-1]]
         return ended[tasks]
+
+    def beside(self, lane: int) -> np.ndarray:
+        """Return which of the lanes are others of the device of one: a mask."""
+        places = [(each.rank, each.device) for each in self.lanes]
+        return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
+
+    def ended_beside(self, tasks: np.ndarray) -> np.ndarray:
+        """Return the work of other streams of the device that ended last before each task, -1 for none."""
+        source, ended = np.full((2, len(tasks)), -1)
+        for lane, work in self.streams():
+            over = np.maximum.accumulate(self.end_ns[work])
+            last = np.searchsorted(over, self.start_ns[tasks] + STREAM_CLOCK_NS, side="right") - 1
+            later = self.beside(lane)[self.lane[tasks]] & (last >= 0) & (over[last] > ended)
+            source[later], ended[later] = work[last[later]], over[last[later]]
+        return source
 
     def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""

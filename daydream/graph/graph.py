@@ -16,6 +16,7 @@ stay right after tasks were inserted or removed:
 | `waits` | work launched on `target` after the wait follows the work on `source` before the record |
 | `queue_depth` | this lane holds so many launches in flight |
 | `links` | this task follows that one (hand-offs between threads, and edges users add) |
+| `doubtful` | it may follow that one, and does in the other reading (`Graph.released`) |
 
 The words that edit a graph are on one page, `docs/primitives.md`.
 """
@@ -42,6 +43,7 @@ from daydream.graph.tables import (
     CODED,
     COLUMNS,
     COSTS,
+    TABLES,
     UNSET,
     Facts,
     Lane,
@@ -59,10 +61,7 @@ if TYPE_CHECKING:
     from daydream.graph.select import Where
 
 OWN = (  # what each copy has of its own
-    "columns",
-    "syncs",
-    "waits",
-    "links",
+    *TABLES,
     "overrides",
     "lanes",
     "queue_depth",
@@ -117,6 +116,7 @@ class Graph(NotebookTables):
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
+        self.doubtful = Table.of("src", "dst", "latency_ns")  # what may follow other work: no row tells
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
@@ -181,7 +181,7 @@ class Graph(NotebookTables):
 
     @property
     def _tables(self) -> tuple[Table, ...]:
-        return self.columns, self.syncs, self.waits, self.links
+        return tuple(getattr(self, name) for name in TABLES)
 
     def derived(self, key: Any, make: Callable[[], Any], *, structure: bool = False) -> Any:
         """Return what `make` works out from this graph, once a version; unedited copies share it.
@@ -242,9 +242,19 @@ class Graph(NotebookTables):
         return twin
 
     def released(self) -> Graph:
-        """Return a copy in which time that may be a wait (`doubt`, `gap_doubt`) takes none."""
-        duration, gap = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
-        return self.retimed(np.rint(duration), np.rint(gap))
+        """Return a copy in which what may be a wait is one: it takes no time, and follows what it waits for.
+
+        That is `doubt` and `gap_doubt` of tasks, and the launch latency of what is `doubtful`.
+        """
+        parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
+        twin = self.retimed(*np.rint(parts))
+        src, dst = self.doubtful["src"], self.doubtful["dst"]
+        if len(dst):
+            usual = np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns)
+            twin.write("latency_ns", dst, usual)
+            latency = self.doubtful["latency_ns"]
+            twin.links.add(src=src, dst=dst, latency_ns=latency, cause=int(Cause.EVENT))
+        return twin
 
     def differs_in_times_only(self, other: Graph) -> bool:
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
@@ -274,8 +284,13 @@ class Graph(NotebookTables):
         return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
-        """Add a lane and return its number."""
-        self.lanes.append(lane)
+        """Add a lane and return its number; further lanes of one name get a number, too."""
+        names = {each.name for each in self.lanes}
+        name, number = lane.name, 1
+        while name in names:
+            number += 1
+            name = f"{lane.name} ({number})"
+        self.lanes.append(lane._replace(name=name))
         self._version = self._structure = next_version()
         return len(self.lanes) - 1
 

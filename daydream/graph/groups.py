@@ -224,7 +224,21 @@ class Groups(NotebookTables):
             launch=np.where(launch[entry] >= 0, copies[number, call[entry]], -1),
             **given,
         )
-        _copy_tables(graph, ids, group, copies)
+        # Rows of tables whose tasks were all copied; links within a group only. Of a task that several groups
+        # have, its copies in the first one count.
+        place = first_of(ids, graph.size)
+        for table, *names in (
+            (graph.syncs, "task", "point"),
+            (graph.waits, "record", "wait"),
+            (graph.links, "src", "dst"),
+        ):
+            one, other = (place[table[name]] for name in names)
+            both = (one >= 0) & (other >= 0)
+            if table is graph.links:
+                both &= group[one] == group[other]
+            rows = {name: np.tile(table[name][both], times) for name in table}
+            ends = (copies[:, end[both]].reshape(-1) for end in (one, other))
+            table.add(**rows | dict(zip(names, ends, strict=True)))
         return tasks.of(new, "repetitions", ordered=True)
 
     def with_copies(self, times: int) -> Groups:
@@ -308,27 +322,6 @@ class Groups(NotebookTables):
         group = group[once]
         by_group = np.lexsort((ids, graph.order[ids], group))
         return ids[by_group], group[by_group]
-
-
-def _copy_tables(graph: Graph, ids: np.ndarray, group: np.ndarray, copies: np.ndarray) -> None:
-    """Copy the rows of each table whose tasks were all copied; links only within a group.
-
-    `copies` are the copies of each task, a row each time; of a task that several groups have those in the
-    first one count.
-    """
-    place = first_of(ids, graph.size)
-    for table, *names in (
-        (graph.syncs, "task", "point"),
-        (graph.waits, "record", "wait"),
-        (graph.links, "src", "dst"),
-    ):
-        one, other = (place[table[name]] for name in names)
-        both = (one >= 0) & (other >= 0)
-        if table is graph.links:
-            both &= group[one] == group[other]
-        new = {name: np.tile(table[name][both], len(copies)) for name in table}
-        ends = (copies[:, end[both]].reshape(-1) for end in (one, other))
-        table.add(**new | dict(zip(names, ends, strict=True)))
 
 
 def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:

@@ -18,6 +18,7 @@ KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
 CPU, KERNEL, MEMCPY, MEMSET, COLLECTIVE = range(len(KINDS))  # their codes in the column `kind`
 DEVICE_KINDS = KINDS[1:]
 UNTRACED_NODES = "untraced graph nodes"  # names of device work without a row
+BATCH = "load batch"  # what worker processes of a loader make
 UNTRACED_HEAD = "untraced work from before the window"
 ORDER_STEP = 4096  # program-order keys between two nanoseconds, room for inserted tasks
 
@@ -54,6 +55,7 @@ DEFAULTS = {
 }
 COSTS = {"duration_ns": "doubt", "gap_ns": "gap_doubt"}  # no edge of a plan depends on these columns
 CODED = ("name", "op", "layer")
+TABLES = ("columns", "syncs", "waits", "links", "doubtful")  # of a graph
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 

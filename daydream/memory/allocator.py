@@ -344,12 +344,15 @@ class Allocator:
 
         Args:
             private: the private pool that is returned, 0 for all that is in none.
-            address: of what was recorded as returned; where it is unused, nothing else is.
+            address: of what was recorded as returned; where it is unused, nothing else is, and where
+                `garbage_collection_threshold` is set, nothing at all if it is not.
         """
         if address is not None and self.limit is None:
             unused = [block for pool in self._pools.values() for block in pool.blocks()]
-            if found := [each for each in unused if 0 <= address - each.address < each.size]:
-                self._return(found[0])
+            found = [each for each in unused if 0 <= address - each.address < each.size][:1]
+            for each in found:
+                self._return(each)
+            if found or self.settings.garbage_collection_threshold:
                 return
         while self.deferred:  # the device is waited for
             self._release(self.deferred.popitem()[1])

@@ -33,11 +33,11 @@ COLLECTIVE = regex(r"^(c10d::|FSDP::all_gather)")
 PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
 CONVOLUTION = regex(r"convolution")
 NONE_RECORDED = (
-    "{}: this trace has no memory events. Record it with `daydream collect`, or with "
+    "this trace has no memory events. Record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True."
 )
 OF_ALL_STEPS = (
-    "{}: of a range of steps memory is not known, as what was held when they began is not. "
+    "of a range of steps memory is not known, as what was held when they began is not. "
     "Ask about the whole trace, without --steps."
 )
 
@@ -52,7 +52,7 @@ def allocations(trace: Trace) -> Allocations:
     """
     events = trace.memory
     if events is None:
-        raise none_recorded(trace, str(trace.metadata.get("source", "trace")))
+        raise none_recorded(trace)
     when = moments(trace, events)
     held = paired(trace, events, when)
     _free_after_collectives(held, events)
@@ -61,9 +61,9 @@ def allocations(trace: Trace) -> Allocations:
     return held
 
 
-def none_recorded(trace: Trace, name: str) -> TraceError:
+def none_recorded(trace: Trace) -> TraceError:
     """Return the error that a trace without memory events is for questions about memory."""
-    return TraceError((OF_ALL_STEPS if trace.metadata.get("steps_read") else NONE_RECORDED).format(name))
+    return TraceError(OF_ALL_STEPS if trace.metadata.get("steps_read") else NONE_RECORDED)
 
 
 def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:

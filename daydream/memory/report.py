@@ -103,7 +103,7 @@ def _device(
     if needed is not None and as_recorded is not None:
         replayed = as_recorded.peak_reserved_bytes
         more = 0
-        if recorded is not None and recorded >= (found.peak_allocated_bytes or 0):
+        if recorded and recorded >= (found.peak_allocated_bytes or 0):
             more = recorded - replayed
             said = _said_of_reserved(found.device, recorded, replayed, events["reserved_bytes"][mine])
         found = found.but(peak_reserved_bytes=needed.peak_reserved_bytes + more)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
-from daydream.errors import DaydreamError, FileError, TraceError
-from daydream.files.input_files import Counted, Readable, check_regular, most_unpacked
+from daydream.errors import DaydreamError, TraceError
+from daydream.files.input_files import Counted, Readable, most_unpacked, reading
 from daydream.memory import pickles
 from daydream.memory.allocator import LARGEST_SMALL, Allocator
 from daydream.memory.history import History, history
@@ -68,23 +67,13 @@ def read_snapshot(path: str | os.PathLike[str], *, max_unpacked: int | None = No
 
 
 def _content(path: Path, max_unpacked: int | None) -> bytes:
-    check_regular(path)
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
-            if not packed:
-                return raw.read()
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                return Counted(cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)).read()
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise FileError(f"{path} is a folder") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: the gzip data is cut off or damaged ({error})") from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), path.open("rb") as raw:
+        packed = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        if not packed:
+            return raw.read()
+        with gzip.GzipFile(fileobj=raw) as unpacked:
+            return Counted(cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)).read()
 
 
 def _decoded(data: bytes) -> Any:

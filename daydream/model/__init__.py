@@ -57,7 +57,13 @@ if TYPE_CHECKING:
         few_rows_ns,
         in_16_bits,
     )
-    from daydream.model.loading import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
+    from daydream.model.loading import (
+        LoaderWaits,
+        batches_of_workers,
+        loads_by_processes,
+        recorded_waits,
+        untraced_waits,
+    )
     from daydream.model.optimizers import (
         FUSED_UPDATE_KERNEL,
         FUSED_UPDATE_OP,
@@ -122,7 +128,9 @@ _HOMES = {
         "ATTENTION_KERNEL", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32", "LAYOUT_CHANGE", "Narrowed",
         "changes_layout", "doubt_of_products", "few_rows_ns", "in_16_bits",
     ),
-    "daydream.model.loading": ("LoaderWaits", "loads_by_processes", "recorded_waits", "untraced_waits"),
+    "daydream.model.loading": (
+        "LoaderWaits", "batches_of_workers", "loads_by_processes", "recorded_waits", "untraced_waits",
+    ),
     "daydream.model.optimizers": (
         "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP", "UPDATE_RULES", "Update", "UpdateRule",
         "fused_update_ns", "need_setting", "update_calls", "update_of",
@@ -142,8 +150,8 @@ __all__ = [
     "GUARDS", "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets",
     "Captured", "CompiledPart",
     "Gradients", "LoaderWaits", "Narrowed", "Trained", "Update", "UpdateRule", "attention_chains",
-    "autograd_node_count", "backward_chains", "behind_last_saved", "block_of_layers", "border_kernel_ns",
-    "breaks_of",
+    "autograd_node_count", "backward_chains", "batches_of_workers", "behind_last_saved",
+    "block_of_layers", "border_kernel_ns", "breaks_of",
     "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
     "compiled_parts", "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
     "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts",

@@ -138,9 +138,9 @@ def confirmation(comparison: Prediction, recorded: Trace, changed: Trace | None)
     predicted = None if times is None else blocks.baseline_ns / times
     low, high, recorded_speedup = None, None, None
     if predicted is not None and comparison.predicted_ns:
-        scale, off = predicted / comparison.predicted_ns, comparison.uncertainty
-        low = max(round(predicted - scale * off.shorter_ns), 0)
-        high = round(predicted + scale * off.total_ns)
+        scale = predicted / comparison.predicted_ns
+        low = round(scale * (comparison.predicted_low_ns or 0))
+        high = round(scale * (comparison.predicted_high_ns or 0))
     if found is not None and found.after.recorded_ns:
         recorded_speedup = comparison.replay.recording.settled.step_ns / found.after.recorded_ns
     return Confirmation(

@@ -138,5 +138,7 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
         cost = sum(graph.columns[name][ids[counts]] for name in of)
         total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():
-            if total[each] >= LEAST_SHARE * step_ns:
-                yield sort, [*labels][each], round(total[each]), ids[part == each], of
+            # A lane may go on behind the end of the step.
+            own_ns = min(total[each], step_ns) if by == "lane" else total[each]
+            if own_ns >= LEAST_SHARE * step_ns:
+                yield sort, [*labels][each], round(own_ns), ids[part == each], of

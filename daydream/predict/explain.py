@@ -15,6 +15,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
+from daydream.graph.profiler_overhead import LARGEST_SCALE
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL, covered_steps
 from daydream.memory.prediction import MemoryPrediction, changed, worst_device
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
-COSTLY = 0.3  # of a step: recording cost 24 % of one of compiled code (`h100_modded_nanogpt_2025_12_8ranks`)
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
 LARGELY = 0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
@@ -145,7 +145,7 @@ class Explanation(Record, eq=False):
         if self.basis != ESTIMATED or not busy or not measured_ns:
             return ""
         assumed, turn = (1 - share * self.replayed_ns / measured_ns for share in (1.0, busy))
-        if turn > COSTLY:
+        if turn > LARGEST_SCALE * assumed:
             return ""
         return (
             f" This hangs on the cost of recording: assumed are {assumed:.0%} of the step; from {turn:.0%} "
@@ -271,9 +271,9 @@ def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
     found: defaultdict[Bound, float] = defaultdict(float)
     for each in causes:
-        found[each.bound] += each.share
-        if each.cause in {PathCause.LOADING, PathCause.OUTSIDE}:
-            found[Bound.LOADING] += each.share
+        beside = each.bound in {Bound.LOADING, Bound.OUTSIDE}
+        for bound in (Bound.CPU, Bound.LOADING) if beside else (each.bound,):
+            found[bound] += each.share
     return found
 
 

@@ -140,6 +140,7 @@ class GraphDiff:
         cpu, transfer = kind == CPU, np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
+        ns[after.in_background[ids]] = 0  # steps only wait for it
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),
@@ -194,8 +195,15 @@ class GraphDiff:
         """
         parts = affected.errors_ns
         scale = hypot(*parts) / (sum(parts) or 1)
-        errors_ns = sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items())
-        return self.longer_by(scale * (errors_ns + self.doubt_ns))
+        return self.longer_by(scale * self.errors_ns)
+
+    @property
+    def errors_ns(self) -> np.ndarray:
+        """How far the time of each of `ids` may be off."""
+        errors: np.ndarray = (
+            sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items()) + self.doubt_ns
+        )
+        return errors
 
     def longer_by(self, more: np.ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""

@@ -19,18 +19,24 @@ independent, so the interval is the root of the sum of their squares:
 - *recording*: a trace that does not say what recording cost is corrected with a typical cost, of which so
   much may be wrong (`RECORDING_ERROR`). Recorded steps that are faster than those timed without a profiler
   may be off by all of the difference.
-- *unknown*: delays without a known cause, device work that was not recorded or that a change may not
-  reach (inside replays of CUDA graphs, of no known layer, held to a recorded start), and stream waits that
-  could not be resolved. What they do after the change is not known; at most they eat
-  up what it moves. Where the change makes unrecorded device work longer, what it adds is as unknown; so is
-  what it takes off calls that start up the driver, in the only step.
+- *unknown*: delays without a known cause, and device work that was not recorded or that a change may not
+  reach (inside replays of CUDA graphs, of no known layer, held to a recorded start). What they do after the
+  change is not known; at most they eat up what it moves. Where the change makes unrecorded device work
+  longer, what it adds is as unknown; so is what it takes off calls that start up the driver, in the only
+  step.
 - *waiting*: what transfers took may have been waiting for ranks that were not recorded, which no network
   changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
 
 A change that affects nothing has the first two and the rerun only.
 
-Where pauses of threads are doubtful (`doubt` of tasks), the step is simulated with all of them as waits, too.
-Both readings replay alike, and may predict differently: then the interval covers both.
+Where it is doubtful whether pauses of threads, late device work and calls of stream waits wait for recorded
+work, the step is simulated as if all did, too (`Graph.released`). Both readings replay alike, and may
+predict differently: then the interval covers both.
+
+What a step waits for outside the trace takes as long after the change: a timer, a disk. A process that makes
+batches works on meanwhile, at its own pace: the interval covers that, too (`paced_ns`).
+
+No step is shorter than the busiest stream's work in it, so no interval reaches below that.
 """
 
 from __future__ import annotations
@@ -45,13 +51,15 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from daydream.graph.calls import has_device_work
+from daydream.graph.plan import Cause
 from daydream.graph.profiler_overhead import cost_of_recording
-from daydream.graph.tables import CPU, covered_steps
+from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
-from daydream.simulate.critical_path import Bound
-from daydream.simulate.steady_state import settle
+from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
+from daydream.simulate.steady_state import SteadyState, settle
+from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -88,6 +96,13 @@ WORDS = {  # of the causes
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
 REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
+# What it is doubtful whether threads and streams do, and what records it.
+OF_THREADS = (
+    "works or waits in pauses that the step waits for, {:,.4g} ms of it",
+    "`nsys profile --cpuctxsw=process-tree`",
+)
+OF_STREAMS = "waits for other streams where that would decide the step", "`daydream collect`"
+UNTOLD = 0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -110,10 +125,9 @@ class Uncertainty(Struct, frozen=True):
         """How far the step may be above the predicted one."""
         return hypot(*astuple(self)[:-1], max(self.waiting, 0.0))
 
-    @property
-    def shorter_ns(self) -> float:
-        """How far the step may be below the predicted one."""
-        return hypot(*astuple(self)[:-1], max(-self.waiting, 0.0))
+    def ends(self, step_ns: float) -> list[float]:
+        """Return the ends of the interval around a step, in ns."""
+        return [step_ns - hypot(*astuple(self)[:-1], max(-self.waiting, 0.0)), step_ns + self.total_ns]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -128,16 +142,14 @@ class Uncertainty(Struct, frozen=True):
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
         step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
-        unknown = {
-            "delays without a known cause": facts.unexplained_ns,
-            "device work that was not recorded": facts.untraced_ns,
-        }
-        affected = comparison.affected.together / step_ns
-        changed = f"the change affects {affected:.0%} of the step"
+        unknown = "delays without a known cause"
+        if facts.untraced_ns > facts.unexplained_ns:
+            unknown = "device work that was not recorded"
+        changed = f"the change affects {comparison.affected.together / step_ns:.0%} of the step"
         most, words = max(
             (self.replay, "the replay of the unchanged trace misses the recording by {}"),
             (self.model, changed + ", and what that takes then is known to within {} only"),
-            (self.unknown, max(unknown, key=unknown.__getitem__) + " may carry it by {}"),
+            (self.unknown, unknown + " may carry it by {}"),
             (abs(self.waiting), "not all ranks were recorded, and {} may be waiting for them"),
             key=itemgetter(0),
         )
@@ -153,10 +165,8 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     work may be theirs or not.
     """
     replay, step_ns, affected = comparison.replay, comparison.simulated_ns, comparison.affected
-    facts = replay.graph.facts
-    side_by_side = _side_by_side_ns(replay.graph) if facts.event_waits["unresolved"] else 0.0
-    recorded_ns = sum(step.measured_ns for step in replay.steps)
-    unknown = unknown_ns(facts, recorded_ns, comparison.replayed_ns, affected, side_by_side)
+    recorded_ns = replay.measured_ns * len(replay.steps)
+    unknown = unknown_ns(replay.graph.facts, recorded_ns, comparison.replayed_ns, affected)
     beyond = [part.unknown_ns for part in (comparison.left_out, comparison.unplaced) if part is not None]
     if comparison.held is not None:
         beyond.append(min(replay.held_ns, affected.together))
@@ -189,28 +199,32 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif not tells:
         comparison.reason = found.reason(comparison)
     elif interval:
-        ends = [step_ns - found.shorter_ns, step_ns + found.total_ns]
-        if comparison.released is not None:
-            of_the_change, other_ns = replace(found, rerun=0.0, recording=0.0), comparison.released[0]
-            ends += [other_ns - of_the_change.shorter_ns, other_ns + of_the_change.total_ns]
+        ends = found.ends(step_ns)
+        least_ns = _least_ns(comparison, diff)
+        of_the_change = replace(found, rerun=0.0, recording=0.0)
+        for other_ns in (paced_ns(comparison), *(comparison.released or ())[:1]):
+            ends += of_the_change.ends(other_ns)
+            least_ns = min(least_ns, other_ns)
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
-        comparison.predicted_low_ns, comparison.predicted_high_ns = max(round(min(ends)), 0), round(max(ends))
+        low_ns = max(min(ends), min(least_ns, step_ns), 0)
+        comparison.predicted_low_ns, comparison.predicted_high_ns = round(low_ns), round(max(ends))
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
-    of_the_change = replace(found, variation=0.0, rerun=0.0, recording=0.0)
-    low = comparison.simulated_ns - of_the_change.shorter_ns
-    high = comparison.simulated_ns + of_the_change.total_ns
+    low, high = replace(found, variation=0.0, rerun=0.0, recording=0.0).ends(comparison.simulated_ns)
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
 def _longer_ns(comparison: Prediction, graph: Graph) -> float:
     """Return how much longer the step of another changed graph is than the predicted one."""
-    replay = comparison.replay
-    slowed = between(comparison.contention, replay.graph, graph)
-    longer = settle(graph, contention=slowed, copies=comparison.after.passes)
-    return float(replay.settled.mean_after(longer) - comparison.simulated_ns)
+    return float(comparison.replay.settled.mean_after(_settled(comparison, graph)) - comparison.simulated_ns)
+
+
+def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
+    """Return the steady state of another changed graph."""
+    slowed = between(comparison.contention, comparison.replay.graph, graph)
+    return settle(graph, contention=slowed, copies=comparison.after.passes)
 
 
 def _recording_ns(comparison: Prediction) -> float:
@@ -232,7 +246,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu, other = waits.pop(Bound.CPU, 0), sum(waits.values())
+    cpu, other = sum(waits.pop(bound, 0) for bound in ON_CPU), sum(waits.values())
     scale = comparison.simulated_ns / max(cpu + other, 1)
     shown, trace = 0.0, comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
@@ -267,56 +281,81 @@ def _variation(comparison: Prediction) -> float:
     return max(min(of(measured), of(comparison.after.step_times())), replay.spread)
 
 
-def unknown_ns(
-    facts: Facts, recorded_ns: int, step_ns: int, affected: Affected, side_by_side_ns: float
-) -> float:
+def unknown_ns(facts: Facts, recorded_ns: int, step_ns: int, affected: Affected) -> float:
     """Return how far what has no known cause may carry the step, at most what the change affects.
 
-    `recorded_ns` are all steps that the facts are about. An unresolved wait is an order that the
-    simulation does not keep: it counts with its part of all waits of what streams do side by side, which is
-    all that another order could put one behind the other.
+    `recorded_ns` are all steps that the facts are about.
     """
-    together = affected.together
     delays = facts.unexplained_ns + facts.untraced_ns
     share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
-    waits = sum(facts.event_waits.values())
-    unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0
-    return min(share * step_ns, together) + unresolved * min(together, step_ns, side_by_side_ns)
+    return min(share * step_ns, affected.together)
 
 
-def _side_by_side_ns(graph: Graph) -> float:
-    """Return how long streams work that are not the busiest one of their rank, per step."""
-    covered = covered_steps(graph)
-    chosen = graph.alive & (graph.kind != CPU) & covered[graph.step]
-    busy = np.bincount(graph.lane[chosen], graph.duration_ns[chosen], len(graph.lanes))
-    busiest = sum(busy[graph.ranks == rank].max() for rank in {*graph.ranks.tolist()})
-    return float(busy.sum() - busiest) / max(int(covered.sum()), 1)
+def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
+    """Return how long the busiest stream works in a changed step at least, in ns.
+
+    Collectives do not count: their time may be waiting.
+    """
+    after, graph = comparison.after, comparison.graph
+    steps = [*after.step_times()]
+    timeline, off = after.timeline, np.zeros(graph.size)
+    off[diff.ids] = diff.errors_ns
+    task = timeline.task
+    works = (timeline.copy == after.copy) & np.isin(graph.step[task], steps)
+    ns = np.maximum(timeline.end_ns - timeline.start_ns - off[task], 0) * works
+    ns[np.isin(graph.kind[task], [CPU, COLLECTIVE])] = 0
+    busiest = np.bincount(graph.lane[task], ns, 1).max() / max(len(steps), 1)
+    return float((1 - ANOTHER_RUN["device"]) * busiest - comparison.uncertainty.unknown)
+
+
+def paced_ns(comparison: Prediction) -> int:
+    """Return the predicted step in ns if what it waits for outside the trace works on meanwhile.
+
+    Then no step is shorter than it was, and one that takes longer waits the less. Where no thread's switches
+    were recorded, a long pause of a thread may be such a wait.
+    """
+    after, graph = comparison.after, comparison.graph
+    steps = [*after.step_times()]
+    path = after.timeline.path(after.copy, steps)
+    cause = codes_of(graph, path.task, path.edge)
+    waits = cause == PathCause.OUTSIDE.code
+    if has_device_work(graph) and graph.recorded.code("name", OFF_CPU) < 0:
+        waits |= (cause == PathCause.UNTRACED.code) & (path.ns >= UNTOLD * comparison.replayed_ns)
+    waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
+    if waits_ns < APART * comparison.simulated_ns:
+        return comparison.simulated_ns
+    return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
 
 
 def released(comparison: Prediction) -> tuple[int, str] | None:
-    """Return the predicted step in ns if doubtful pauses are waits, and what that hangs on; None if alike.
+    """Return the predicted step in ns if all that may be a wait is one, and why; None if alike.
 
     The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
-    the critical path makes no step shorter.
+    the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
     """
-    replay, graph, after = comparison.replay, comparison.graph, comparison.after
-    steps = [*after.step_times()]
-    path = after.timeline.path(after.copy, steps)
+    graph, after = comparison.graph, comparison.after
+    steps, timeline = [*after.step_times()], after.timeline
+    path = timeline.path(after.copy, steps)
+    src, dst = graph.doubtful["src"], graph.doubtful["dst"]
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
-    of_lane = np.bincount(graph.lane[path.task], path.ns * part, 1) / max(len(steps), 1)
-    if of_lane.sum() < APART * comparison.simulated_ns or not of_lane.any():
+    part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
+    mine = timeline.copy == after.copy
+    start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
+    start[timeline.task[mine]], end[timeline.task[mine]] = timeline.start_ns[mine], timeline.end_ns[mine]
+    ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
+    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
+    if of_lane.sum() <= APART * comparison.simulated_ns:
         return None
-    before, changed = replay.released(), graph.released()
-    waiting = settle(
-        changed, contention=between(comparison.contention, replay.graph, changed), copies=after.passes
-    )
-    found = round(comparison.replayed_ns * before.mean_after(waiting) / max(before.step_ns, 1))
-    alike = abs(before.step_ns - comparison.replayed_ns) <= REPLAYS_ALIKE * comparison.replayed_ns
-    if not alike or abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
+    before, replayed_ns = comparison.replay.released, comparison.replayed_ns
+    if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
-    name = graph.lanes[of_lane.argmax()].name
+    other_ns = before.mean_after(_settled(comparison, graph.released()))
+    found = round(replayed_ns * other_ns / max(before.step_ns, 1))
+    if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
+        return None
+    most = graph.lanes[of_lane.argmax()]
+    doubt, how = OF_STREAMS if most.on_device else OF_THREADS
     return found, (
-        f"Nothing recorded tells whether {name} works or waits in pauses that the "
-        f"step waits for, {of_lane.max() / 1e6:,.4g} ms of it; if all such pauses are waits, it takes "
-        f"{found / 1e6:,.4g} ms. A recording by `nsys profile --cpuctxsw=process-tree` tells."
+        f"Nothing recorded tells whether {most.name} {doubt.format(of_lane.max() / 1e6)}; "
+        f"with all such waits it takes {found / 1e6:,.4g} ms. A recording by {how} tells."
     )

@@ -11,7 +11,7 @@ import numpy as np
 from daydream.graph.tables import step_rank
 from daydream.predict.basis import whole_recording
 from daydream.results import Record
-from daydream.simulate.critical_path import Bound, by_bound, ns_by_cause
+from daydream.simulate.critical_path import ON_CPU, Bound, by_bound, ns_by_cause
 from daydream.simulate.steady_state import SETTLED, SteadyState
 from daydream.text import counted
 
@@ -102,7 +102,7 @@ def prediction_notes(prediction: Prediction) -> list[str]:
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:
     """Return the part of a step's waits that is for the CPU, 0 to 1."""
-    return waits.get(Bound.CPU, 0) / max(sum(waits.values()), 1)
+    return sum(waits.get(bound, 0) for bound in ON_CPU) / max(sum(waits.values()), 1)
 
 
 def waited_for_ns(settled: SteadyState) -> dict[Bound, int]:

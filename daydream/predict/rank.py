@@ -304,7 +304,17 @@ class _Trial:
         for row in self.rows if self.only_apt and alone else ():
             if row.predicted_ns and row.change.code == first.code != "" and row.change.rules_out(first):
                 raise NotApplicableError(SAME.format(row.optimization))
-        options = _suggested(parsed, graph)
+        options: dict[str, Any] = {}  # that the trace suggests, by the names that they go by together
+        for name, (owner, option) in option_names(parsed).items():
+            if owner.suggested_options is None:
+                continue
+            suggested = owner.suggested_options(graph)
+            if suggested is None:
+                raise NotApplicableError(
+                    f"this trace does not show its options; `whatif {owner.name}` predicts it at the defaults"
+                )
+            if option.name in suggested:
+                options[name] = suggested[option.name]
         edit = edit_of(parsed, options, after=None if alone else self.begun.get(in_order(parsed)[0].name))
         found = predict(self.before, edit, capacity_bytes=self.capacity, recorded=False)
         if alone:
@@ -320,19 +330,3 @@ class _Trial:
             bound_share=share,
         )
         return row.having(change=first)
-
-
-def _suggested(parsed: Sequence[Optimization], graph: Graph) -> dict[str, Any]:
-    """Return the options that the trace suggests, by the names that they go by together."""
-    found: dict[str, Any] = {}
-    for name, (owner, option) in option_names(parsed).items():
-        if owner.suggested_options is None:
-            continue
-        options = owner.suggested_options(graph)
-        if options is None:
-            raise NotApplicableError(
-                f"this trace does not show its options; `whatif {owner.name}` predicts it at the defaults"
-            )
-        if option.name in options:
-            found[name] = options[option.name]
-    return found

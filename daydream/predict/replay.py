@@ -162,9 +162,6 @@ class Replay(NotebookFigure):
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
-    waiting: SteadyState | None = field(
-        default=None, init=False
-    )  # where pauses are waits, if it was asked for
     parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
 
     def __repr__(self) -> str:
@@ -263,7 +260,7 @@ class Replay(NotebookFigure):
 
     def as_recorded(self) -> Replay:
         """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        return self if self.basis == RECORDED else self.recording
+        return self.recording
 
     @cached_property
     def held_ns(self) -> int:
@@ -294,11 +291,10 @@ class Replay(NotebookFigure):
         """What a reader should know before trusting the figures, a sentence each."""
         return [*self.said, *filter(None, [self.unrest])]
 
+    @cached_property
     def released(self) -> SteadyState:
-        """Return the step whose doubtful pauses are waits, as in `Graph.released`; simulated once."""
-        if self.waiting is None:
-            self.waiting = settle(self.graph.released())
-        return self.waiting
+        """The step where what may be a wait is one, as in `Graph.released`."""
+        return settle(self.graph.released())
 
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
@@ -450,11 +446,11 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     work_known[trace] = kept_work(document["families"], arrays)
     known[trace] = evidence_of(document["contention"])
     basis = document["basis"]
-    if basis["basis"] != RECORDED:
-        graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
-        settled = settle(graph)
     recording.said = basis["said"]
-    return Replay(graph, settled, recording.steps, recording, **basis)
+    if basis["basis"] == RECORDED:
+        return replace(recording, **basis)
+    graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
+    return Replay(graph, settle(graph), recording.steps, recording, **basis)
 
 
 def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:

@@ -27,7 +27,7 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
-from daydream.model.loading import TO_DEVICE, untraced_waits
+from daydream.model.loading import TO_DEVICE, batches_of_workers, untraced_waits
 from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
@@ -193,12 +193,22 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    calls = zip(_copied(graph, tasks), tasks.op, tasks.name, strict=True)
+    said = [""] * len(tasks)  # what each copies
+    copies = {"from the device": FROM_DEVICE, TO: TO_DEVICE}
+    launches = {words: graph.select(kind="memcpy", name=name).launches() for words, name in copies.items()}
+    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
+        waiting = getattr(tasks, column).tolist()
+        for words, found_calls in launches.items():
+            known = {*getattr(found_calls, column).tolist()} - {-1}
+            said = [words if call in known else was for call, was in zip(waiting, said, strict=True)]
+    calls = zip(said, tasks.op, tasks.name, strict=True)
     for number, (copied, op, name) in enumerate(calls):
         groups[copied, name if op is None or ALLOCATION.search(name) else op].append(number)
     for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
         mine = groups[copied, called]
         whatifs: list[str | WhatIf] = [("remove-sync", {"which": _exactly(called)})]
+        if len(groups) > 1:  # without one of them the step may wait in the next as long
+            whatifs.append("remove-sync")
         if copied == TO:
             whatifs = ["pinned-memory", "prefetch", *whatifs]
         sort = f"blocking copies {copied}" if copied else "synchronization"
@@ -218,7 +228,8 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     batches = np.zeros(len(idle), bool)
     if not len(graph.select(phase="data")):
         with suppress(NotApplicableError):
-            batches = idle & np.isin(chain.task, untraced_waits(graph).tasks.ids)
+            waits = untraced_waits(graph).tasks | batches_of_workers(graph)
+            batches = idle & np.isin(chain.task, waits.ids)
     # Where worker processes load already, as many of them are asked about as the trace suggests.
     suggests = find("dataloader").suggested_options
     workers = {} if suggests is None else suggests(graph)
@@ -358,18 +369,6 @@ def _exactly(name: str) -> str:
     return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
 
 
-def _copied(graph: Graph, tasks: Selection) -> list[str]:
-    """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
-    found, copied = [""] * len(tasks), {"from the device": FROM_DEVICE, TO: TO_DEVICE}
-    launches = {words: graph.select(kind="memcpy", name=name).launches() for words, name in copied.items()}
-    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
-        waiting = getattr(tasks, column).tolist()
-        for words, calls in launches.items():
-            known = {*getattr(calls, column).tolist()} - {-1}
-            found = [words if call in known else said for call, said in zip(waiting, found, strict=True)]
-    return found
-
-
 class WhatIfs:
     """Asks what-ifs of a step, on top of the change that was made already, if any.
 
@@ -432,7 +431,15 @@ class WhatIfs:
         answers = [self.tried(*each)[0] for each in asked]
         kept = []
         for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
-            same = [other for other in answers if other is answer or _same_change(answer, other)]
+            same = [
+                other
+                for other in answers
+                if other is answer
+                or (
+                    answer.predicted_ns == other.predicted_ns is not None
+                    and answer.change.rules_out(other.change)
+                )
+            ]
             if answer is min(same, key=lambda each: preference(each.notes, each.optimization)):
                 kept.append(answer)
         return kept
@@ -449,12 +456,6 @@ class WhatIfs:
             if cost.best is not None:
                 cost.saving_ns, cost.code = cost.best.saving_ns, cost.best.code
         return sorted(costs, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
-
-
-def _same_change(one: WhatIfResult, other: WhatIfResult) -> bool:
-    """Tell whether two what-ifs that exclude each other give the same step."""
-    same_step = one.predicted_ns is not None and one.predicted_ns == other.predicted_ns
-    return same_step and one.change.rules_out(other.change)
 
 
 def suggestion(

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 MOST_TURNS = 100
 NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
-EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
 WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
 
 
@@ -71,13 +70,13 @@ class Contention(Struct, frozen=True, eq=False):
         for turn in range(MOST_TURNS):
             new = np.concatenate([side.durations(own[side.tasks], start, end) for side in slow])
             change = new - duration[slowed]
-            if turn >= EXACT_TURNS:
-                change[np.abs(change) <= 1] = 0
+            # Times are whole ns: a kernel and a transfer may round each other up and down for ever.
+            step = (change / (1 + turn // WHOLE_TURNS)).astype(np.int64)
             # No end moves by more than all durations together.
-            if np.abs(change).sum() <= NEGLIGIBLE * int(end.max(initial=0)):
+            if not step.any() or np.abs(change).sum() <= NEGLIGIBLE * int(end.max(initial=0)):
                 return plan, start, end, True
             duration = duration.copy()
-            duration[slowed] += change // (1 + turn // WHOLE_TURNS)
+            duration[slowed] += step
             plan = plan.with_costs(duration)
             start, end = run(plan)
         return plan, start, end, False

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
-from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
+from daydream.graph.tables import BATCH, CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Bound(Word):
     COMMUNICATION = "communication", "communication", "#c79ad9", "#7f4f96"
     OTHER = "other", "other causes"
 
-    LOADING = "data loading"
+    LOADING = "data loading", "", "#b9a3e0", "#6a4fa3"
+    OUTSIDE = "waits outside the trace", "", "#d7c6a0", "#7a6a3c"
     TURNS = "turns", "bound by CPU and GPU in turns"
     BOTH = "CPU and GPU", "CPU- and GPU-bound"
     UNRECORDED = "unrecorded", "unknown: most was not recorded"
@@ -81,6 +82,9 @@ class Bound(Word):
     def awaited(self) -> str:
         """What stands behind "it waits for": `the GPU`, `copies`."""
         return f"the {self.value}" if self in {Bound.GPU, Bound.CPU} else self.label
+
+
+ON_CPU = (Bound.CPU, Bound.LOADING, Bound.OUTSIDE)  # what a thread does, or waits for beside the device
 
 
 class PathCause(Word):
@@ -101,14 +105,14 @@ class PathCause(Word):
     CPU = "launch-bound CPU", Bound.CPU, "the device waits for launches"
     OPERATORS = "CPU operators", Bound.CPU  # where there is no device to launch to
     UNTRACED = "untraced CPU time", Bound.CPU, "Python between operators"
-    LOADING = "data loading", Bound.CPU
+    LOADING = "data loading", Bound.LOADING
     SYNC = "synchronization", Bound.CPU, "returning from a wait"
     QUEUE = "queue wait", Bound.CPU, "the launch queue is full"
     LATENCY = "latency between lanes", Bound.CPU, "one wakes another"
     INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
     RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
     UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
-    OUTSIDE = "waits outside the trace", Bound.CPU, "a worker, disk or timer"
+    OUTSIDE = "waits outside the trace", Bound.OUTSIDE, "a worker, disk or timer"
     PAUSES = "pauses of unknown cause", Bound.OTHER, "no CPU was recorded"
 
     @property
@@ -264,7 +268,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
     found[lane & ~on_cpu] = between.code
-    outside = np.zeros(graph.size, bool)
+    outside = np.array([text == BATCH for text in graph.texts["name"]] + [False])[graph.name]
     outside[graph.links["src"][graph.links["cause"] == Cause.OUTSIDE]] = True
     found[outside[task] & (work | lane)] = PathCause.OUTSIDE.code
     loads = (graph.phase[task] == DATA) & on_cpu & (work | lane) & ~waits

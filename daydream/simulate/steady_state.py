@@ -113,7 +113,20 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
     while True:
         simulated = max(simulated, copies + beyond)
         timeline = simulate(graph, copies=simulated, window=window, contention=contention)
-        all_times, all_ends = timeline.step_times(), _lane_ends(timeline)
+        all_times = timeline.step_times()
+        # When each lane ends with each pass: a row a pass.
+        plan, lanes = timeline.plan, len(graph.lanes)
+        if "last on lane" not in plan.cache:
+            last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
+            last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(
+                len(plan)
+            )  # the last is written last
+            plan.cache["last on lane"] = last
+        last = plan.cache["last on lane"]
+        ends = np.where(last >= 0, timeline.end_ns[last], 0)
+        if plan.scheduled:
+            np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
+        all_ends = ends.reshape(-1, lanes)
         if len(all_ends) == 1:  # the window holds no work
             return SteadyState(timeline, all_times, 0, settled=True)
         while copies <= simulated - beyond:
@@ -161,20 +174,6 @@ def _reached(
         alike = (copy for copy, ns in enumerate(passes) if abs(ns - now) <= SETTLED * abs(now))
         first = max(first, next(alike))
     return first, max(needed) if max(needed) > copies else min(needed)
-
-
-def _lane_ends(timeline: Timeline) -> np.ndarray:
-    """Return when each lane ends with each pass, in ns: a row a pass."""
-    plan, lanes = timeline.plan, len(timeline.graph.lanes)
-    if "last on lane" not in plan.cache:
-        last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
-        last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(len(plan))  # the last is written last
-        plan.cache["last on lane"] = last
-    last = plan.cache["last on lane"]
-    ends = np.where(last >= 0, timeline.end_ns[last], 0)
-    if plan.scheduled:
-        np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
-    return ends.reshape(-1, lanes)
 
 
 def need_steps(graph: Graph) -> None:

@@ -177,7 +177,13 @@ def find(name: str) -> Optimization:
             with _loading(f"{name}, which is {point.value},"):
                 function = point.load()
             return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
-    raise UnknownOptimizationError(f"unknown optimization {name!r}. {_meant(name)}")
+    said = meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
+    if Path(name).is_file():
+        said = f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
+    for stem in (name.replace("-", "_"), name):
+        if Path(f"{stem}.py").is_file():
+            said = f"Did you mean the file './{stem}.py'?"
+    raise UnknownOptimizationError(f"unknown optimization {name!r}. {said}")
 
 
 def path_or_name(optimization: Optimization) -> str:
@@ -197,16 +203,6 @@ def loadable() -> tuple[list[Optimization], dict[str, str]]:
         except DaydreamError as error:
             broken[name] = " ".join(str(error).split())
     return found, broken
-
-
-def _meant(name: str) -> str:
-    """Return what may have been meant by a name that no optimization has."""
-    for stem in (name, name.replace("-", "_")):
-        if Path(f"{stem}.py").is_file():
-            return f"Did you mean the file './{stem}.py'?"
-    if Path(name).is_file():
-        return f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
-    return meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
 
 
 @contextmanager

@@ -38,12 +38,17 @@ class Script:
         return Alternating(self.change, rounds=rounds, steps=steps, clock=lambda: self.now)
 
 
+def run(script: Any, steps: Any) -> None:
+    """Let the script take steps until there are enough."""
+    while not steps.enough:
+        script.step()
+        steps.end_step()
+
+
 def test_blocks_take_turns_every_other_round_backwards():
     script = Script()
     blocks = script.blocks(rounds=2, steps=2)
-    while not blocks.enough:
-        script.step()
-        blocks.end_step()
+    run(script, blocks)
 
     assert blocks.result() == {"base": [10, 10], "again": [10, 10], "changed": [7, 7]}
     assert not script.changed
@@ -74,9 +79,7 @@ class Behind:
 def test_a_device_that_is_behind_is_waited_for_where_the_steps_that_count_begin_and_end():
     script = Behind()
     blocks = Alternating(nullcontext, rounds=1, steps=3, clock=lambda: script.now, settle=script.settle)
-    while not blocks.enough:
-        script.step()
-        blocks.end_step()
+    run(script, blocks)
 
     # Three steps from one wait to the next: the first is launched after 4 ns, then the device works 30 ns.
     assert blocks.result() == {kind: [pytest.approx(34 / 3)] for kind in ("base", "again", "changed")}
@@ -86,9 +89,7 @@ def test_a_device_that_is_behind_is_waited_for_where_the_steps_that_count_begin_
 def test_steps_without_a_profiler_share_what_the_device_took():
     script = Behind()
     steps = UnprofiledSteps(3, clock=lambda: script.now, settle=script.settle)
-    while not steps.enough:
-        script.step()
-        steps.end_step()
+    run(script, steps)
 
     assert steps.durations_ns() == [11, 11, 11]  # 34 ns of three
     assert script.waits == 2
@@ -138,7 +139,7 @@ def test_ratios_are_taken_within_rounds():
         ({"base": [1.0], "again": [1.0], "changed": [1.0]}, "after 1 round"),
     ],
 )
-def test_what_cannot_be_compared_is_said(found: dict | None, said: str):
+def test_what_cannot_be_compared_is_said(found, said):
     trace: Any = SimpleNamespace(metadata={"confirmed": found} if found else {})
     with pytest.raises(DaydreamError, match=said):
         blocks_of(trace)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_text import ENGINE, call, document, kernel, note, op, row, rows_named, training, write
+from kineto_text import ENGINE, call, kernel, note, op, row, rows_named, training
 
 from daydream.collect.derive.nesting import nest
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers import import_trace
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
-
-
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
-
-    return load
 
 
 def parent_of(trace: Trace, name: str) -> str | None:
@@ -35,7 +23,7 @@ def parent_of(trace: Trace, name: str) -> str | None:
 # Nesting
 
 
-def test_rows_nest_by_containment_on_their_thread(imported: Any) -> None:
+def test_rows_nest_by_containment_on_their_thread(imported):
     #  |outer            |
     #   |inner    | |b|      |after|
     #    |call|
@@ -60,7 +48,7 @@ def test_rows_nest_by_containment_on_their_thread(imported: Any) -> None:
     }
 
 
-def test_profiler_steps_and_modules_are_no_parents_of_operators(imported: Any) -> None:
+def test_profiler_steps_and_modules_are_no_parents_of_operators(imported):
     trace = imported(
         [
             note("ProfilerStep#1", 0, 100),
@@ -71,7 +59,7 @@ def test_profiler_steps_and_modules_are_no_parents_of_operators(imported: Any) -
     assert parent_of(trace, "aten::linear") is None
 
 
-def test_rows_that_begin_and_end_together_nest_by_kind_then_by_id(imported: Any) -> None:
+def test_rows_that_begin_and_end_together_nest_by_kind_then_by_id(imported):
     trace = imported(
         [
             call("cudaLaunchKernel", 5, 2, 1),
@@ -85,7 +73,7 @@ def test_rows_that_begin_and_end_together_nest_by_kind_then_by_id(imported: Any)
     assert parent_of(trace, "outer") == "range"
 
 
-def test_a_child_that_ends_late_by_rounding_is_cut_without_a_note(imported: Any) -> None:
+def test_a_child_that_ends_late_by_rounding_is_cut_without_a_note(imported):
     trace = imported([op("outer", 0, 10), call("cudaLaunchKernel", 8, 3, 1)])
     [line] = rows_named(trace, "cudaLaunchKernel")
     assert trace["duration_ns"][line] == 2000
@@ -93,9 +81,7 @@ def test_a_child_that_ends_late_by_rounding_is_cut_without_a_note(imported: Any)
 
 
 @pytest.mark.parametrize("late", [0.05, 0.25, 1])
-def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(
-    imported: Any, late: float
-) -> None:
+def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(imported, late):
     #  |mm                              |
     #   |inner         |
     #    |memset       |
@@ -112,14 +98,14 @@ def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(
     assert not trace.metadata["notes"]
 
 
-def test_a_child_that_ends_late_by_more_is_cut_and_counted(imported: Any) -> None:
+def test_a_child_that_ends_late_by_more_is_cut_and_counted(imported):
     trace = imported([op("outer", 0, 10), op("inner", 8, 30)])
     [line] = rows_named(trace, "inner")
     assert trace["duration_ns"][line] == 2000
     assert any("1 host row reached beyond" in note for note in trace.metadata["notes"])
 
 
-def test_an_operator_is_kept_whole_where_an_annotation_crosses_it(imported: Any) -> None:
+def test_an_operator_is_kept_whole_where_an_annotation_crosses_it(imported):
     #  |gloo:all_reduce    |
     #             |aten::add    |
     trace = imported([note("gloo:all_reduce", 0, 20), op("aten::add", 12, 20)])
@@ -129,7 +115,7 @@ def test_an_operator_is_kept_whole_where_an_annotation_crosses_it(imported: Any)
     assert trace["parent"][operator] == UNKNOWN
 
 
-def test_an_operator_never_lies_in_a_call(imported: Any) -> None:
+def test_an_operator_never_lies_in_a_call(imported):
     trace = imported([call("cudaLaunchKernel", 0, 10, 1), op("aten::add", 9, 20)])
     [line] = rows_named(trace, "cudaLaunchKernel")
     assert trace["duration_ns"][line] == 9000
@@ -143,7 +129,7 @@ def test_an_operator_never_lies_in_a_call(imported: Any) -> None:
         max_size=30,
     )
 )
-def test_any_rows_become_properly_nested(spans: list[tuple[int, int, int, int]]) -> None:
+def test_any_rows_become_properly_nested(spans):
     columns = {
         "start_ns": np.array([start * 1000 for start, *_ in spans]),
         "duration_ns": np.array([length * 1000 for _, length, *_ in spans]),
@@ -170,7 +156,7 @@ def test_any_rows_become_properly_nested(spans: list[tuple[int, int, int, int]])
 # Launches and operators
 
 
-def test_device_rows_find_their_launch_and_operator(imported: Any) -> None:
+def test_device_rows_find_their_launch_and_operator(imported):
     trace = imported(training(1))
     assert parent_of(trace, "ampere_sgemm_32x32_tn") == "cudaLaunchKernel"
     [line] = rows_named(trace, "ampere_sgemm_32x32_tn")
@@ -178,7 +164,7 @@ def test_device_rows_find_their_launch_and_operator(imported: Any) -> None:
     assert trace.values("op", [int(trace["parent"][line])]) == ["aten::addmm"]
 
 
-def test_of_several_calls_with_one_correlation_the_inner_launch_counts(imported: Any) -> None:
+def test_of_several_calls_with_one_correlation_the_inner_launch_counts(imported):
     trace = imported(
         [
             op("aten::add", 0, 100),
@@ -192,7 +178,7 @@ def test_of_several_calls_with_one_correlation_the_inner_launch_counts(imported:
     assert parent_of(trace, "hipExtModuleLaunchKernel") == "hipLaunchKernel"
 
 
-def test_one_graph_launch_may_have_many_kernels(imported: Any) -> None:
+def test_one_graph_launch_may_have_many_kernels(imported):
     trace = imported(
         [call("cudaGraphLaunch", 0, 10, 1), *[kernel("k", 10 + index, 1, 1) for index in range(5)]]
     )
@@ -201,13 +187,13 @@ def test_one_graph_launch_may_have_many_kernels(imported: Any) -> None:
     }
 
 
-def test_device_rows_without_a_launch_belong_to_no_call_and_no_step(imported: Any) -> None:
+def test_device_rows_without_a_launch_belong_to_no_call_and_no_step(imported):
     trace = imported([*training(2), kernel("early", 1, 5, 999)])
     assert parent_of(trace, "early") is None
     assert trace.values("step", rows_named(trace, "early")) == [None]
 
 
-def test_a_correlation_put_into_external_id_names_no_operator(imported: Any) -> None:
+def test_a_correlation_put_into_external_id_names_no_operator(imported):
     trace = imported(
         [
             op("aten::other", 0, 5, External_id=57),

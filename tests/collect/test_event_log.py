@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,14 @@ from daydream.handles import DebugHandleMap, Handle
 def ticking() -> Callable[[], int]:
     """Return a clock that is ten later each time it is looked at."""
     return itertools.count(1_000, 10).__next__
+
+
+def logged(*events: tuple[Any, ...]) -> daydream.EventLog:
+    """Return a log of (identifier, start, end), of a thread where one is named."""
+    log = daydream.EventLog()
+    for identifier, start, end, *thread in events:
+        log.record(identifier, start, end, **({"thread": thread[0]} if thread else {}))
+    return log
 
 
 def same(one: daydream.Trace, other: daydream.Trace) -> bool:
@@ -116,8 +125,7 @@ def test_a_log_answers_what_a_recording_does():
 
 
 def test_what_is_logged_with_a_map_is_not_told_to_be_compiled():
-    log = daydream.EventLog()
-    log.record("mlp", 0, 10)
+    log = logged(("mlp", 0, 10))
     with pytest.raises(daydream.NotApplicableError, match="compiled code already"):
         daydream.whatif(log.to_trace(MAP), "compile")
     with pytest.raises(daydream.NotApplicableError, match="no operators of torch were recorded"):
@@ -143,23 +151,19 @@ def test_whole_numbers_are_identifiers_as_texts_are():
 
 
 def test_without_steps_the_whole_log_is_one():
-    log = daydream.EventLog()
-    log.record("mlp", 10, 30)
+    log = logged(("mlp", 10, 30))
     assert [step["measured_ns"] for step in log.to_trace().metadata["steps"]] == [20]
 
 
 def test_what_the_map_does_not_have_is_said():
-    log = daydream.EventLog()
-    log.record("mlp", 0, 10)
-    log.record("copy", 10, 20)
+    log = logged(("mlp", 0, 10), ("copy", 10, 20))
     trace = log.to_trace(MAP)
     assert trace.values("layer") == ["mlp.0", None]
     assert trace.metadata["notes"][0].startswith("The map does not have 1 identifier of the log, as 'copy'")
 
 
 def test_identifiers_are_of_one_kind():
-    log = daydream.EventLog()
-    log.record("mlp", 0, 10)
+    log = logged(("mlp", 0, 10))
     with pytest.raises(HandleError, match="the identifier 3 is of another kind than 'mlp'"):
         log.record(3, 10, 20)
     with pytest.raises(HandleError, match="3 is of another kind"), log.event(3):
@@ -189,25 +193,20 @@ def test_an_end_before_the_start_is_refused():
 
 
 def test_events_that_overlap_on_one_thread_are_refused():
-    log = daydream.EventLog()
-    log.record("a", 0, 10, thread=1)
-    log.record("b", 5, 15, thread=1)
+    log = logged(("a", 0, 10, 1), ("b", 5, 15, 1))
     said = "'a' from 0 to 10 ns and 'b' from 5 to 15 ns overlap on one thread, and neither lies in the other"
     with pytest.raises(TraceError, match=said):
         log.to_trace()
 
 
 def test_the_same_events_on_two_threads_are_fine():
-    log = daydream.EventLog()
-    log.record("a", 0, 10, thread=1)
-    log.record("b", 5, 15, thread=2)
+    log = logged(("a", 0, 10, 1), ("b", 5, 15, 2))
     assert np.diff(log.to_trace()["tid"]).tolist() == [1]
 
 
 @pytest.mark.parametrize("thread", [2, 3])
 def test_steps_that_overlap_are_refused(thread):
-    log = daydream.EventLog()
-    log.record("a", 0, 20, thread=1)
+    log = logged(("a", 0, 20, 1))
     log.record_step(0, 10, thread=2)
     log.record_step(5, 20, thread=thread)
     with pytest.raises(TraceError, match="step from 0 to 10 ns and step from 5 to 20 ns overlap"):
@@ -215,8 +214,7 @@ def test_steps_that_overlap_are_refused(thread):
 
 
 def test_a_map_of_another_program_is_refused():
-    log = daydream.EventLog()
-    log.record("other", 0, 10)
+    log = logged(("other", 0, 10))
     with pytest.raises(HandleError, match="the log begins with 'other', the map with 'mlp'"):
         log.to_trace(MAP)
 
@@ -229,8 +227,6 @@ def test_an_empty_log_is_refused():
 
 
 def test_times_of_two_clocks_are_refused():
-    log = daydream.EventLog()
-    log.record("a", 0, 10)
-    log.record("b", 2**60, 2**60 + 10)
+    log = logged(("a", 0, 10), ("b", 2**60, 2**60 + 10))
     with pytest.raises(TraceError, match="more than 13 days apart"):
         log.to_trace()

@@ -328,6 +328,13 @@ def test_the_last_module_of_a_stack_may_have_commas_in_its_path():
     assert innermost("") == innermost("odd") == ""
 
 
+def loaded(folder: Path, *rows: dict) -> daydream.Trace:
+    """Load a table of these rows."""
+    path = folder / "table.json"
+    path.write_text(json.dumps(rows))
+    return daydream.load(path)
+
+
 def orders(rows: list[dict]) -> dict[str, bytes]:
     columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
     whole = json.dumps(rows).encode()
@@ -365,10 +372,8 @@ def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
 )
 def test_a_table_with_odd_columns_is_one_clear_line(tmp_path, change, said):
     row = {**table("portable")[2], **change}
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([{name: value for name, value in row.items() if value is not ...}]))
     with pytest.raises(TraceError, match=said):
-        daydream.load(path)
+        loaded(tmp_path, {name: value for name, value in row.items() if value is not ...})
 
 
 @pytest.mark.parametrize(
@@ -391,17 +396,13 @@ def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
 
 
 def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([{**table("portable")[2], "event_name": "a\ud800"}]))
-    daydream.load(path).save(tmp_path / "trace.parquet")
+    loaded(tmp_path, {**table("portable")[2], "event_name": "a\ud800"}).save(tmp_path / "trace.parquet")
     assert daydream.load(tmp_path / "trace.parquet").values("name", [0]) == ["a?"]
 
 
 def test_a_row_that_lacks_a_column_is_one_clear_line(tmp_path):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([table("portable")[2], {"event_block_name": "Execute"}]))
     with pytest.raises(TraceError, match="without the column 'event_name'"):
-        daydream.load(path)
+        loaded(tmp_path, table("portable")[2], {"event_block_name": "Execute"})
 
 
 def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):
@@ -410,9 +411,7 @@ def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):
         "op_types": "['aten.convolution.default', 'aten.relu.default' ... 'aten.add.Tensor'] (9 total)",
         "module_hierarchy": {"aten_relu_default_2_": {"a": 3}, "b_": None, "": {}}, "stack_traces": [],
     }  # fmt: skip
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([row]))
-    trace = daydream.load(path)
+    trace = loaded(tmp_path, row)
     assert [handle.operator for handle in trace.handles["0"]] == ["aten_relu_default_2"]
 
 

@@ -285,31 +285,25 @@ def shared(name: str) -> bytes:
     return gzip.decompress(path.read_bytes())
 
 
-def test_no_mutation_of_a_small_trace_breaks_the_importer(tmp_path: Path) -> None:
-    outcomes = fuzz("generated", generated(), 450, tmp_path)
-    assert outcomes["trace"] > 100
-    assert outcomes["error"] > 50
+MANY = pytest.param(12, marks=pytest.mark.slow)
 
 
+@pytest.mark.parametrize("times", [1, MANY])
+def test_no_mutation_of_a_small_trace_breaks_the_importer(times, tmp_path):
+    outcomes = fuzz(f"generated {times}", generated(), 450 * times, tmp_path)
+    assert outcomes["trace"] > 100 * times
+    assert outcomes["error"] > 50 * times
+
+
+@pytest.mark.parametrize("times", [1, MANY])
 @pytest.mark.parametrize("name", SMALL_SHARED)
-def test_no_mutation_of_a_real_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+def test_no_mutation_of_a_real_trace_breaks_the_importer(name, times, tmp_path):
     text = shared(name)
-    assert fuzz(name, text, 18 if len(text) > 100_000 else 45, tmp_path)["error"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL_SHARED)
-def test_no_mutation_of_a_real_trace_breaks_the_importer_many(name: str, tmp_path: Path) -> None:
-    text = shared(name)
-    assert fuzz(f"many {name}", text, 180 if len(text) > 100_000 else 900, tmp_path)["error"] > 0
+    cases = 18 if len(text) > 100_000 else 45
+    assert fuzz(f"{name} {times}", text, cases * times, tmp_path)["error"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_SHARED)
-def test_no_mutation_of_a_large_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+def test_no_mutation_of_a_large_trace_breaks_the_importer(name, tmp_path):
     assert fuzz(name, shared(name), 27, tmp_path)["error"] > 0
-
-
-@pytest.mark.slow
-def test_no_mutation_of_a_small_trace_breaks_the_importer_many(tmp_path: Path) -> None:
-    assert fuzz("generated many", generated(), 5400, tmp_path)["trace"] > 1000

@@ -12,6 +12,8 @@ from kineto_text import document, op, row, training, write
 from shared import shared_trace
 
 from daydream.collect.importers import import_trace
+from daydream.collect.importers.formats import format_of
+from daydream.collect.importers.kineto.blocks import EventReader
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 
@@ -24,8 +26,8 @@ def imported(tmp_path: Path, events: Any) -> Trace:
     ("new", "mended"),
     [
         ('"bandwidth (GB/s)": inf', 1),
-        ('"x": [-nan(ind), 1.#INF, "a",]', 3),
-        ('"x": "Library("a", "IMPL")\n(1): <module>"', 1),
+        ('"x": [-nan(ind), 1.#INF, +inf, "a",]', 4),
+        ('"x": "Library("a", "IMPL")\n(1): <module>", "' + 90 * "a" + '": 1', 1),
         ('"x": ["a "quoted" word", "b"], "y": "C:\\users"', 2),
         ('"x": "tab\there", "y": "{"a": 1}"', 2),
         ('"x": "it ends so: \\""', 0),
@@ -42,6 +44,15 @@ def test_what_profilers_write_and_is_no_json_is_mended(
     assert trace.values("name") == imported(tmp_path, training(2)).values("name")
     said = f"Places that were no JSON (inf, quotes in texts, say) and were mended: {mended}."
     assert trace.metadata["notes"] == ([said] if mended else [])
+
+
+@pytest.mark.parametrize("new", ["inf", '"Library("a", "IMPL")"'])
+def test_a_large_file_is_mended_block_by_block(tmp_path: Path, new: str) -> None:
+    text = json.dumps(document([{**op("aten::mm", at, 1), "args": {"x": at % 10}} for at in range(400)]))
+    path = write(tmp_path / "t.json", text.replace('"x": 7}', f'"x": {new}}}'))
+    reader = EventReader(path, block_bytes=1 << 12)
+    assert min(len(text) // (1 << 13), sum(1 for _ in reader)) == len(text) // (1 << 13)
+    assert (reader.mended, reader.unreadable) == (40, 0)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -182,6 +193,19 @@ def test_what_is_no_trace_gets_one_clear_line(tmp_path: Path, content: bytes, sa
         import_trace([path])
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"<\0\0\0ED00", "etdump"),
+        (b"\n<a\0\x08\0\0\0ED00", "etdump"),
+        (b"BZh\0ED00", "etdump"),
+        (b"\n<\x08\x07\x12\x36/host:CPU", "xplane"),  # a plane of 60 bytes
+    ],
+)
+def test_a_binary_file_may_begin_with_the_bytes_of_a_page(tmp_path: Path, content: bytes, named: str) -> None:
+    assert format_of(write(tmp_path / "t", content)) == named
 
 
 @pytest.mark.parametrize("packed", [False, True])

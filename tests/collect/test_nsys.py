@@ -405,6 +405,36 @@ def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
     assert blocked == [(100_000, OTHER), (400_000, None), (700_000, None)]
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"SCHED_EVENTS": {"isSchedIn": None}}, ["no CPU sample", "profiler: read", "read"]),
+        ({"OSRT_API": {"nameId": None}}, ["off the CPU", "profiler: read"]),
+        ({"OSRT_API": {"end": None}}, ["off the CPU", "profiler: read"]),
+        ({"COMPOSITE_EVENTS": {"globalTid": None}}, ["off the CPU", "profiler: read", "read"]),
+        ({"PROFILER_OVERHEAD": {"id": 5, "value": 6}}, ["off the CPU", "profiler: read", "read"]),
+        ({"StringIds": {"value": None}}, ["off the CPU"]),
+    ],
+)
+def test_what_tells_of_blocked_threads_is_used_where_it_has_its_columns(tmp_path, change, found):
+    on = {"globalTid": packed(MAIN)}
+    read = {"start": 200_000, "end": 300_000, "nameId": ID["read"], **on}
+    tables = {
+        "NVTX_EVENTS": [range_(0, 200_000_000, "step")], "MEMSET": [memset(0, 10, 1)],
+        "SCHED_EVENTS": [{"start": at, "isSchedIn": at > 0, **on} for at in (0, 100_000)],
+        "OSRT_API": [read], "PROFILER_OVERHEAD": [read],
+        "COMPOSITE_EVENTS": [{"start": at, **on} for at in (0, 60_000_000)],
+    }  # fmt: skip
+    for table, columns in change.items():
+        rows = tables.get(table, [{"id": 1, "value": "read"}])
+        tables[table] = [
+            {name: each for name, each in {**row, **columns}.items() if each is not None} for row in rows
+        ]
+    path = write_export(tmp_path / "a.sqlite", tables)
+
+    assert sorted(names_of(read_nsys(path), "blocked")) == found
+
+
 def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_path):
     samples = [{"start": 1_000_000 * at, "globalTid": packed(MAIN)} for at in (0, 1, 49, 110)]
     path = write_export(tmp_path / "a.sqlite", {

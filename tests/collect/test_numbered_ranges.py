@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_text import ENGINE, MAIN, call, document, kernel, note, op, write
-
-from daydream.collect.importers import import_trace
+from kineto_text import ENGINE, MAIN, call, kernel, note, op
 
 STEP = 1000  # us
 Events = list[dict[str, Any]]
@@ -40,9 +37,9 @@ def loop(names: list[str], *, inner: list[str] | None = None, outside_us: int = 
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> Any:
+def steps(imported: Any) -> Any:
     def load(events: Events) -> tuple[str, list[str]]:
-        trace = import_trace([write(tmp_path / "trace.json", document(events))])
+        trace = imported(events)
         return trace.metadata["step_source"], [step["name"] for step in trace.metadata["steps"]]
 
     return load
@@ -63,13 +60,13 @@ def steps(tmp_path: Path) -> Any:
         ["frame 3", "frame 4", "frame 5"],
     ],
 )  # fmt: skip
-def test_ranges_that_say_they_are_steps_are(steps: Any, names: list[str]) -> None:
+def test_ranges_that_say_they_are_steps_are(steps, names):
     source, found = steps(loop(names))
     assert found == names
     assert source.startswith("ranges such as ")
 
 
-def test_a_single_step_of_an_engine_is_a_step(steps: Any) -> None:
+def test_a_single_step_of_an_engine_is_a_step(steps):
     assert steps(loop(["step[DECODE bs=32]"])) == ("ranges such as 'step'", ["step[DECODE bs=32]"])
 
 
@@ -90,38 +87,38 @@ def test_a_single_step_of_an_engine_is_a_step(steps: Any) -> None:
         ["tile 0 of 1", "tile 1 of 2", "tile 2 of 3"],  # two numbers grow
     ],
 )
-def test_ranges_that_only_carry_a_number_are_no_steps(steps: Any, names: list[str]) -> None:
+def test_ranges_that_only_carry_a_number_are_no_steps(steps, names):
     source, _ = steps(loop(names))
     assert not source.startswith("ranges such as")
 
 
-def test_the_outer_ranges_are_the_steps(steps: Any) -> None:
+def test_the_outer_ranges_are_the_steps(steps):
     names = ["iteration 0", "iteration 1", "iteration 2"]
     inner = ["batch 0", "batch 1", "batch 2", "batch 3"]
     assert steps(loop(names, inner=inner))[1] == names
     assert steps(loop(names, inner=["step 1"] * 4))[1] == names
 
 
-def test_one_range_around_several_steps_is_not_the_step(steps: Any) -> None:
+def test_one_range_around_several_steps_is_not_the_step(steps):
     names = [f"step {number}" for number in range(4)]
     assert steps([note("train step loop", 0, 4 * STEP), *loop(names)])[1] == names
 
 
-def test_steps_hold_most_of_the_work(steps: Any) -> None:
+def test_steps_hold_most_of_the_work(steps):
     names = ["step 0", "step 1", "step 2"]
     assert steps(loop(names, outside_us=390))[1] == names
     source, _ = steps(loop(names, outside_us=450))
     assert not source.startswith("ranges such as")
 
 
-def test_an_upload_of_weights_outweighs_no_steps(steps: Any) -> None:
+def test_an_upload_of_weights_outweighs_no_steps(steps):
     names = ["step 0", "step 1", "step 2"]
     upload = [call("cudaMemcpyAsync", -9000, 10, 900), kernel("Memcpy HtoD", -8900, 8000, 900)]
     upload[1].update(cat="gpu_memcpy")
     assert steps([*upload, *loop(names)])[1] == names
 
 
-def test_ranges_that_overlap_are_no_steps(steps: Any) -> None:
+def test_ranges_that_overlap_are_no_steps(steps):
     events = loop(["frame 0", "frame 1", "frame 2"])
     for event in events:
         if event["name"].startswith("frame"):
@@ -130,7 +127,7 @@ def test_ranges_that_overlap_are_no_steps(steps: Any) -> None:
     assert not source.startswith("ranges such as")
 
 
-def test_each_thread_counts_for_itself(steps: Any) -> None:
+def test_each_thread_counts_for_itself(steps):
     def both() -> Iterator[dict[str, Any]]:
         yield from loop(["step 0", "step 1", "step 2"])
         for step in range(6):  # a loader that counts faster and launches nothing of its own

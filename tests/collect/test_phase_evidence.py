@@ -51,32 +51,32 @@ UPDATE: Work = [
 SIX = ["forward"] * 3 + ["backward"] * 4 + ["optimizer"] * 3
 
 
-def test_a_thread_that_the_update_follows_is_the_autograd_engine(tmp_path: Path) -> None:
+def test_a_thread_that_the_update_follows_is_the_autograd_engine(tmp_path):
     trace = run(tmp_path, [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE])
     assert [phase for _, phase in told(trace)] == SIX
     assert trace.metadata["phases_assumed"] == 0
 
 
-def test_a_thread_that_runs_in_ranges_named_backward_is_the_engine(tmp_path: Path) -> None:
+def test_a_thread_that_runs_in_ranges_named_backward_is_the_engine(tmp_path):
     work = [*FORWARD, *[(ENGINE, "gemm")] * 4, (MAIN, "add")]
     trace = run(tmp_path, work, ranges={"Forward": (0, 2), "Backward": (3, 6)})
     assert [phase for _, phase in told(trace)] == ["forward"] * 3 + ["backward"] * 4 + ["other"]
 
 
-def test_a_thread_that_launches_backward_kernels_is_the_engine(tmp_path: Path) -> None:
+def test_a_thread_that_launches_backward_kernels_is_the_engine(tmp_path):
     work = [*FORWARD, (ENGINE, "gemm"), (ENGINE, "softmax_backward"), (ENGINE, "gemm"), (MAIN, "add")]
     trace = run(tmp_path, work)
     assert [phase for _, phase in told(trace)] == ["forward"] * 3 + ["backward"] * 3 + ["other"]
 
 
-def test_a_loader_that_launches_is_no_engine(tmp_path: Path) -> None:
+def test_a_loader_that_launches_is_no_engine(tmp_path):
     work = [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE, (LOADER, "flip"), (LOADER, "flip")]
     trace = run(tmp_path, work)
     assert [phase for _, phase in told(trace)][:10] == SIX
     assert [phase for name, phase in told(trace) if name == "flip"] != ["backward"] * 2
 
 
-def test_transposed_convolutions_on_the_calling_thread_are_forward(tmp_path: Path) -> None:
+def test_transposed_convolutions_on_the_calling_thread_are_forward(tmp_path):
     forward = [(MAIN, "implicit_gemm_dgrad"), (MAIN, "relu"), (MAIN, "implicit_gemm_dgrad")]
     backward = [(ENGINE, "wgrad"), (ENGINE, "gemm"), (ENGINE, "wgrad"), (ENGINE, "gemm")]
     assert [phase for _, phase in told(run(tmp_path, [*forward, *backward, *UPDATE]))] == SIX
@@ -84,19 +84,19 @@ def test_transposed_convolutions_on_the_calling_thread_are_forward(tmp_path: Pat
     assert {phase for _, phase in told(alone)} == {"forward"}
 
 
-def test_one_thread_is_told_by_names_of_kernels(tmp_path: Path) -> None:
+def test_one_thread_is_told_by_names_of_kernels(tmp_path):
     names = ["gemm", "relu", "gemm", "relu_backward", "gemm", "conv_wgrad", "igemm_wrw"]
     trace = run(tmp_path, [*((MAIN, name) for name in names), *UPDATE])
     assert [phase for _, phase in told(trace)] == SIX
 
 
-def test_lists_of_tensors_alone_are_no_update(tmp_path: Path) -> None:
+def test_lists_of_tensors_alone_are_no_update(tmp_path):
     trace = run(tmp_path, [(MAIN, "multi_tensor_apply_kernel"), (MAIN, "gemm")])
     assert {phase for _, phase in told(trace)} == {"forward"}
     assert trace.metadata["phases_assumed"] == 1
 
 
-def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path: Path) -> None:
+def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path):
     work = [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE]
     trace = run(tmp_path, work, ranges={"forward": (0, 2), "backward": (3, 9)})
     assert Counter(phase for _, phase in told(trace)) == {"forward": 3, "backward": 7}
@@ -105,12 +105,12 @@ def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path: Path) -> N
     assert Counter(phase for _, phase in told(trace))["optimizer"] == 1
 
 
-def test_lambda_is_no_optimizer(tmp_path: Path) -> None:
+def test_lambda_is_no_optimizer(tmp_path):
     trace = run(tmp_path, [(MAIN, "multi_tensor_apply<fused_lambda>"), (MAIN, "add<lambda()#1>")])
     assert {phase for _, phase in told(trace)} == {"forward"}
 
 
-def test_device_work_without_a_launch_is_told_by_its_name(tmp_path: Path) -> None:
+def test_device_work_without_a_launch_is_told_by_its_name(tmp_path):
     events = [
         call("cudaLaunchKernel", 0, 5, 1), kernel("gemm", 10, 5, 1),
         kernel("norm_backward", 20, 5, 77), kernel("FusedAdam", 30, 5, 78), kernel("gemm", 40, 5, 79),
@@ -129,7 +129,7 @@ def test_device_work_without_a_launch_is_told_by_its_name(tmp_path: Path) -> Non
         ("pairs/unet3d_a100/4gpu_nobroadcast", (0.45, 0.55)),
     ],
 )
-def test_shared_nsys_traces_have_a_backward_pass(name: str, backward: tuple[float, float]) -> None:
+def test_shared_nsys_traces_have_a_backward_pass(name, backward):
     path = SHARED / f"{name}.sqlite.gz"
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")

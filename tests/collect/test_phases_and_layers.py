@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from kineto_text import (
     ENGINE,
     MAIN,
     call,
-    document,
     kernel,
     note,
     op,
@@ -18,32 +16,31 @@ from kineto_text import (
     row,
     rows_named,
     training,
-    write,
 )
 
-from daydream.collect.importers import import_trace
-from daydream.trace.trace import Trace
+NODE = "autograd::engine::evaluate_function: "
 
 
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
+def node(name: str, ts: int, dur: int, number: int, *, tid: int = ENGINE) -> dict[str, Any]:
+    """A node of autograd of the forward operator with this number."""
+    return op(NODE + name, ts, dur, tid=tid, Sequence_number=number, Fwd_thread_id=1)
 
-    return load
+
+def module(name: str, ts: int, dur: int, *, tid: int = MAIN) -> dict[str, Any]:
+    return row("python_function", f"nn.Module: {name}", ts, dur, tid=tid)
 
 
 # Phases
 
 
-def test_phases_of_a_training_step(imported: Any) -> None:
+def test_phases_of_a_training_step(imported):
     trace = imported(training(3))
     found = phases(trace, "operator", "annotation")
     assert found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] == {"data"}
     assert found["aten::linear"] == {"forward"}
     assert found["aten::mse_loss"] == {"loss"}
-    assert found["autograd::engine::evaluate_function: AddmmBackward0"] == {"backward"}
-    assert found["autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"] == {"backward"}
+    assert found[f"{NODE}AddmmBackward0"] == {"backward"}
+    assert found[f"{NODE}torch::autograd::AccumulateGrad"] == {"backward"}
     assert found["Optimizer.step#SGD.step"] == {"optimizer"}
     assert found["aten::add_"] == {"optimizer"}
     assert found["aten::item"] == {"other"}
@@ -58,21 +55,14 @@ def test_phases_of_a_training_step(imported: Any) -> None:
     }
 
 
-def test_accumulated_gradients_have_several_forward_passes(imported: Any) -> None:
+def test_accumulated_gradients_have_several_forward_passes(imported):
     events = []
     for index in range(2):
         at, seq = 300 * index, index + 1
         events += [
             op("aten::mul", at + 10, 20, Sequence_number=seq),
             op("aten::silu", at + 40, 20),
-            op(
-                "autograd::engine::evaluate_function: MulBackward0",
-                at + 100,
-                50,
-                tid=ENGINE,
-                Sequence_number=seq,
-                Fwd_thread_id=1,
-            ),
+            node("MulBackward0", at + 100, 50, seq),
         ]
     events += [op("aten::clip", 500, 20), note("Optimizer.step#SGD.step", 600, 50), op("aten::item", 700, 5)]
     found = phases(imported(events), "operator")
@@ -80,28 +70,22 @@ def test_accumulated_gradients_have_several_forward_passes(imported: Any) -> Non
     assert found["aten::clip"] == found["aten::item"] == {"other"}
 
 
-def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported: Any) -> None:
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported):
     trace = imported(
         [
             note("Optimizer.step#LBFGS.step", 0, 500),
             op("aten::linear", 10, 50, Sequence_number=1),
-            op(
-                "autograd::engine::evaluate_function: AddmmBackward0",
-                100,
-                50,
-                Sequence_number=1,
-                Fwd_thread_id=1,
-            ),
+            node("AddmmBackward0", 100, 50, 1, tid=MAIN),
             op("aten::add_", 200, 50),
         ]
     )
     found = phases(trace, "operator")
     assert found["aten::linear"] == {"forward"}
-    assert found["autograd::engine::evaluate_function: AddmmBackward0"] == {"backward"}
+    assert found[f"{NODE}AddmmBackward0"] == {"backward"}
     assert found["aten::add_"] == {"optimizer"}
 
 
-def test_old_names_of_autograd_nodes_are_backward(imported: Any) -> None:
+def test_old_names_of_autograd_nodes_are_backward(imported):
     trace = imported(
         [
             op("aten::relu", 0, 10),
@@ -123,9 +107,7 @@ def test_old_names_of_autograd_nodes_are_backward(imported: Any) -> None:
 @pytest.mark.parametrize(
     "names", [("forward", "backward", "optimizer"), ("## Forward ##", "## BACKWARD ##", "Optimizer step")]
 )
-def test_named_ranges_set_the_phase_where_nothing_better_is_known(
-    imported: Any, names: tuple[str, str, str]
-) -> None:
+def test_named_ranges_set_the_phase_where_nothing_better_is_known(imported, names):
     events = []
     for index, name in enumerate(names):
         events += [
@@ -137,25 +119,18 @@ def test_named_ranges_set_the_phase_where_nothing_better_is_known(
     assert found == {"kernel 0": {"forward"}, "kernel 1": {"backward"}, "kernel 2": {"optimizer"}}
 
 
-def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported: Any) -> None:
+def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported):
     trace = imported(
         [
             note("## backward ##", 0, 500),
             op("aten::cross_entropy_loss", 10, 50, Sequence_number=1),
-            op(
-                "autograd::engine::evaluate_function: NllLossBackward0",
-                100,
-                50,
-                tid=ENGINE,
-                Sequence_number=1,
-                Fwd_thread_id=1,
-            ),
+            node("NllLossBackward0", 100, 50, 1),
         ]
     )
     assert phases(trace, "operator")["aten::cross_entropy_loss"] == {"loss"}
 
 
-def test_without_a_backward_everything_is_forward(imported: Any) -> None:
+def test_without_a_backward_everything_is_forward(imported):
     found = phases(imported([op("aten::linear", 0, 10), op("aten::relu", 20, 10)]), "operator")
     assert found == {"aten::linear": {"forward"}, "aten::relu": {"forward"}}
 
@@ -163,28 +138,28 @@ def test_without_a_backward_everything_is_forward(imported: Any) -> None:
 # Layers
 
 
-def test_layers_come_from_module_frames_and_reach_the_backward(imported: Any) -> None:
+def test_layers_come_from_module_frames_and_reach_the_backward(imported):
     frames = []
     for step in range(2):
         at = 1000 * step
         frames += [
-            row("python_function", "nn.Module: Net_0", at + 95, 80),
-            row("python_function", "nn.Module: Linear_0", at + 98, 60),
+            module("Net_0", at + 95, 80),
+            module("Linear_0", at + 98, 60),
         ]
     trace = imported([*training(2), *frames])
     [line, _] = rows_named(trace, "ampere_sgemm_32x32_tn")
     assert trace.values("layer", [line]) == ["Net_0.Linear_0"]
     for name in (
         "ampere_sgemm_32x32_nt",
-        "autograd::engine::evaluate_function: AddmmBackward0",
-        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+        f"{NODE}AddmmBackward0",
+        f"{NODE}torch::autograd::AccumulateGrad",
     ):
         assert set(trace.values("layer", rows_named(trace, name))) == {"Net_0.Linear_0"}
     assert set(trace.values("layer", rows_named(trace, "aten::mse_loss"))) == {None}
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
-def test_ranges_with_a_whole_path_are_taken_as_they_are(imported: Any, category: str) -> None:
+def test_ranges_with_a_whole_path_are_taken_as_they_are(imported, category):
     trace = imported(
         [
             row(category, "nn.Module: encoder", 0, 100),
@@ -196,41 +171,29 @@ def test_ranges_with_a_whole_path_are_taken_as_they_are(imported: Any, category:
     assert trace.values("kind", rows_named(trace, "encoder")) == ["module"]
 
 
-def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported: Any) -> None:
-    def module(name: str, at: int) -> dict[str, Any]:
-        return row("python_function", f"nn.Module: {name}", at, 15)
-
+def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported):
     trace = imported(
         [
-            module("A_0", 0),
+            module("A_0", 0, 15),
             op("aten::mul", 2, 5, Sequence_number=7),
-            module("B_0", 20),
+            module("B_0", 20, 15),
             op("aten::detach", 22, 5, Sequence_number=7),
-            op(
-                "autograd::engine::evaluate_function: MulBackward0",
-                50,
-                10,
-                tid=ENGINE,
-                Sequence_number=7,
-                Fwd_thread_id=1,
-            ),
-            module("C_0", 70),
+            node("MulBackward0", 50, 10, 7),
+            module("C_0", 70, 15),
             op("aten::later", 72, 5, Sequence_number=7),
         ]
     )
-    assert trace.values("layer", rows_named(trace, "autograd::engine::evaluate_function: MulBackward0")) == [
-        "B_0"
-    ]
+    assert trace.values("layer", rows_named(trace, f"{NODE}MulBackward0")) == ["B_0"]
 
 
-def test_forward_threads_keep_their_numbers_apart(imported: Any) -> None:
+def test_forward_threads_keep_their_numbers_apart(imported):
     other = MAIN + 50
     events = []
     for seq in range(3):
         events += [
-            row("python_function", f"nn.Module: Main_{seq}", 10 * seq, 9),
+            module(f"Main_{seq}", 10 * seq, 9),
             op("aten::a", 10 * seq + 1, 5, Sequence_number=seq),
-            row("python_function", f"nn.Module: Other_{seq}", 10 * seq, 9, tid=other),
+            module(f"Other_{seq}", 10 * seq, 9, tid=other),
             op("aten::b", 10 * seq + 1, 5, tid=other, Sequence_number=seq + 1),
         ]
     events += [
@@ -241,22 +204,22 @@ def test_forward_threads_keep_their_numbers_apart(imported: Any) -> None:
     assert trace.values("layer", rows_named(trace, "NodeBackward0")) == ["Main_0", "Other_2"]
 
 
-def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported: Any) -> None:
+def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported):
     trace = imported(
         [
-            row("python_function", "nn.Module: Net_0", 0, 50),
-            row("python_function", "nn.Module: Block_0", 5, 40),
-            row("python_function", "nn.Module: Conv2d_0", 10, 20),
+            module("Net_0", 0, 50),
+            module("Block_0", 5, 40),
+            module("Conv2d_0", 10, 20),
             op("aten::conv2d", 12, 5),
-            row("python_function", "nn.Module: Block_0", 105, 40, tid=ENGINE),
-            row("python_function", "nn.Module: Conv2d_0", 110, 20, tid=ENGINE),
+            module("Block_0", 105, 40, tid=ENGINE),
+            module("Conv2d_0", 110, 20, tid=ENGINE),
             op("aten::conv2d", 112, 5, tid=ENGINE),
         ]
     )
     assert trace.values("layer", rows_named(trace, "aten::conv2d")) == ["Net_0.Block_0.Conv2d_0"] * 2
 
 
-def test_the_module_hierarchy_argument_names_the_layer(imported: Any) -> None:
+def test_the_module_hierarchy_argument_names_the_layer(imported):
     trace = imported(
         [
             op("aten::linear", 0, 50, Module_Hierarchy="Net.fc1"),
@@ -266,5 +229,5 @@ def test_the_module_hierarchy_argument_names_the_layer(imported: Any) -> None:
     assert trace.values("layer", rows_named(trace, "aten::linear")) == ["Net.fc1"]
 
 
-def test_layers_are_absent_where_nothing_names_them(imported: Any) -> None:
+def test_layers_are_absent_where_nothing_names_them(imported):
     assert "layer" not in imported(training(2)).columns

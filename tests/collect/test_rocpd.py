@@ -5,18 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
-from pathlib import Path
 
 import pytest
 from rocpd_sample import TABLES, write_rocpd
+from test_rocprof import row_of
 
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-
-
-def row_of(trace, name):
-    return trace.values("name").index(name)
 
 
 def test_kernels_copies_calls_and_ranges_become_a_trace(tmp_path):
@@ -90,7 +86,7 @@ def test_a_database_that_is_cut_off_is_refused_in_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["text", 1.5, None, -5, 2**62, b"bytes"])
-def test_odd_values_are_left_out_or_refused(tmp_path: Path, wrong):
+def test_odd_values_are_left_out_or_refused(tmp_path, wrong):
     path, said = write_rocpd(tmp_path / "t.db"), []
     for table, (columns, _) in TABLES.items():
         for column in columns.split(", "):

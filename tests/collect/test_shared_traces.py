@@ -55,7 +55,7 @@ def covered_ms(trace: Trace) -> list[float]:
 
 
 @pytest.mark.parametrize("name", STEP_TIMES_MS)
-def test_step_times_run_from_completion_to_completion(name: str) -> None:
+def test_step_times_run_from_completion_to_completion(name):
     assert [round(time, 1) for time in covered_ms(imported(name))] == STEP_TIMES_MS[name]
 
 
@@ -66,9 +66,7 @@ def test_step_times_run_from_completion_to_completion(name: str) -> None:
         ("rtx2080ti_resnet_30_iterations", 29, 171.2, 152.3, 755, 829),
     ],
 )
-def test_steps_cut_at_the_optimizer(
-    name: str, steps: int, median: float, p10: float, p90: float, most: float
-) -> None:
+def test_steps_cut_at_the_optimizer(name, steps, median, p10, p90, most):
     trace = imported(name)
     assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
     times = np.array(covered_ms(trace))
@@ -79,20 +77,20 @@ def test_steps_cut_at_the_optimizer(
         assert low * 0.995 <= stated <= high * 1.005
 
 
-def test_repeated_annotations_of_the_device_do_not_double_the_steps() -> None:
+def test_repeated_annotations_of_the_device_do_not_double_the_steps():
     trace = imported("gpu_user_annotation")
     assert len(trace.metadata["steps"]) == 5
     assert covered_ms(trace) == pytest.approx([1.53, 1.50, 1.60, 1.52], abs=0.01)
 
 
-def test_a_trace_without_a_device_has_steps() -> None:
+def test_a_trace_without_a_device_has_steps():
     trace = imported("odd/cpu_only.json.gz")
     assert covered_ms(trace) == pytest.approx([219.5, 424.3, 210.8, 220.1], abs=0.1)
     assert trace.metadata["vendor"] == "cpu"
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_and_orphans(name: str) -> None:
+def test_rows_and_orphans(name):
     trace = imported(name)
     kernels, copies, memsets, orphans = ROWS[name]
     assert trace.is_kind("kernel", "collective").sum() == kernels
@@ -108,7 +106,7 @@ def test_rows_and_orphans(name: str) -> None:
         "h100_bert_small_inference", "a100_particle_transformer_forward_batch8",
     ],
 )  # fmt: skip
-def test_nesting_and_external_ids_agree_on_every_operator(name: str) -> None:
+def test_nesting_and_external_ids_agree_on_every_operator(name):
     # The profiler's own link, External id, is found again from times alone: by launch and containment.
     recording = read_kineto(SHARED / "kineto" / f"{name}.json.gz")
     nesting, launch = nest(recording), link_launches(recording)
@@ -125,7 +123,7 @@ def test_nesting_and_external_ids_agree_on_every_operator(name: str) -> None:
     assert np.array(said)[checked].tolist() == by_time[launch[lines]][checked].tolist()
 
 
-def test_the_buckets_of_a_ddp_step() -> None:
+def test_the_buckets_of_a_ddp_step():
     trace = imported("a100_resnet_ddp_rank0of2")
     lines = np.flatnonzero(trace.is_kind("collective"))
     found = list(
@@ -146,7 +144,7 @@ def test_the_buckets_of_a_ddp_step() -> None:
     assert per_step == {0: 7, 1: 7, 2: 7}
 
 
-def test_collectives_without_arguments_get_their_sizes_from_annotations() -> None:
+def test_collectives_without_arguments_get_their_sizes_from_annotations():
     trace = imported("kineto/v100_dlrm_4_of_8_ranks")
     assert trace.metadata["ranks"] == [0, 1, 2, 3]
     assert trace.metadata["world_size"] == 8
@@ -168,7 +166,7 @@ def test_collectives_without_arguments_get_their_sizes_from_annotations() -> Non
     assert [step["covered"] for step in trace.metadata["steps"]] == [True, False, True, False]
 
 
-def test_a_checkpointed_model_has_layers_in_forward_and_backward() -> None:
+def test_a_checkpointed_model_has_layers_in_forward_and_backward():
     trace = imported("mi300x_resnet_ddp_checkpoint_rank0of8")
     assert trace.is_kind("module").sum() == 450
     for phase in ("forward", "backward"):
@@ -186,7 +184,7 @@ def test_a_checkpointed_model_has_layers_in_forward_and_backward() -> None:
         ("h100_vit_inference", {"forward"}),
     ],
 )
-def test_operators_have_phases(name: str, phases: set[str]) -> None:
+def test_operators_have_phases(name, phases):
     trace = imported(name)
     found = set(trace.values("phase", np.flatnonzero(trace.is_kind("operator"))))
     assert found == phases
@@ -194,7 +192,7 @@ def test_operators_have_phases(name: str, phases: set[str]) -> None:
     assert (trace["phase"][device] >= 0).all()
 
 
-def test_element_types_of_a_network_in_single_precision() -> None:
+def test_element_types_of_a_network_in_single_precision():
     # No inputs were recorded: the types come from kernel names, TF32 among them.
     trace = imported("a100_resnet_ddp_rank0of2")
     types = Counter(trace.values("dtype", np.flatnonzero(trace.is_kind("kernel"))))
@@ -203,7 +201,7 @@ def test_element_types_of_a_network_in_single_precision() -> None:
 
 
 @pytest.mark.parametrize("name", ["a100_alexnet_cuda_sync", "a100_simple_add_cuda_sync"])
-def test_sync_rows(name: str) -> None:
+def test_sync_rows(name):
     trace = imported(name)
     lines = np.flatnonzero(trace.is_kind("sync"))
     assert Counter(trace.values("name", lines)) == {
@@ -213,7 +211,7 @@ def test_sync_rows(name: str) -> None:
     }
 
 
-def test_resolved_and_unresolved_waits() -> None:
+def test_resolved_and_unresolved_waits():
     resolved, unresolved = (
         imported("odd/stream_wait_resolved.json.gz"),
         imported("odd/stream_wait_unresolved.json.gz"),
@@ -223,7 +221,7 @@ def test_resolved_and_unresolved_waits() -> None:
     assert "wait_correlation" not in unresolved.columns
 
 
-def test_an_execution_trace_is_said_to_be_one() -> None:
+def test_an_execution_trace_is_said_to_be_one():
     with pytest.raises(TraceError, match="PyTorch execution trace"):
         imported("odd/pytorch_execution_trace_not_kineto.json.gz")
 
@@ -231,7 +229,7 @@ def test_an_execution_trace_is_said_to_be_one() -> None:
 @pytest.mark.parametrize(
     "name", ["backward_thread", "triton_example", "gpu_only", "rank_missing", "rank_without_gpu"]
 )
-def test_odd_traces_are_imported(name: str) -> None:
+def test_odd_traces_are_imported(name):
     trace = imported(f"odd/{name}.json.gz")
     assert len(trace) > 0
     assert trace.metadata["steps"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from kineto_text import call, kernel, op, row, training
@@ -75,7 +73,7 @@ def synchronizing(steps: int) -> list[dict[str, object]]:
     return events
 
 
-def test_an_import_says_which_function_called_and_nothing_of_the_machine(tmp_path: Path):
+def test_an_import_says_which_function_called_and_nothing_of_the_machine(tmp_path):
     trace = imported(tmp_path, synchronizing(3))
     stack, names = trace.values("stack"), trace.values("name")
 
@@ -87,7 +85,7 @@ def test_an_import_says_which_function_called_and_nothing_of_the_machine(tmp_pat
     assert not [text for text in trace.text("stack") if "secret" in text]
 
 
-def test_explain_names_the_line_of_a_synchronization(tmp_path: Path):
+def test_explain_names_the_line_of_a_synchronization(tmp_path):
     explanation = daydream.explain(imported(tmp_path, synchronizing(6)))
     (cost,) = [each for each in explanation.avoidable if each.sort == "synchronization"]
 

@@ -10,18 +10,9 @@ from kineto_text import call, document, kernel, note, op, phases, rows_named, tr
 
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-from daydream.trace.trace import Trace
 
 
-@pytest.fixture
-def imported(tmp_path: Path) -> Any:
-    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
-
-    return load
-
-
-def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None:
+def test_a_step_is_measured_from_completion_to_completion(imported):
     #  the last kernel of step n ends at 640 + 30 + n; host work of the step ends at 780
     trace = imported(training(3))
     steps = trace.metadata["steps"]
@@ -33,7 +24,7 @@ def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None
     assert steps[0]["why_not"]
 
 
-def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None:
+def test_device_work_counts_for_the_step_that_launched_it(imported):
     events = training(2)
     events.append(call("cudaLaunchKernel", 900, 10, 71))
     events.append(kernel("late<float>", 1500, 400, 71, stream=8))
@@ -45,18 +36,18 @@ def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None
     )  # the second step was done before the first one's work
 
 
-def test_the_only_step_runs_from_its_start(imported: Any) -> None:
+def test_the_only_step_runs_from_its_start(imported):
     [step] = imported(training(1)).metadata["steps"]
     assert (step["measured_ns"], step["covered"]) == (780_000, True)
 
 
-def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported: Any) -> None:
+def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported):
     [step] = imported([*training(1), kernel("early", 1, 5, 999)]).metadata["steps"]
     assert step["covered"] is False
     assert "before the window" in step["why_not"]
 
 
-def test_launches_into_a_graph_that_is_captured_lost_no_work(imported: Any) -> None:
+def test_launches_into_a_graph_that_is_captured_lost_no_work(imported):
     launches = [call("cudaLaunchKernel", 700 + 3 * n, 2, 900 + n) for n in range(9)]
     [lost] = imported([*training(1), *launches]).metadata["steps"]
     assert "not recorded" in lost["why_not"]
@@ -65,7 +56,7 @@ def test_launches_into_a_graph_that_is_captured_lost_no_work(imported: Any) -> N
     assert step["covered"]
 
 
-def test_steps_without_work_are_no_steps(imported: Any) -> None:
+def test_steps_without_work_are_no_steps(imported):
     trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
     assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]
 
@@ -74,7 +65,7 @@ def without_markers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if not str(event["name"]).startswith("ProfilerStep")]
 
 
-def test_without_profiler_steps_the_optimizer_ends_them(imported: Any) -> None:
+def test_without_profiler_steps_the_optimizer_ends_them(imported):
     trace = imported(without_markers(training(3)))
     assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
     steps = trace.metadata["steps"]
@@ -90,7 +81,7 @@ def test_without_profiler_steps_the_optimizer_ends_them(imported: Any) -> None:
     ]  # each last kernel is 1 us longer
 
 
-def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
+def test_of_several_optimizers_the_rarest_ends_the_steps(imported):
     events = without_markers(training(6))
     for index in (2, 5):  # a generator that is trained every third time
         events.append(note("Optimizer.step#Generator.step", 1000 * index + 720, 10))
@@ -100,7 +91,7 @@ def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
     assert len(trace.metadata["steps"]) == 2
 
 
-def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its_own(imported: Any) -> None:
+def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its_own(imported):
     events = without_markers(training(4))
     events += [note("Optimizer.step#Embeddings.step", 1000 * step + 705, 20) for step in (1, 3)]
     trace = imported(events)
@@ -108,14 +99,14 @@ def test_an_optimizer_that_joins_another_every_second_time_makes_no_steps_of_its
     assert [step["end_ns"] for step in trace.metadata["steps"]] == [699_000, 1_724_000, 2_699_000, 3_724_000]
 
 
-def test_optimizers_without_a_backward_between_them_end_one_step(imported: Any) -> None:
+def test_optimizers_without_a_backward_between_them_end_one_step(imported):
     events = without_markers(training(3))
     events += [note("Optimizer.step#SGD.step", 1000 * step + 705, 20) for step in range(3)]
     steps = imported(events).metadata["steps"]
     assert [step["end_ns"] for step in steps] == [724_000, 1_724_000, 2_724_000]
 
 
-def test_a_marker_pattern_chooses_any_ranges(imported: Any) -> None:
+def test_a_marker_pattern_chooses_any_ranges(imported):
     events = without_markers(training(3)) + [
         note(f"iteration {index}", 1000 * index, 990) for index in range(3)
     ]
@@ -129,7 +120,7 @@ def test_a_marker_pattern_chooses_any_ranges(imported: Any) -> None:
         imported(events, steps="often")
 
 
-def test_without_any_marker_the_whole_recording_is_a_step(imported: Any) -> None:
+def test_without_any_marker_the_whole_recording_is_a_step(imported):
     trace = imported(
         [op("aten::add", 0, 50), call("cudaLaunchKernel", 10, 5, 1), kernel("add<float>", 20, 100, 1)]
     )
@@ -137,7 +128,7 @@ def test_without_any_marker_the_whole_recording_is_a_step(imported: Any) -> None
     assert [step["measured_ns"] for step in trace.metadata["steps"]] == [120_000]
 
 
-def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported: Any) -> None:
+def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported):
     events = without_markers(training(3))
     last = next(event for event in reversed(events) if str(event["name"]).startswith("Optimizer.step"))
     last["dur"] = 0
@@ -146,9 +137,121 @@ def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported: Any) -
     assert phases(trace, "kernel")["multi_tensor_apply<float>"] == {"optimizer"}
 
 
-def test_threads_that_do_no_work_belong_to_no_step(imported: Any) -> None:
+def test_threads_that_do_no_work_belong_to_no_step(imported):
     watchdog = [call("cudaEventQuery", 100 * index, 2, 5000 + index, tid=-9) for index in range(20)]
     trace = imported([*training(2), *watchdog])
     lines = rows_named(trace, "cudaEventQuery")
     assert set(trace.values("step", lines)) == {None}
     assert set(trace.values("phase", lines)) == {None}
+
+
+# First iterations are told by what they do once, and left out with the reason
+
+
+STEP = 1000  # us
+
+
+def steps_of(
+    tmp_path: Path, *, longer: dict[int, list[dict[str, Any]]], count: int = 6
+) -> list[dict[str, Any]]:
+    """Steps of 1,000 us with one operator and one kernel each; some hold more, and last as much longer."""
+    events: list[dict[str, Any]] = []
+    at = 0
+    for number in range(count):
+        more = longer.get(number, [])
+        events.append(op("aten::mm", at + 10, 50))
+        events.append(call("cudaLaunchKernel", at + 20, 10, number + 1))
+        events.append(kernel("gemm", at + 40, 900, number + 1))
+        extra = 0
+        for row in more:
+            events.append({**row, "ts": at + 100 + row["ts"]})
+            extra = max(extra, row["ts"] + row["dur"]) if row["cat"] != "kernel" else extra
+        events.append(op("aten::item", at + 900 + extra, 90))
+        events.append(note(f"ProfilerStep#{number}", at, STEP - 1 + extra))
+        at += STEP + extra
+    return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["steps"]
+
+
+def left_out(steps: list[dict[str, Any]]) -> list[int]:
+    return [number for number, step in enumerate(steps) if not step["covered"]]
+
+
+def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path):
+    load = call("cuModuleLoadData", 0, 5000, 900)
+    steps = steps_of(tmp_path, longer={1: [load], 2: [op("aten::batch_norm", 0, 800)]})
+    assert left_out(steps) == [0, 1, 2]
+    assert steps[1]["why_not"] == (
+        "a first iteration: 5 ms of work that no later step repeats, most of it in cuModuleLoadData"
+    )
+    assert steps[2]["why_not"].endswith("most of it in aten::batch_norm")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 5000),
+        op("aten::dataloader_next", 0, 5000),
+        call("cudaStreamSynchronize", 0, 5000, 900),
+    ],
+)
+def test_a_step_that_waits_is_part_of_the_run(tmp_path, row):
+    assert left_out(steps_of(tmp_path, longer={1: [row]})) == [0]
+
+
+def test_what_comes_again_is_part_of_the_run(tmp_path):
+    evaluate = op("aten::evaluate", 0, 5000)
+    assert left_out(steps_of(tmp_path, longer={1: [evaluate], 5: [evaluate]})) == [0]
+
+
+def test_only_the_begin_of_a_recording_has_first_iterations(tmp_path):
+    save = op("aten::save", 0, 5000)
+    assert left_out(steps_of(tmp_path, longer={2: [save]})) == [0]
+
+
+def test_too_few_steps_do_not_tell_what_is_usual(tmp_path):
+    load = call("cuModuleLoadData", 0, 5000, 900)
+    assert left_out(steps_of(tmp_path, longer={1: [load]}, count=3)) == [0]
+    assert left_out(steps_of(tmp_path, longer={1: [load]}, count=4)) == [0, 1]
+
+
+def single(tmp_path: Path, first_us: int, again_us: int) -> list[str]:
+    """Return the notes of one step: two kernels launched three times each, one of them longer twice."""
+    events: list[dict[str, Any]] = [note("ProfilerStep#0", 0, 90_000)]
+    at = 5
+    for number, (name, took) in enumerate(
+        [("gemm", first_us), ("relu", 10), ("gemm", again_us), ("relu", 10), ("gemm", 10), ("relu", 10)]
+    ):
+        events.append(call("cudaLaunchKernel", at, took, number + 1))
+        events.append(kernel(name, at + took, 20, number + 1))
+        at += took + 20
+    return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["notes"]
+
+
+def test_a_single_step_that_loads_modules_says_so(tmp_path):
+    assert "\n".join(single(tmp_path, 5000, 10)) == (
+        "The only step holds start-up: 5 ms in first launches of 1 kernel, which load their modules "
+        "(the longest 5 ms). A later pass has none of it."
+    )
+    assert single(tmp_path, 10, 5000) == []  # a launch that found the queue full
+    assert single(tmp_path, 100, 10) == []
+
+
+def compiling(*, ms: int) -> list[dict[str, Any]]:
+    """Return what torch records of one function that it compiles, ranges within ranges."""
+    return [
+        note("entire_frame_compile (dynamo_timed)", 0, 1000 * ms),
+        note("_compile.compile_inner (dynamo_timed)", 10, 1000 * ms - 20),
+        note("backend_compile (dynamo_timed)", 20, 500 * ms),
+    ]
+
+
+def test_a_step_that_compiles_anew_amid_the_others_is_left_out_and_said(tmp_path):
+    steps = steps_of(tmp_path, longer={3: compiling(ms=40)})
+    assert left_out(steps) == [0, 3]
+    assert steps[3]["why_not"] == "the program compiled 1 function anew in it, 40 ms of 41 ms"
+
+
+def test_compiling_that_hardly_shows_or_never_ends_is_part_of_the_run(tmp_path):
+    assert left_out(steps_of(tmp_path, longer={3: [note("cache (dynamo_timed)", 0, 200)]})) == [0]
+    each = {number: compiling(ms=40) for number in range(6)}
+    assert left_out(steps_of(tmp_path, longer=each)) == [0]

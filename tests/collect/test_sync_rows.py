@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ def as_kernels(trace: Trace) -> Trace:
     return Trace({**trace.columns, **changed}, trace.texts, trace.metadata)
 
 
-def test_a_wait_that_was_written_as_a_kernel_is_a_wait(tmp_path: Path) -> None:
+def test_a_wait_that_was_written_as_a_kernel_is_a_wait(tmp_path):
     rows = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::item", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
         {

@@ -35,14 +35,14 @@ def refused(tmp_path: Path, events: list[dict[str, Any]]) -> str:
     return str(caught.value)
 
 
-def test_launches_without_device_work_are_no_work_of_the_cpu_alone(tmp_path: Path) -> None:
+def test_launches_without_device_work_are_no_work_of_the_cpu_alone(tmp_path):
     assert "4 calls launched work on a device, but no device work was recorded" in refused(
         tmp_path, steps(ran=False)
     )
     assert len(daydream.replay(daydream.load(write(tmp_path / "t.json", document(steps())))).steps) == 3
 
 
-def test_memory_of_a_device_without_its_work_is_no_work_of_the_cpu_alone(tmp_path: Path) -> None:
+def test_memory_of_a_device_without_its_work_is_no_work_of_the_cpu_alone(tmp_path):
     alone = steps(launched=False, ran=False)
     memory = {"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 15, "s": "t"}
     args = {"Addr": 64, "Bytes": 512, "Device Type": 1, "Device Id": 0}
@@ -67,11 +67,11 @@ def test_memory_of_a_device_without_its_work_is_no_work_of_the_cpu_alone(tmp_pat
         ],
     ],
 )
-def test_kernels_that_no_call_launched_bound_no_step(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+def test_kernels_that_no_call_launched_bound_no_step(tmp_path, events):
     assert "whether the CPU or the device bounds it is not known" in refused(tmp_path, events)
 
 
-def test_steps_whose_launches_are_known_count_beside_others(tmp_path: Path) -> None:
+def test_steps_whose_launches_are_known_count_beside_others(tmp_path):
     events = [event for event in steps() if event["args"].get("correlation") != 4 or event["cat"] == "kernel"]
     trace = daydream.load(write(tmp_path / "t.json", document(events)))
     assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, False]
@@ -87,12 +87,12 @@ def test_steps_whose_launches_are_known_count_beside_others(tmp_path: Path) -> N
         ("legacy_autograd_profiler_list.json.gz", "operators ran that only a device has"),
     ],
 )
-def test_the_shared_cases_have_no_verdict(name: str, said: str) -> None:
+def test_the_shared_cases_have_no_verdict(name, said):
     with pytest.raises(GraphError, match=said):
         daydream.whatif(shared_trace(f"cases/{name}"), "scale", on="cpu", factor=0.5)
 
 
-def test_an_empty_recording_is_refused_with_what_the_file_says(tmp_path: Path) -> None:
+def test_an_empty_recording_is_refused_with_what_the_file_says(tmp_path):
     idle = [row("cuda_runtime", "cudaGetDeviceCount", 1, 2), note("idle", 0, 9)]
     with pytest.raises(TraceError, match="no operator, kernel or copy was recorded"):
         import_trace([write(tmp_path / "t.json", document(idle))])

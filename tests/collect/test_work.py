@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_text import call, document, kernel, note, op, training, write
+from kineto_text import call, kernel, note, op, training
 from shared import shared_replay
 
 from daydream.collect.derive.device_names import (
@@ -22,12 +20,6 @@ from daydream.collect.derive.device_names import (
     dtype_of_kernel,
     elements_of_dims,
 )
-from daydream.collect.importers import import_trace
-from daydream.trace.trace import Trace
-
-
-def imported(tmp_path: Path, events: Any) -> Trace:
-    return import_trace([write(tmp_path / "trace.json", document(events))])
 
 
 @pytest.mark.parametrize(
@@ -79,49 +71,42 @@ def imported(tmp_path: Path, events: Any) -> Trace:
         ("my_kernel", None),
     ],
 )
-def test_kernel_names_give_away_their_element_type(name: str, dtype: str | None) -> None:
+def test_kernel_names_give_away_their_element_type(name, dtype):
     assert dtype_of_kernel(name) == dtype
 
 
-def test_the_first_floating_input_is_the_element_type() -> None:
+def test_the_first_floating_input_is_the_element_type():
     assert dtype_of_inputs(["long int", "c10::Half", "float"]) == "float16"
     assert dtype_of_inputs(["Scalar", "long int", ""]) == "int64"
     assert dtype_of_inputs(["TensorList", ""]) is None
     assert dtype_of_inputs(None) is None
 
 
-def test_collectives_have_one_name_each() -> None:
-    said = [
-        "allreduce",
-        "_allgather_base",
-        "nccl:all_to_all",
-        "_reduce_scatter_base",
-        "ncclKernel_AllReduce_RING_LL_Sum_float",
-        "ncclDevKernel_SendRecv",
-        "broadcast",
-        "c10d::allreduce_",
-        "wait",
-    ]
-    assert [collective_of_name(name) for name in said] == [
-        "all_reduce",
-        "all_gather",
-        "all_to_all",
-        "reduce_scatter",
-        "all_reduce",
-        "send_recv",
-        "broadcast",
-        "all_reduce",
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("allreduce", "all_reduce"),
+        ("_allgather_base", "all_gather"),
+        ("nccl:all_to_all", "all_to_all"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float", "all_reduce"),
+        ("ncclDevKernel_SendRecv", "send_recv"),
+        ("broadcast", "broadcast"),
+        ("c10d::allreduce_", "all_reduce"),
+        ("wait", None),
+    ],
+)
+def test_collectives_have_one_name_each(name, collective):
+    assert collective_of_name(name) == collective
 
 
-def test_elements_are_counted_over_all_tensors() -> None:
+def test_elements_are_counted_over_all_tensors():
     assert elements_of_dims([[6144], [], [2, 3]]) == 6150
     assert elements_of_dims([[[10], [5]], []]) == 15
     assert elements_of_dims([[], []]) is None
 
 
-def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> None:
+def test_a_kernel_s_own_arguments_describe_its_collective(imported):
     events = [
         *training(1),
         call("cudaLaunchKernelExC", 320, 3, 77, tid=101),
@@ -139,7 +124,7 @@ def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> Non
             Group_size=2,
         ),
     ]
-    trace = imported(tmp_path, events)
+    trace = imported(events)
     line = np.flatnonzero(trace.is_kind("collective"))
     assert trace.values("collective", line) == ["all_reduce"]
     assert trace.values("elements", line) == [1000]
@@ -148,7 +133,7 @@ def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> Non
     assert trace.values("group", line) == ["0"]
 
 
-def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: Path) -> None:
+def test_a_bare_collective_is_described_by_the_call_around_its_launch(imported):
     events = [
         op(
             "record_param_comms",
@@ -165,7 +150,7 @@ def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: 
         ),
         kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 1, 2, 3, stream=9),
     ]
-    trace = imported(tmp_path, events)
+    trace = imported(events)
     orphan, line = np.flatnonzero(trace.is_kind("collective")).tolist()
     assert trace.values("collective", [orphan, line]) == ["all_reduce", "all_to_all"]
     assert trace.values("elements", [orphan, line]) == [None, 300]
@@ -188,10 +173,8 @@ def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: 
         ("void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", "barrier"),
     ],
 )
-def test_kernels_that_communicate_by_themselves_are_collectives(
-    tmp_path: Path, name: str, operation: str
-) -> None:
-    trace = imported(tmp_path, [call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
+def test_kernels_that_communicate_by_themselves_are_collectives(imported, name, operation):
+    trace = imported([call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
     assert trace.values("kind")[-1] == "collective"
     assert trace.values("collective")[-1] == operation
 
@@ -208,8 +191,8 @@ def test_kernels_that_communicate_by_themselves_are_collectives(
         "gemm_allreduce_sm90_bf16",  # most of it is the product
     ],
 )
-def test_kernels_of_one_device_are_no_collectives(tmp_path: Path, name: str) -> None:
-    trace = imported(tmp_path, [call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
+def test_kernels_of_one_device_are_no_collectives(imported, name):
+    trace = imported([call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
     assert trace.values("kind")[-1] == "kernel"
 
 
@@ -229,12 +212,10 @@ def test_every_name_of_a_kernel_that_communicates_has_a_sign_of_it(name):
     ("lasted", "kept"),
     [(900, 150), (160, 150), (152, 150), (150.5, 150.5), (149, 149)],  # the next begins 150 us behind
 )
-def test_a_kernel_ends_at_the_latest_where_the_next_of_its_stream_begins(
-    tmp_path: Path, lasted: float, kept: float
-) -> None:
+def test_a_kernel_ends_at_the_latest_where_the_next_of_its_stream_begins(imported, lasted, kept):
     calls = [call("cudaLaunchKernel", at, 5, at + 1) for at in (0, 150, 300)]
     work = [kernel("first", 10, lasted, 1), kernel("next", 160, 100, 151), kernel("last", 310, 400, 301)]
-    trace = imported(tmp_path, [op("aten::mm", 0, 320), *calls, *work])
+    trace = imported([op("aten::mm", 0, 320), *calls, *work])
     kernels = trace.is_kind("kernel")
     assert trace["duration_ns"][kernels].tolist() == [kept * 1000, 100_000, 400_000]
     over = (
@@ -244,16 +225,16 @@ def test_a_kernel_ends_at_the_latest_where_the_next_of_its_stream_begins(
 
 
 @pytest.mark.parametrize("how", [{"stream": 8}, {"graph_id": 3}, {"correlation": 1}])
-def test_what_may_run_side_by_side_keeps_its_time(tmp_path: Path, how: dict[str, int]) -> None:
+def test_what_may_run_side_by_side_keeps_its_time(imported, how):
     given = {"correlation": 2} | how
     work = [kernel("first", 10, 500, 1), kernel("next", 100, 100, **given)]
     work[0]["args"]["graph id"] = how.get("graph_id", -1)
     calls = [call("cudaGraphLaunch", 0, 5, 1), call("cudaLaunchKernel", 90, 5, 2)]
-    trace = imported(tmp_path, [op("aten::mm", 0, 320), *calls, *work])
+    trace = imported([op("aten::mm", 0, 320), *calls, *work])
     assert trace["duration_ns"][trace.is_kind("kernel")].tolist() == [500_000, 100_000]
 
 
-def test_the_shared_overflowing_kernels_replay() -> None:
+def test_the_shared_overflowing_kernels_replay():
     replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
     assert [step.measured_ns for step in replay.as_recorded().steps] == [1_000_000] * 3
     assert replay.max_error < 1e-6

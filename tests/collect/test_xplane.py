@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import random
 from pathlib import Path
 
 import pytest
 from shared import shared_trace
+from test_rocprof import refused, row_of
 from xspace import PlaneWriter, field, training, write
 
 import daydream
@@ -18,7 +18,6 @@ from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
 from daydream.collect.importers.xplane.programs import kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
-from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 from daydream.transforms.real_change import IN_JAX, code_of
 from daydream.transforms.registry import names
@@ -26,21 +25,13 @@ from daydream.transforms.registry import names
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
 
 
-def row_of(trace: Trace, name: str) -> int:
-    return trace.values("name").index(name)
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     return import_trace([write(tmp_path / "host.xplane.pb")])
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(TraceError) as raised:
-        import_trace([path])
-    said = str(raised.value)
-    assert "\n" not in said
-    return said
+def public(name: str) -> Trace:
+    return import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
 
 
 def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
@@ -161,25 +152,10 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
 
 
-def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
-    chance = random.Random(2)
-    sound = training(2)
-    refusals: list[str] = []
-    for number in range(300):
-        damaged = bytearray(sound)
-        if number % 3:
-            for _ in range(chance.randint(1, 4)):
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        else:
-            del damaged[chance.randrange(len(damaged)) :]
-        path = tmp_path / "d.xplane.pb"
-        path.write_bytes(damaged)
-        try:
-            import_trace([path])
-        except TraceError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 100
-    assert not any("\n" in said for said in refusals)
+def test_damaged_profiles_are_refused_in_one_line_or_read(refusals, tmp_path):
+    said = refusals({tmp_path / "d.xplane.pb": training(2)}, seed=2)
+    assert len(said) > 100
+    assert not any("\n" in each for each in said)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +168,7 @@ def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
     ],
 )
 def test_public_profiles_are_linked_and_replay(name, kernels, devices, gpu):
-    trace = import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
+    trace = public(name)
 
     work = trace.is_kind("kernel", "memcpy", "memset", "collective")
     assert work.sum() == kernels
@@ -202,7 +178,7 @@ def test_public_profiles_are_linked_and_replay(name, kernels, devices, gpu):
 
 
 def test_a_public_training_profile_is_bound_by_its_gpu():
-    trace = import_trace([shared_trace("formats/jax/mi300x_jax_te_fused_attn_training.xplane.pb.gz")])
+    trace = public("mi300x_jax_te_fused_attn_training")
 
     assert {"forward", "backward"} <= set(trace.values("phase"))
     assert daydream.explain(trace).bound.value == "GPU"  # busy 93 % of the steps
@@ -333,7 +309,7 @@ def test_a_damaged_program_is_none():
 
 
 def test_kernels_of_public_profiles_have_the_work_of_their_operators():
-    trace = import_trace([shared_trace("formats/jax/mi300x_jax0.8_conv_8gpu.xplane.pb.gz")])
+    trace = public("mi300x_jax0.8_conv_8gpu")
     kernels = daydream.replay(trace).graph.select(kind="kernel")
     amounts = work(kernels.graph, kernels)
     product = kernels.name == "input_transpose_fusion"
@@ -348,7 +324,7 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
 
 
 def test_kernels_of_a_device_graph_have_the_work_of_their_names():
-    trace = import_trace([shared_trace("formats/jax/a10g_conv2d.xplane.pb.gz")])
+    trace = public("a10g_conv2d")
     kernels = daydream.replay(trace).graph.select(kind="kernel")
     assert (work(kernels.graph, kernels).nbytes > 0).all()
 
@@ -362,7 +338,7 @@ def test_kernels_of_a_device_graph_have_the_work_of_their_names():
     ],
 )
 def test_public_profiles_tell_element_types(name, kernel, dtype):
-    trace = import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
+    trace = public(name)
     rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
     found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
     assert found == {dtype}

@@ -32,8 +32,8 @@ def forward_and_backward(function: Callable[..., Any], *inputs: Any) -> None:
         out.backward(torch.ones_like(out))
 
 
-def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
-    """Return FLOP, bytes and family of each recorded call of known work, by operator."""
+def trace_of(run: Callable[[], Any]) -> daydream.Trace:
+    """Return the trace of a run, as torch's profiler writes it."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, acc_events=True
     ) as profiler:
@@ -41,7 +41,12 @@ def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        trace = daydream.load(path)
+        return daydream.load(path)
+
+
+def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
+    """Return FLOP, bytes and family of each recorded call of known work, by operator."""
+    trace = trace_of(run)
     rows = np.flatnonzero(trace.is_kind("operator"))
     work = work_of_rows(trace, rows)
     flop, nbytes, family = work.flop, work.nbytes, work.family

@@ -43,12 +43,17 @@ def times(result):
     return {(each.op, each.phase): (each.before_ns, each.duration_ns) for each in result.measured}
 
 
-def test_calls_are_compared_forward_and_backward():
+def test_calls_are_compared_forward_and_backward_and_the_table_is_read_as_it_was_written(tmp_path):
     found = calibrate_in_place(
         recorded([100] * 4, 200, 1_000), recorded([40] * 4, 300, 1_000, ["aten::gelu"])
     )
     assert times(found) == {("aten::gelu", "forward"): (100, 40), ("aten::gelu", "backward"): (200, 300)}
     assert (found.drift, found.device, found.left_out) == (1.0, "cpu", [])
+    found.save(tmp_path / "times.parquet")
+    table = KernelTable.load(tmp_path / "times.parquet")
+    assert table.in_place == found.table().in_place
+    assert list(table.in_place.values()) == [[(100.0, 40.0), (200.0, 300.0)]]
+    assert table.device == "cpu"
 
 
 def test_the_lower_quartile_counts_as_other_programs_only_add():
@@ -78,14 +83,3 @@ def test_a_tool_that_orders_nothing_is_told():
         calibrate_in_place(one, one)
     with pytest.raises(NotApplicableError, match="no call of aten::silu"):
         calibrate_in_place(one, recorded([100], 200, 1_000, ["aten::silu"]))
-
-
-def test_the_file_is_read_as_it_was_written(tmp_path):
-    found = calibrate_in_place(
-        recorded([100] * 4, 200, 1_000), recorded([40] * 4, 300, 1_000, ["aten::gelu"])
-    )
-    found.save(tmp_path / "times.parquet")
-    table = KernelTable.load(tmp_path / "times.parquet")
-    assert table.in_place == found.table().in_place
-    assert list(table.in_place.values()) == [[(100.0, 40.0), (200.0, 300.0)]]
-    assert table.device == "cpu"

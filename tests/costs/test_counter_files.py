@@ -47,6 +47,12 @@ def read(tmp_path, text, name="c.csv"):
     return read_counted(tmp_path / name)
 
 
+def attached(trace, folder, text):
+    """Attach the counters of a file that says this."""
+    (folder / "c.csv").write_text(text)
+    return attach_counters(trace, [folder / "c.csv"])
+
+
 def kernels(*names, grid="16,1,1"):
     count = len(names)
     texts = list(dict.fromkeys(names))
@@ -137,14 +143,9 @@ def test_a_kernels_own_name(full, base):
 
 
 def test_launches_meet_kernels_by_name_grid_and_order(tmp_path):
-    (tmp_path / "c.csv").write_text(
-        long_table(
-            ("axpy(float *)", 16, axpy("10")), ("dot", 8, axpy("30")), ("axpy(float *)", 16, axpy("20"))
-        )
-    )
-    trace = attach_counters(
-        kernels("void ns::axpy<int>(float *)", "other", "void ns::axpy<int>(float *)"), [tmp_path / "c.csv"]
-    )
+    first, last = ("axpy(float *)", 16, axpy("10")), ("axpy(float *)", 16, axpy("20"))
+    own = "void ns::axpy<int>(float *)"
+    trace = attached(kernels(own, "other", own), tmp_path, long_table(first, ("dot", 8, axpy("30")), last))
     flop, nbytes = counted_work(trace)
     assert flop.tolist() == [20, -1, 40]
     assert nbytes.tolist() == [2_500_000, -1, 2_500_000]
@@ -154,8 +155,8 @@ def test_launches_meet_kernels_by_name_grid_and_order(tmp_path):
 
 
 def test_where_numbers_differ_each_has_the_mean_and_it_is_said(tmp_path):
-    (tmp_path / "c.csv").write_text(long_table(("axpy", 16, axpy("10")), ("axpy", 16, axpy("30"))))
-    trace = attach_counters(kernels("axpy", "axpy", "axpy"), [tmp_path / "c.csv"])
+    table = long_table(("axpy", 16, axpy("10")), ("axpy", 16, axpy("30")))
+    trace = attached(kernels("axpy", "axpy", "axpy"), tmp_path, table)
     assert counted_work(trace)[0].tolist() == [40, 40, 40]
     assert "3 kernels could not be told apart" in trace.metadata["notes"][1]
 
@@ -185,8 +186,7 @@ def of_agents(*agents):
     ],
 )
 def test_launches_meet_kernels_of_their_device(tmp_path, agents, kib, said):
-    (tmp_path / "c.csv").write_text(of_agents(*agents))
-    trace = attach_counters(on_two_devices(), [tmp_path / "c.csv"])
+    trace = attached(on_two_devices(), tmp_path, of_agents(*agents))
     assert [entry["bytes"] for entry in trace.metadata["counters"]] == [1024 * each for each in kib]
     assert said is None or any(said in note for note in trace.metadata["notes"])
 
@@ -196,8 +196,7 @@ def test_a_file_without_grids_is_joined_by_order_over_all_grids(tmp_path):
     trace.texts["grid"] = ["16,1,1", "4,1,1"]
     trace.columns["grid"] = np.array([0, 1, 0], np.int32)
     table = long_table(*(("axpy", 16, axpy(fma)) for fma in ("10", "20", "30"))).replace("(16, 1, 1)", "")
-    (tmp_path / "c.csv").write_text(table)
-    assert counted_work(attach_counters(trace, [tmp_path / "c.csv"]))[0].tolist() == [20, 40, 60]
+    assert counted_work(attached(trace, tmp_path, table))[0].tolist() == [20, 40, 60]
 
 
 def test_passes_of_one_program_add_their_counters(tmp_path):
@@ -241,18 +240,16 @@ def test_passes_of_one_program_add_their_counters(tmp_path):
     ],
 )
 def test_what_cannot_be_meant_is_one_line(tmp_path, text, said):
-    (tmp_path / "c.csv").write_text(text)
     with pytest.raises(FileError, match=said) as error:
-        attach_counters(kernels("axpy"), [tmp_path / "c.csv"])
+        attached(kernels("axpy"), tmp_path, text)
     assert "\n" not in str(error.value)
 
 
 def test_no_cut_of_a_table_is_more_than_one_line(tmp_path):
     whole = long_table(("axpy(float *)", 16, axpy()), ("axpy(float *)", 16, axpy("3")))
     for end in range(0, len(whole), 7):
-        (tmp_path / "c.csv").write_text(whole[:end])
         try:
-            attach_counters(kernels("axpy", "axpy"), [tmp_path / "c.csv"])
+            attached(kernels("axpy", "axpy"), tmp_path, whole[:end])
         except FileError as error:
             assert "\n" not in str(error)  # noqa: PT017 - most cuts are refused, some are whole tables
 
@@ -322,44 +319,3 @@ def test_requests_of_amds_l2_are_bytes(metrics, read, written, through):
     amounts = CountedKernel("k", metrics={name: float(value) for name, value in metrics.items()}).amounts
     names = ("dram_read_bytes", "dram_written_bytes", "l2_bytes")
     assert [amounts.get(name) for name in names] == [read, written, through]
-
-
-def test_kinetos_ranges_are_counters_too(tmp_path):
-    found = read_counted(shared_trace("kineto/a100_range_profiler_counters.json.gz"))
-    assert len(found) == 77
-    assert sum(one.flop is not None for one in found) > 60
-
-
-def made(trace, bytes_of_ns, flop_of_ns):
-    """A table of counters, made: each kernel moves and calculates so much for each ns that it took."""
-    names, grids = trace.text("name"), trace.text("grid")
-    rows = np.flatnonzero(trace.is_kind("kernel"))
-    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
-    launches = [
-        (
-            names[trace["name"][row]].replace('"', ""),
-            grids[trace["grid"][row]],
-            int(trace["duration_ns"][row]),
-        )
-        for row in rows.tolist()
-    ]
-    return long_table(
-        *(
-            (name, grid.replace(",", ", "), {
-                **axpy(f"{flop_of_ns * ns // 2}"), "dram__bytes.sum": ("byte", f"{bytes_of_ns * ns}")
-            })
-            for name, grid, ns in launches
-        )
-    ).replace(", 1, 1, 1)", ")")  # fmt: skip
-
-
-@pytest.mark.slow
-def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
-    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
-    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
-    found = {}
-    for what, nbytes, flop in (("memory", 500, 100), ("compute", 5, 15_000)):
-        trace = daydream.load(path)
-        (tmp_path / "c.csv").write_text(made(trace, nbytes, flop))
-        found[what] = daydream.whatif(attach_counters(trace, [tmp_path / "c.csv"]), "amp")
-    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

@@ -8,7 +8,6 @@ compared; the second one runs as a Fourier transform, which takes fewer FLOP tha
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from shared import shared_trace
@@ -68,13 +67,6 @@ def test_the_convolution_without_a_transform_does_the_flop_of_its_shapes(counted
     assert direct == pytest.approx(first_convolution(), rel=0.05)
 
 
-def test_comparable_matrix_work_agrees_in_total(counted):
-    direct = flop_of(counted, "implicit_convolve_sgemm") + flop_of(counted, "__missing__")
-    found = sum(direct) + sum(flop_of(counted, "sgemm_32x32_sliced"))
-    expected = first_convolution() + sum(of_shapes("aten::addmm", shapes) for shapes in PRODUCTS)
-    assert found == pytest.approx(PASSES * expected, rel=0.05)
-
-
 def test_a_bias_is_one_instruction_an_element(counted):
     # `add` computes a + alpha b: a multiply-add, two FLOP where we count the one of an addition
     expected = [
@@ -126,7 +118,7 @@ def test_counters_of_another_number_of_launches_say_nothing():
     assert work(graph, graph.select(kind="kernel")).flop.tolist() == [2 * 64**3]
 
 
-def test_instructions_become_flop(tmp_path: Path):
+def test_instructions_become_flop(tmp_path):
     name = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
     counters = {
         name.format("ffma"): "10",
@@ -149,7 +141,7 @@ def test_instructions_become_flop(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"), [("{}", "traceEvents"), ('{"traceEvents": []}', "no counters"), ("<", "JSON")]
 )
-def test_files_without_counters_are_refused(text: str, said: str, tmp_path: Path):
+def test_files_without_counters_are_refused(text, said, tmp_path):
     path = tmp_path / "counters.json"
     path.write_text(text)
     with pytest.raises(TraceError, match=said):

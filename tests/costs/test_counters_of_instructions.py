@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 from shared import shared_trace
-from test_counter_files import kernels, read
+from test_counter_files import attached, kernels, read
 
 from daydream.costs.counters.attaching import attach_counters, read_counted
 from daydream.costs.counters.joining import base_name
@@ -143,8 +143,7 @@ def test_flop_of_a_waves_instruction(opcode, flop):
     ],
 )  # fmt: skip
 def test_luthier_gives_sums(tmp_path, text, amounts):
-    (tmp_path / "l.txt").write_text(text)
-    assert read_counted(tmp_path / "l.txt") == Totals("Luthier", amounts)
+    assert read(tmp_path, text) == Totals("Luthier", amounts)
 
 
 def test_sums_stay_with_their_window_and_no_kernel_has_a_part(tmp_path):
@@ -185,8 +184,7 @@ def test_accelprofs_kernels(tmp_path):
 
 
 def test_accelprofs_rooflines_are_in_no_order_and_become_means(tmp_path):
-    (tmp_path / "f.txt").write_text("30|axpy\n10|axpy\n")
-    trace = attach_counters(kernels("axpy", "axpy"), [tmp_path / "f.txt"])
+    trace = attached(kernels("axpy", "axpy"), tmp_path, "30|axpy\n10|axpy\n")
     assert counted_work(trace)[0].tolist() == [20, 20]
     assert "each has the mean" in trace.metadata["notes"][1]
     (one,) = read(tmp_path, "5|4096|axpy<int|float>\n")
@@ -259,18 +257,13 @@ def test_damage_is_one_line(tmp_path, text, said):
 def test_no_cut_of_them_is_more_than_one_line(tmp_path, whole):
     for end in range(0, len(whole), 3):
         try:
-            read_counted_text(tmp_path, whole[:end])
+            read(tmp_path, whole[:end])
         except FileError as error:
             assert "\n" not in str(error)  # noqa: PT017 - some cuts are whole files
 
 
-def read_counted_text(folder, text):
-    (folder / "c").write_text(text)
-    return read_counted(folder / "c")
-
-
 def test_every_amount_has_a_name_of_the_list(tmp_path):
-    found = read_counted_text(tmp_path, HIST)[0].amounts.keys() | amounts_of_amd({"DS_READ": 1}).keys()
+    found = read(tmp_path, HIST)[0].amounts.keys() | amounts_of_amd({"DS_READ": 1}).keys()
     assert found <= QUANTITIES.keys()
     assert quantities_of({"no such counter": 1.0}) == {}
 
@@ -288,15 +281,12 @@ def test_the_share_of_conflicts_by_hand():
 
 
 def test_counters_stay_with_their_launches_when_steps_are_cut(tmp_path):
-    (tmp_path / "f.txt").write_text(
-        "".join(
-            f"kernel {n} - axpy - #thread-blocks 16,  "
-            f"kernel instructions {n + 1}, total instructions {99 + n}\n"
-            "  FADD = " + f"{n + 1}\n"
-            for n in range(3)
-        )
+    text = "".join(
+        f"kernel {n} - axpy - #thread-blocks 16,  kernel instructions {n + 1}, total instructions {99 + n}\n"
+        f"  FADD = {n + 1}\n"
+        for n in range(3)
     )
-    trace = attach_counters(kernels("axpy", "axpy", "axpy"), [tmp_path / "f.txt"])
+    trace = attached(kernels("axpy", "axpy", "axpy"), tmp_path, text)
     whole = counted_work(trace)[0].tolist()
     trace.columns = {name: column[1:] for name, column in trace.columns.items()}
     trace._rows = 2

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from daydream.optimizations.roofline import roofline
 from shared import shared_trace
-from test_counter_files import OPS, kernels, long_table
+from test_counter_files import OPS, attached, kernels, long_table
 
 import daydream
 from daydream import attach_counters, build, counters_table
+from daydream.costs.counters.attaching import read_counted
 from daydream.costs.counters.joining import base_name
 from daydream.costs.counters.listing import counted_in
 from daydream.report.text.counted import counted_sentences
@@ -69,8 +70,8 @@ def test_one_what_if_on_an_h100_and_an_mi300x_with_and_without_counters(tmp_path
     path = shared_trace(f"kineto/{file}.json.gz")
     trace = daydream.load(path)
     whole = sum(ns for *_, ns in launches(trace))
-    (tmp_path / "c.csv").write_text(made(trace, amd, 1, bandwidth / 2))
-    with_counters, notes = answer(attach_counters(daydream.load(path), [tmp_path / "c.csv"]))
+    table = made(trace, amd, 1, bandwidth / 2)
+    with_counters, notes = answer(attached(daydream.load(path), tmp_path, table))
     without, plain = answer(trace)
     assert any("by counters for" in note for note in notes)
     assert not any("counters" in note for note in plain)
@@ -91,9 +92,8 @@ def test_times_of_instrumented_runs_are_never_used(tmp_path):
             + f',"nsecond","{duration}"'
             for line in table.splitlines() if "dram__bytes.sum" in line
         ]  # fmt: skip
-        (tmp_path / "c.csv").write_text(table + "\n".join(slow) + "\n")
         before = trace["duration_ns"].copy()
-        attach_counters(trace, [tmp_path / "c.csv"])
+        attached(trace, tmp_path, table + "\n".join(slow) + "\n")
         assert (trace["duration_ns"] == before).all()
         found.append((answer(trace), json.dumps(counters_table(trace))))
     assert found[0] == found[1]
@@ -118,8 +118,6 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
 
 def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
     path = shared_trace("kineto/a100_range_profiler_counters.json.gz")
-    from daydream.costs.counters.attaching import read_counted
-
     found = read_counted(path)
     trace = attach_counters(kernels(*(one.name for one in found), grid="1,1,1"), [path])
     assert len(trace.metadata["counters"]) == 77
@@ -137,3 +135,15 @@ def test_what_was_counted_is_told_in_short():
     ]
     told = {"kernels": 1, "of": 3, "quantities": ["flop", "occupancy"], "windows": []}
     assert counted_in(trace) == told
+
+
+@pytest.mark.slow
+def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
+    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
+    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
+    found = {}
+    for what, flop, nbytes in (("memory", 100, 500), ("compute", 15_000, 5)):
+        trace = daydream.load(path)
+        table = made(trace, False, flop, nbytes)
+        found[what] = daydream.whatif(attached(trace, tmp_path, table), "amp")
+    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shared import shared_trace
-from test_counter_files import OPS, long_table
+from test_counter_files import OPS, attached, long_table
 from test_counters_on_traces import launches
 
 import daydream
-from daydream import attach_counters, build
+from daydream import build
 from daydream.costs import bound
 from daydream.costs.device.retime import at_peak_ns, evidence
 from daydream.costs.kernels import counted_tasks
@@ -33,8 +33,7 @@ def counted(tmp_path):
             })
             for at, (name, blocks, ns) in enumerate(launches(daydream.load(path)))
         ]  # fmt: skip
-        (tmp_path / "c.csv").write_text(long_table(*rows))
-        return build(attach_counters(daydream.load(path), [tmp_path / "c.csv"]))
+        return build(attached(daydream.load(path), tmp_path, long_table(*rows)))
 
     return graph
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import retime
-from daydream.costs.device.roofline import BYTES_A_THREAD, LEAST_REACHABLE, Grids, device_or_none
+from daydream.costs.device.roofline import BYTES_A_THREAD, LEAST_REACHABLE
 from daydream.costs.kernels import work
 from daydream.costs.resize.new_shapes import tile_elements
 from daydream.graph.graph import Graph
@@ -35,15 +35,6 @@ def grown(graph: Graph, name: str, factor: float, **others: float) -> int:
     factors = np.where(kernels.name == name, factor, 1.0)
     new = retime(graph, kernels, flop_factor=factors, bytes_factor=factors, **others)
     return int(new.duration_ns[kernels.name == name][0])
-
-
-def resident(graph: Graph) -> dict[str, int]:
-    kernels = graph.select(kind="kernel")
-    source = device_or_none(graph)
-    assert source is not None
-    task_work = work(graph, kernels)
-    grids = Grids(graph, kernels, task_work, task_work.is_matrix, source)
-    return dict(zip(kernels.name.tolist(), grids.resident.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(("factor", "waves"), [(1, 1), (2, 1), (PLACES / 40, 1), (16, 2), (24, 3)])
@@ -96,18 +87,6 @@ def test_a_kernel_whose_threads_loop_takes_longer_with_every_element():
     loop = adding(102_000, "100,1,1", "loop", 100 * 256 * 80)
     assert BYTES_A_THREAD < 80 * 12
     assert grown(graph_of(*TINY, loop), "loop", 2) == FLOOR + 2 * 100_000
-
-
-def test_how_many_blocks_a_unit_holds():
-    large = Call("aten::mm", [[4096, 64], [64, 4096]], [Kernel("gemm_256x128_nn", 90_000, grid="512,1,1")])
-    graph = graph_of(*TINY, adding(), adding(grid=None, name="unknown"), PRODUCT, large)
-    # 65,536 registers, two for an element of the tile: 3,277 elements leave places for 10, 256 x 128 for 1
-    assert {name: count for name, count in resident(graph).items() if name != "tiny"} == {
-        "sum": 4,
-        "unknown": 1,
-        "sgemm": 4,
-        "gemm_256x128_nn": 1,
-    }
 
 
 def test_tiles_by_name_or_by_the_grid():

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from recorded_operators import below, both, flop_counter, torch, values
+from recorded_operators import below, both, flop_counter, forward_and_backward, torch, trace_of, values
+
+import daydream
+from daydream.costs import work
 
 F, nn = torch.nn.functional, torch.nn
 CONVOLUTIONS = [
@@ -34,7 +37,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_have_the_flop_that_torch_counts(name: str):
+def test_products_have_the_flop_that_torch_counts(name):
     function, shapes = PRODUCTS[name]
     ours, theirs = both(function, *(values(*shape) for shape in shapes))
     assert ours == sum(theirs.values()) > 0
@@ -64,7 +67,7 @@ def test_products_that_torch_does_not_count():
 @pytest.mark.parametrize(
     "options", [{}, {"stride": 2, "padding": 2, "dilation": 2}, {"padding": "same"}], ids=str
 )
-def test_convolutions_have_the_flop_that_torch_counts(dimensions: int, options: dict[str, Any]):
+def test_convolutions_have_the_flop_that_torch_counts(dimensions, options):
     function, _ = CONVOLUTIONS[dimensions - 1]
     inputs = values(2, 4, *[9] * dimensions), values(6, 4, *[3] * dimensions), values(6)
     ours, theirs = both(lambda *given: function(*given, **options), *inputs)
@@ -73,7 +76,7 @@ def test_convolutions_have_the_flop_that_torch_counts(dimensions: int, options: 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("channels", [6, 4])  # 4 as in the input: only sizes tell that it is transposed
-def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions: int, channels: int):
+def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions, channels):
     _, function = CONVOLUTIONS[dimensions - 1]
     inputs = values(2, 4, *[5] * dimensions), values(4, channels, *[3] * dimensions)
     ours, theirs = both(lambda *given: function(*given, stride=2, padding=1), *inputs)
@@ -82,7 +85,7 @@ def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions: int
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize(("groups", "transposed"), [(2, False), (4, False), (2, True)])
-def test_groups_divide_the_gradient_of_the_weight_too(dimensions: int, groups: int, transposed: bool):
+def test_groups_divide_the_gradient_of_the_weight_too(dimensions, groups, transposed):
     # torch counts the gradient of a grouped convolution's weight as if there were no groups
     function = CONVOLUTIONS[dimensions - 1][transposed]
     weight = (4, 6 // groups if transposed else 4 // groups, *[3] * dimensions)
@@ -130,7 +133,7 @@ def test_a_first_convolution_is_counted_as_if_its_input_needed_a_gradient():
 
 @pytest.mark.parametrize("keys", [16, 24])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_as_products_has_the_flop_that_torch_counts(keys: int, causal: bool):
+def test_attention_as_products_has_the_flop_that_torch_counts(keys, causal):
     def attend(*qkv: Any) -> Any:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return F.scaled_dot_product_attention(*qkv, is_causal=causal)
@@ -140,7 +143,7 @@ def test_attention_as_products_has_the_flop_that_torch_counts(keys: int, causal:
 
 
 @pytest.mark.parametrize("keys", [16, 24])
-def test_fused_attention_has_the_flop_of_torchs_formulas(keys: int):
+def test_fused_attention_has_the_flop_of_torchs_formulas(keys):
     # the CPU's fused operator is not in torch's table; its formulas are those of the GPU's
     def attend(*qkv: Any) -> Any:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
@@ -156,7 +159,7 @@ def test_fused_attention_has_the_flop_of_torchs_formulas(keys: int):
 
 @pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_recurrent_layers_take_each_weight_once_a_step(layer: str, gates: int, directions: int):
+def test_recurrent_layers_take_each_weight_once_a_step(layer, gates, directions):
     module = getattr(nn, layer)(6, 5, 2, bidirectional=directions == 2)
     weights = directions * gates * 5 * ((6 + 5) + (directions * 5 + 5))
     assert weights == sum(each.numel() for each in module.parameters() if each.dim() == 2)
@@ -214,11 +217,14 @@ def decoder() -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("make", [residual, encoder, decoder])
-def test_a_whole_model_has_the_flop_that_torch_counts(make: Callable[[], tuple[Any, list[Any]]]):
+def test_a_whole_model_has_the_flop_that_torch_counts(make):
     torch.manual_seed(0)
     model, inputs = make()
-    with torch.nn.attention.sdpa_kernel(
-        torch.nn.attention.SDPBackend.MATH
-    ):  # torch counts no fused one on a CPU
+    # torch counts no fused attention on a CPU
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         ours, theirs = both(model, *inputs)
+        graph = daydream.build(trace_of(lambda: forward_and_backward(model, *inputs)))
     assert ours == sum(theirs.values()) > 0
+    done = work(graph, graph.select(kind="cpu"))
+    shared = done.flop[done.is_matrix & (done.flop > 0)].sum()  # each task has its share of its operator's
+    assert shared == pytest.approx(ours, rel=1e-3)

@@ -101,7 +101,7 @@ HAND: dict[str, tuple[Callable[[], tuple[Callable[..., Any], list[Any]]], dict[s
 
 
 @pytest.mark.parametrize("name", HAND)
-def test_recorded_calls_have_the_work_counted_by_hand(name: str):
+def test_recorded_calls_have_the_work_counted_by_hand(name):
     make, expected = HAND[name]
     function, inputs = make()
     forward_and_backward(function, *inputs)
@@ -135,7 +135,7 @@ def update(**how: Any) -> Callable[[], Any]:
         ({"foreach": True}, "addcdiv_", 3 * 22),
     ],
 )
-def test_updates_have_the_work_counted_by_hand(how: dict[str, Any], op: str, flop: int):
+def test_updates_have_the_work_counted_by_hand(how, op, flop):
     found = recorded(update(**how))
     assert sum(call[0] for call in found[op]) == flop
     assert not [name for name in found if name.startswith("_foreach_a") and sum(c[0] for c in found[name])]

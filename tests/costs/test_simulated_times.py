@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from daydream.optimizations.collective_times import collective_times
 
@@ -49,10 +51,14 @@ def two_ranks() -> tuple[Graph, int, int]:
     return graph, transfers[0].ids[0], transfers[1].ids[0]
 
 
+def give(graph: Graph, folder: Path, text: str) -> None:
+    (folder / "times").write_text(text)
+    collective_times(graph, collective_times=str(folder / "times"))
+
+
 def test_a_table_gives_durations(tmp_path):
     graph, first, _ = one_rank()
-    (tmp_path / "t.csv").write_text(f"{HEADER}0,{node_of(first)},100\n")
-    collective_times(graph, collective_times=str(tmp_path / "t.csv"))
+    give(graph, tmp_path, f"{HEADER}0,{node_of(first)},100\n")
     assert simulate(graph).makespan_ns == 10 + 100 + 20 + 5
     assert any("1 of 2 collectives take" in note for note in graph.facts.notes)
 
@@ -65,8 +71,7 @@ def test_a_log_counts_from_the_last_rank_that_issues_to_the_last_that_is_done(tm
         ("issue", 0, 1_000, node, "all-reduce"), ("issue", 1, 1_500, node, "all-reduce"),
         ("callback", 0, 1_690, node, "all-reduce"), ("callback", 1, 1_700, node, "all-reduce"),
     )  # fmt: skip
-    (tmp_path / "log.txt").write_text("other lines\n" + text)
-    collective_times(graph, collective_times=str(tmp_path / "log.txt"))
+    give(graph, tmp_path, "other lines\n" + text)
     assert simulate(graph).makespan_ns == 10 + 200 + 20 + 5
 
 
@@ -78,8 +83,7 @@ def test_waiting_for_a_peer_is_not_counted_as_transfer(tmp_path):
         ("issue", 0, 10, nodes[0], "all-reduce"), ("issue", 1, 30, nodes[1], "all-reduce"),
         ("callback", 0, 130, nodes[0], "all-reduce"), ("callback", 1, 130, nodes[1], "all-reduce"),
     )  # fmt: skip
-    (tmp_path / "log.txt").write_text(text)
-    collective_times(graph, collective_times=str(tmp_path / "log.txt"))
+    give(graph, tmp_path, text)
     assert [int(graph.columns["duration_ns"][task]) for task in tasks] == [100, 100]
     assert simulate(graph).makespan_ns == 30 + 100
 
@@ -121,11 +125,8 @@ def test_what_cannot_be_read_is_told_in_a_line(name, given, tmp_path):
 
 def test_a_file_of_another_graph_is_refused(tmp_path):
     graph, first, _ = one_rank()
-    table, other = tmp_path / "t.csv", tmp_path / "log.txt"
-    table.write_text(f"{HEADER}0,{node_of(first) + 1},100\n")
     with pytest.raises(GraphError, match="is no collective of this graph"):
-        collective_times(graph, collective_times=str(table))
+        give(graph, tmp_path, f"{HEADER}0,{node_of(first) + 1},100\n")
     node = node_of(first)
-    other.write_text(log(("issue", 0, 1, node, "other"), ("callback", 0, 2, node, "other")))
     with pytest.raises(GraphError, match="no collective of this graph"):
-        collective_times(graph, collective_times=str(other))
+        give(graph, tmp_path, log(("issue", 0, 1, node, "other"), ("callback", 0, 2, node, "other")))

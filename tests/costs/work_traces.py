@@ -63,18 +63,22 @@ class _Recorder:
                 }
             )  # fmt: skip
             self.device_clock = max(self.device_clock, self.clock)
-            self.kernels.append(
-                {
-                    "kind": "kernel", "name": kernel.name, "op": call.op, "dtype": call.dtype, "device": 0,
-                    "stream": 7, "parent": len(self.rows) - 1, "start_ns": self.device_clock,
-                    "duration_ns": kernel.duration_ns, "correlation": correlation, "grid": kernel.grid,
-                    "block": "256,1,1",
-                }
-            )  # fmt: skip
-            self.device_clock += kernel.duration_ns
+            launch = {"op": call.op, "parent": len(self.rows) - 1}
+            self.run(kernel, correlation=correlation, dtype=call.dtype, **launch)
             self.clock += CALL_NS // 4
         self.clock += call.tail_ns or (0 if call.inner or call.kernels else CALL_NS)
         self.rows[row]["duration_ns"] = self.clock - begun
+
+    def run(self, kernel: Kernel, **columns: Any) -> None:
+        """Run a kernel behind the one before."""
+        self.kernels.append(
+            {
+                "kind": "kernel", "name": kernel.name, "device": 0, "stream": 7, "grid": kernel.grid,
+                "block": "256,1,1", "start_ns": self.device_clock, "duration_ns": kernel.duration_ns,
+                **columns,
+            }
+        )  # fmt: skip
+        self.device_clock += kernel.duration_ns
 
 
 def trace_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | None = None) -> Trace:
@@ -83,15 +87,7 @@ def trace_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | No
     for call in calls:
         recorder.record(call)
     for kernel in orphans or []:
-        recorder.kernels.append(
-            {
-                "kind": "kernel", "name": kernel.name, "dtype": "float32", "device": 0, "stream": 7,
-                "parent": -1,
-                "start_ns": recorder.device_clock, "duration_ns": kernel.duration_ns, "correlation": 900,
-                "grid": kernel.grid, "block": "256,1,1",
-            }
-        )  # fmt: skip
-        recorder.device_clock += kernel.duration_ns
+        recorder.run(kernel, correlation=900, dtype="float32", parent=-1)
     rows = recorder.rows + recorder.kernels
     columns: dict[str, np.ndarray] = {}
     texts: dict[str, list[str]] = {}

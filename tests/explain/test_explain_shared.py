@@ -81,7 +81,7 @@ def test_loading_without_workers_is_on_the_critical_path():
 
     assert "DataLoader" in loading.label
     assert loading.cost_ns > 0.15 * explanation.replayed_ns
-    assert "data loading is 29" in verdict(explanation)
+    assert "29.5 % data loading" in verdict(explanation)
     hidden = daydream.whatif(explanation.replay, "dataloader")
     # Three quarters of it as recorded; without the profiler the device is busy sooner.
     assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.5 * loading.cost_ns

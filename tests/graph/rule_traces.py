@@ -72,7 +72,7 @@ def ranks_trace(*, skew: float = 0, other: str = "reduce") -> Trace:
     )  # fmt: skip
 
 
-def backward_trace(steps: int = 1) -> Trace:
+def backward_trace(steps: int = 1, *more) -> Trace:
     #  thread 1  |forward 10|2|......... 26 .........|2|step 10|
     #  thread 2               |node 14|gap 2|node 10 |
     evaluate = "autograd::engine::evaluate_function: "
@@ -84,7 +84,7 @@ def backward_trace(steps: int = 1) -> Trace:
             op(evaluate + "Add", at + 28, at + 38, tid=2),
             op("step", at + 40, at + 50),
         ]
-    return trace(rows)
+    return trace(rows, *more)
 
 
 def latency_trace() -> Trace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machine.loaders import LOADERS
+from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
 from rule_traces import (
     backward_trace,
@@ -48,11 +48,7 @@ def test_without_a_rule_the_prediction_is_worse(rule):
 
 
 PROGRAMS_OF = {  # rules: a program of the machine model that lives by them, and a change
-    ("handoff", "wakes"): (
-        "multi_stream",
-        "gpu",
-        0.5,
-    ),  # either finds a thread that is called every step
+    ("handoff", "wakes"): ("multi_stream", "gpu", 0.5),  # either finds a thread that is called every step
     ("queue",): ("queue_full_16", "gpu", 0.5),
     ("synchronization",): ("gpu_bound", "gpu", 0.5),
     ("wakes",): ("loader_of_three_threads", "gpu", 0.5),

@@ -6,7 +6,7 @@ import pytest
 from rule_traces import backward_trace, latency_trace
 from small_traces import call, launched, op, starts, total, trace
 
-from daydream import Graph, GraphError, build, simulate
+from daydream import GraphError, build, simulate
 from daydream.graph.plan import Cause
 
 
@@ -36,6 +36,12 @@ def test_the_woken_thread_waits_for_the_caller():
     assert total(graph) == 150 + 20 + 20
 
 
+def test_work_that_begins_just_after_the_caller_went_on_was_not_waited_for():
+    graph = build(backward_trace(2, op("hook", 101, 101.5, tid=2)))
+
+    assert (starts(graph)["hook"], total(graph)) == (101, 150)
+
+
 def test_a_gap_of_the_caller_keeps_what_the_worker_does_not_fill():
     graph = build(backward_trace())
     graph.select(lane="thread 2").scale(0, gaps=True)
@@ -47,27 +53,20 @@ def test_a_gap_of_the_caller_keeps_what_the_worker_does_not_fill():
 UNTIL_CALLED = (340, 240, 270, 230, 240, 230, 260, 240, 270)
 
 
-def called(late: tuple[int, ...], idle: int) -> Graph:
-    """Thread 1 works 1,000 us, then idles; thread 2 works meanwhile, begins so late and ends 40 us before."""
+@pytest.mark.parametrize(("times", "calls"), [(1, 9), (10, 0)])
+def test_a_called_thread_may_take_a_while_until_its_first_call(times, calls):
+    """As `backward()` does 8 % of 3.2 ms, a twelfth of which varies; nothing needs 2.4 of 32 ms.
+
+    Thread 1 works 1,000 us, then idles; thread 2 works meanwhile and ends 40 us before.
+    """
     rows, at = [], 0
-    for until in late:
-        rows += [op("a", at, at + 1000), op("b", at + 1000 + until, at + 1000 + idle - 40, tid=2)]
-        at += 1000 + idle
-    return build(trace(rows, op("a", at, at + 1000)), without=["wakes"])
+    for until in UNTIL_CALLED:
+        end = at + 1000 + 3200 * times
+        rows += [op("a", at, at + 1000), op("b", at + 1000 + times * until, end - 40, tid=2)]
+        at = end
+    graph = build(trace(rows, op("a", at, at + 1000)), without=["wakes"])
 
-
-def test_a_called_thread_may_take_a_while_until_its_first_call():
-    """It takes 8 % of 3.2 ms, a twelfth of which varies: as a call of `backward()` that launches later."""
-    graph = called(UNTIL_CALLED, 3200)
-
-    assert (graph.links["cause"] == Cause.HANDOFF).sum() == 2 * len(UNTIL_CALLED)
-
-
-def test_a_thread_that_begins_long_after_another_went_idle_was_not_called():
-    """It takes 8 % of 32 ms: nothing that is called needs 2.4 ms to begin."""
-    graph = called(tuple(10 * late for late in UNTIL_CALLED), 32_000)
-
-    assert not (graph.links["cause"] == Cause.HANDOFF).any()
+    assert (graph.links["cause"] == Cause.HANDOFF).sum() == 2 * calls
 
 
 def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():

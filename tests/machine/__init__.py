@@ -1,6 +1,6 @@
 """A tiny exact machine that training programs run on: the truth predictions are tested against."""
 
-from .engine import Costs, Machine, Program, Row, Run
+from .engine import Blocked, Costs, Machine, Program, Row, Run
 from .instructions import (
     annotation,
     backward,
@@ -16,15 +16,17 @@ from .instructions import (
     put,
     python,
     query,
+    read_word,
     record,
     sleep,
     stream_sync,
     take,
+    turn,
     wait,
 )
 
 __all__ = [
-    "Costs", "Machine", "Program", "Row", "Run", "annotation", "backward", "cpu", "device_sync", "event_sync",
-    "free", "graph_launch", "launch", "memcpy", "memset", "op", "put", "python", "query", "record", "sleep",
-    "stream_sync", "take", "wait",
+    "Blocked", "Costs", "Machine", "Program", "Row", "Run", "annotation", "backward", "cpu", "device_sync",
+    "event_sync", "free", "graph_launch", "launch", "memcpy", "memset", "op", "put", "python", "query",
+    "read_word", "record", "sleep", "stream_sync", "take", "turn", "wait",
 ]  # fmt: skip

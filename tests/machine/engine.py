@@ -15,11 +15,16 @@ depths and see what really happens. It imports nothing from daydream. Integer na
   then takes its return cost. An event is complete when the work recorded before it is.
 - Where the driver has a lock, a copy from or to pageable memory holds it until it returns, and a
   launching call of another thread stands until then before it takes its cost.
-- A thread that takes from an empty channel stands until something is put there, and then
+- A thread that takes from an empty channel is off the CPU until something is put there, and then
   takes a while to wake.
+- A kernel may write a word in device memory when it ends; a thread that reads the word spins until
+  then, or sleeps between looks at it.
 
 Threads act in the order of time, ties in the order of their creation: no chance involved.
-Jitter is a factor drawn once per instance, the same in every re-run.
+Jitter is a factor drawn once per instance, the same in every re-run. So is the latency of a hand-off,
+where the machine has a range for it: the scheduler's time, which no faster CPU shortens. Where batches
+vary, a factor each scales the device work, the Python time and the sleep for it, of every thread; every
+`period` batches the factors come again, so that the mean over as many steps is that of all.
 """
 
 from __future__ import annotations
@@ -82,6 +87,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Blocked:
+    """Time that a thread was off the CPU, from its last instruction until it ran again."""
+
+    thread: str
+    start: int
+    end: int
+    cause: str  # "queue", "synchronize", "lock", "device memory" or "outside"
+    waker: str | None = None  # the thread that ended it
+
+
+@dataclass(frozen=True)
 class Task:
     """Device work to launch."""
 
@@ -89,6 +105,7 @@ class Task:
     name: str
     ns: int
     args: dict[str, Any]
+    writes: str = ""  # a word in device memory
 
 
 class Stream:
@@ -117,6 +134,8 @@ class Thread:
         self.body = body
         self.now = 0
         self.open: list[Row] = []
+        self.turn = 0  # of the batch that it works on
+        self.woken_by = ""
         self._random = random.Random(f"{run.machine.seed} {name}")
 
     def jittered(self, ns: int) -> int:
@@ -125,6 +144,23 @@ class Thread:
 
     def spend(self, ns: int) -> None:
         self.now += scaled(self.jittered(ns), self.run.cpu)
+
+    def varied(self, ns: int) -> int:
+        """Return the time of work that depends on the batch."""
+        machine = self.run.machine
+        chance = random.Random(f"{machine.seed} batch {self.turn % machine.period}")
+        return scaled(ns, 1 + machine.variation * chance.uniform(-1, 1)) if machine.variation else ns
+
+    def hand_off(self) -> int:
+        """Draw how long the thread takes to run again once it may; always as often, waiting or not."""
+        span = self.run.machine.hand_off
+        return round(self._random.uniform(*span)) if span else 0
+
+    def block(self, until: int, cause: str, waker: str | None = None, *, since: int | None = None) -> None:
+        """Be off the CPU until a time."""
+        began = self.now if since is None else since
+        self.now = until
+        self.run.blocked.append(Blocked(self.name, began, until, cause, waker))
 
     def begin(self, category: str, name: str, args: dict[str, Any] | None = None) -> Row:
         run = self.run
@@ -150,7 +186,10 @@ def scaled(ns: int, factor: float) -> int:
 
 @dataclass(frozen=True)
 class Program:
-    """What the threads run: the main thread's step, and others that go on until main ends."""
+    """What the threads run: the main thread's step, and others that go on until main ends.
+
+    Threads that `kineto.IDS` does not name are of another process, which is in no trace.
+    """
 
     step: Callable[[int], Sequence[Instruction]]
     others: Mapping[str, Callable[[], Iterable[Instruction]]] = field(default_factory=dict)
@@ -167,6 +206,10 @@ class Machine:
     costs: Costs = Costs()
     steps: int = 32
     driver_lock: bool = False
+    blocking_sync: bool = False  # a synchronizing call sleeps; else it spins
+    hand_off: tuple[int, int] | None = None  # ns until a thread runs again, drawn per instance; else `wake`
+    variation: float = 0.0  # of a batch's work, up and down, as a share
+    period: int = 5  # batches
 
     def run(
         self, gpu: float = 1.0, cpu: float = 1.0, queue_depth: int | None = None, steps: int | None = None
@@ -199,6 +242,9 @@ class Run:
         self.streams: defaultdict[int, Stream] = defaultdict(Stream)
         self.events: dict[str, tuple[int, int, int]] = {}  # complete, stream, record's correlation
         self.lock_free = 0  # when the call that holds the driver's lock returns
+        self.lock_holder = ""
+        self.blocked: list[Blocked] = []
+        self.words: defaultdict[str, deque[int]] = defaultdict(deque)  # when each is written
         self.launch_starts: dict[int, int] = {}  # correlation -> unblocked start of the launching call
         self._channels: defaultdict[str, deque[Any]] = defaultdict(deque)
         self._standing: defaultdict[str, deque[Thread]] = defaultdict(deque)
@@ -230,6 +276,7 @@ class Run:
     def _main(self, thread: Thread, steps: int) -> Body:
         for self.step in range(steps):
             self.step_starts.append(thread.now)
+            thread.turn = self.step
             for instruction in self.machine.program.step(self.step):
                 yield from instruction(thread)
             self.step_ends.append(thread.now)
@@ -243,18 +290,21 @@ class Run:
         if self._standing[channel]:
             sleeper = self._standing[channel].popleft()
             sleeper.now = thread.now
+            sleeper.woken_by = thread.name
             self._wake(sleeper)
 
     def take(self, thread: Thread, channel: str) -> Generator[bool, None, Any]:
         """Return the next item of a channel, at once or when there is one plus the wake latency."""
         yield READY
-        stood = False
-        wake = scaled(thread.jittered(self.costs.wake), self.cpu)
+        since, stood = thread.now, False
+        handed = self.machine.hand_off
+        wake = thread.hand_off() if handed else scaled(thread.jittered(self.costs.wake), self.cpu)
         while not self._channels[channel]:
             self._standing[channel].append(thread)
             stood = True
             yield BLOCKED
-        thread.now += wake if stood else 0
+        if stood:
+            thread.block(thread.now + wake, "queue", thread.woken_by, since=since)
         return self._channels[channel].popleft()
 
     def execute(self, number: int, tasks: Sequence[Task], thread: Thread, call: Row) -> int:
@@ -268,7 +318,9 @@ class Run:
             start = max(start, after, stream.waits_until)
             row = Row(task.category, task.name, number, start, call.step, args=task.args)
             row.correlation, row.external = call.correlation, call.external
-            row.end = start + scaled(thread.jittered(task.ns), self.gpu)
+            row.end = start + scaled(thread.jittered(thread.varied(task.ns)), self.gpu)
+            if task.writes:
+                self.words[task.writes].append(row.end)
             stream.last_end = row.end
             spacing = self.costs.graph_spacing
             self.device.append(row)

@@ -23,7 +23,18 @@ def python(ns: int) -> Instruction:
     """Untraced CPU time."""
 
     def instruction(thread: Thread) -> Body:
-        thread.spend(ns)
+        thread.spend(thread.varied(ns))
+        return
+        yield
+
+    return instruction
+
+
+def turn(number: int) -> Instruction:
+    """Go on to a batch: what the thread does from now on is for it."""
+
+    def instruction(thread: Thread) -> Body:
+        thread.turn = number
         return
         yield
 
@@ -66,8 +77,9 @@ def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking:
         while (free := run.streams[stream].free_slot(run.queue_depth)) > thread.now:
             thread.now = free
             yield READY
+        handed = thread.hand_off()
         while run.lock_free > thread.now:
-            thread.now = run.lock_free
+            thread.block(run.lock_free + handed, "lock", run.lock_holder)
             yield READY
         row.wait = thread.now - row.start
         end = run.execute(stream, tasks, thread, row)
@@ -76,15 +88,31 @@ def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking:
             row.wait += max(end - thread.now, 0)
             thread.now = max(end, thread.now)
             thread.spend(run.costs.copy_return)
-            run.lock_free = thread.now if run.machine.driver_lock else 0
+            run.lock_free, run.lock_holder = thread.now if run.machine.driver_lock else 0, thread.name
         thread.finish(row)
 
     return instruction
 
 
-def launch(stream: int, name: str, ns: int, **args: Any) -> Instruction:
-    """One kernel."""
-    return _enqueue("cudaLaunchKernel", "launch", stream, [Task("kernel", name, ns, args)])
+def launch(stream: int, name: str, ns: int, *, writes: str = "", **args: Any) -> Instruction:
+    """One kernel, which at its end `writes` a word in device memory."""
+    return _enqueue("cudaLaunchKernel", "launch", stream, [Task("kernel", name, ns, args, writes)])
+
+
+def read_word(word: str, every: int = 0) -> Instruction:
+    """Read a word that a kernel launched before is to write: spin, or sleep `every` so many ns."""
+
+    def instruction(thread: Thread) -> Body:
+        yield READY
+        written = thread.run.words[word].popleft()
+        while thread.now < written:
+            if every:
+                thread.block(thread.now + every, "device memory")
+            else:
+                thread.now = written
+            yield READY
+
+    return instruction
 
 
 def graph_launch(stream: int, kernels: Sequence[tuple[str, int]]) -> Instruction:
@@ -157,7 +185,10 @@ def _synchronize(call: str, covers: Callable[[Run, Row], int], costs: str = "syn
         row = thread.begin("cuda_runtime", call)
         done = covers(run, row)
         thread.spend(getattr(run.costs, f"{costs}_entry"))
-        row.wait = max(done - thread.now, 0)
+        handed = thread.hand_off() if run.machine.blocking_sync else 0
+        row.wait = max(done - thread.now, 0) and done + handed - thread.now
+        if row.wait and run.machine.blocking_sync:
+            thread.block(done + handed, "synchronize")
         thread.now = max(done, thread.now)
         thread.spend(getattr(run.costs, f"{costs}_return"))
         thread.finish(row)
@@ -202,7 +233,7 @@ def put(channel: str, item: Any = None) -> Instruction:
 
 
 def take(channel: str) -> Instruction:
-    """Take what another thread has put, standing idle until there is something."""
+    """Take what another thread has put, off the CPU until there is something."""
     return lambda thread: thread.run.take(thread, channel)
 
 
@@ -217,10 +248,10 @@ def backward(program: Sequence[Instruction]) -> Instruction:
 
 
 def sleep(ns: int) -> Instruction:
-    """Time that passes whatever the CPU costs."""
+    """Time off the CPU that passes whatever the CPU costs: a timer, a disk, a worker process."""
 
     def instruction(thread: Thread) -> Body:
-        thread.now += ns
+        thread.block(thread.now + thread.varied(ns), "outside")
         yield READY
 
     return instruction

@@ -21,7 +21,8 @@ ORIGIN_NS = 1_000_000_000_000  # of the trace's clock; its microseconds keep thr
 BASE_NS = 1_700_000_000_000_000_000
 PID, DEVICE = 4242, 0
 THREADS = {"main": PID, "autograd": 4311, "loader": 4312, "watchdog": -61_440}  # real ones can be negative
-LATER = {"mixer": 4313, "normalizer": 4314}  # of some programs only, and not named in the trace
+# Of some programs only, and not named in the trace.
+LATER = {"mixer": 4313, "normalizer": 4314, "reader": 4315, "worker": 4316}
 IDS = {**THREADS, **LATER}
 NO_STREAM = 4_294_967_295  # what a synchronization of the whole device has for its stream
 CBID = {"cudaLaunchKernel": 211, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51, "cudaEventRecord": 135,
@@ -50,15 +51,9 @@ def kineto(
     had not ended by then.
     `event_records`: without, the event-record calls are left out, as in some ROCm traces.
     """
-    begin, end = run.step_starts[first_step], run.step_ends[last_step]
-    host = [row for row in run.host if begin <= row.start < end]
-    device = [row for row in run.device if begin <= row.start and run.launch_starts[row.correlation] < end]
-    if final_sync:
-        host.append(_final_sync(run, end))
-        end = host[-1].end
-    else:
-        host = [row for row in host if row.end <= end]
-        device = [row for row in device if row.end <= end]
+    host, device = window(run, first_step, last_step, final_sync=final_sync)
+    begin = run.step_starts[first_step]
+    end = max(run.step_ends[last_step], host[-1].end if final_sync else 0)
     if profiler_steps:
         host += _profiler_steps(run, first_step, last_step)
     if not event_records:
@@ -85,6 +80,16 @@ def kineto(
     if fractional:
         document["baseTimeNanoseconds"] = BASE_NS
     return document
+
+
+def window(run: Run, first_step: int, last_step: int, *, final_sync: bool) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the host and of the device that a profiler records of these steps."""
+    begin, end = run.step_starts[first_step], run.step_ends[last_step]
+    host = [row for row in run.host if begin <= row.start < end and row.lane in IDS]
+    device = [row for row in run.device if begin <= row.start and run.launch_starts[row.correlation] < end]
+    if final_sync:
+        return [*host, _final_sync(run, end)], device
+    return [row for row in host if row.end <= end], [row for row in device if row.end <= end]
 
 
 def write(path: str | Path, document: dict[str, Any]) -> Path:

@@ -271,6 +271,17 @@ def test_garbage_collection_returns_the_oldest_segments_above_the_threshold():
     assert allocator.retries == 0
 
 
+@pytest.mark.parametrize(("threshold", "kept"), [(0.0, 0), (0.7, 26)])
+def test_garbage_collection_that_was_recorded_elsewhere_returns_nothing(threshold, kept):
+    allocator = Allocator(Settings(garbage_collection_threshold=threshold))
+    for name, size in enumerate((12, 14)):
+        allocator.allocate(name, size * MIB)
+        allocator.free(name)
+    allocator.return_unused(address=1)
+
+    assert allocator.reserved == kept * MIB
+
+
 def test_a_fraction_of_the_device_is_the_limit():
     asked = [Request(ALLOCATE, 0, 12 * MIB)]
 

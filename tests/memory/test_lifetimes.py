@@ -11,6 +11,8 @@ from daydream.memory.allocations import AFTER, BEFORE, KINDS
 from daydream.memory.lifetimes import allocations
 from daydream.trace.schema import PHASES
 
+ON_GPU = {**PARAMETER, "device": "cuda:0"}
+
 
 def kinds_of(held):
     """Bytes -> the set of kinds that allocations of that size have."""
@@ -20,12 +22,24 @@ def kinds_of(held):
     return found
 
 
-def test_each_lifetime_has_its_kind(tmp_path):
-    recording = Recording()
-    for number in (3, 4, 5):
+def trained(folder, *numbers, device=-1, before=0, **metadata):
+    """A trace of steps of these numbers."""
+    recording = Recording(device=device, before=before)
+    for number in numbers:
         training_step(recording, number)
+    trace = recording.trace(folder)
+    trace.metadata |= metadata
+    return trace
 
-    held = allocations(recording.trace(tmp_path))
+
+def throughout(held):
+    """Kind -> bytes of what is held all the time."""
+    rows = np.flatnonzero((held["begin"] == BEFORE) & (held["end"] == AFTER))
+    return {KINDS[held["kind"][row]]: held["bytes"][row] for row in rows}
+
+
+def test_each_lifetime_has_its_kind(tmp_path):
+    held = allocations(trained(tmp_path, 3, 4, 5))
 
     assert kinds_of(held) == {
         64: {"input"},
@@ -40,11 +54,7 @@ def test_each_lifetime_has_its_kind(tmp_path):
 
 
 def test_what_the_first_step_holds_from_the_one_before_is_that_of_the_second(tmp_path):
-    recording = Recording()
-    for number in (3, 4, 5):
-        training_step(recording, number)
-
-    held = allocations(recording.trace(tmp_path))
+    held = allocations(trained(tmp_path, 3, 4, 5))
 
     gradients = held.where(kind="gradient") & (held["begin"] == BEFORE)
     losses = (held["bytes"] == 8) & (held["begin"] == BEFORE)
@@ -75,13 +85,7 @@ def test_nothing_was_held_before_the_first_step_of_all(tmp_path):
 
 
 def test_parameters_and_state_come_from_the_metadata(tmp_path):
-    recording = Recording()
-    for number in (3, 4):
-        training_step(recording, number)
-    trace = recording.trace(tmp_path)
-    trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
-
-    held = allocations(trace)
+    held = allocations(trained(tmp_path, 3, 4, parameters=[PARAMETER], optimizers=[SGD]))
 
     rows = held.where(kind=("parameter", "optimizer_state"))
     assert held["bytes"][rows].tolist() == [4000, 4000]
@@ -93,34 +97,20 @@ def test_parameters_and_state_come_from_the_metadata(tmp_path):
 
 
 def test_totals_of_a_gpu_are_split_by_the_metadata(tmp_path):
-    recording = Recording(device=0, before=9728)
-    training_step(recording, 3)
-    trace = recording.trace(tmp_path)
-    on_gpu = {**PARAMETER, "device": "cuda:0"}
-    trace.metadata |= {"parameters": [on_gpu], "optimizers": [SGD]}
+    described = {"parameters": [ON_GPU], "optimizers": [SGD]}
+    held = allocations(trained(tmp_path, 3, device=0, before=9728, **described))
 
-    held = allocations(trace)
-
-    throughout = (held["begin"] == BEFORE) & (held["end"] == AFTER)
-    split = {KINDS[held["kind"][row]]: held["bytes"][row] for row in np.flatnonzero(throughout)}
-    assert split == {"parameter": 4096, "optimizer_state": 4096, "unknown": 9728 - 8192}
+    assert throughout(held) == {"parameter": 4096, "optimizer_state": 4096, "unknown": 9728 - 8192}
     assert "1,536 bytes on GPU 0 were held before the recording and stay" in held.notes[-1]
 
 
 def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):
-    recording = Recording(device=0, before=9728)
-    training_step(recording, 3)
-    trace = recording.trace(tmp_path)
-    on_gpu = {**PARAMETER, "device": "cuda:0"}
     buffers = [{"name": "n.running_mean", "layer": "n", "device": "cuda:0", "bytes": 600},
                {"name": "n.mask", "layer": "n", "device": "cpu", "bytes": 100}]  # fmt: skip
-    trace.metadata |= {"parameters": [on_gpu], "optimizers": [SGD], "buffers": buffers}
+    described = {"parameters": [ON_GPU], "optimizers": [SGD], "buffers": buffers}
+    held = allocations(trained(tmp_path, 3, device=0, before=9728, **described))
 
-    held = allocations(trace)
-
-    throughout = (held["begin"] == BEFORE) & (held["end"] == AFTER)
-    split = {KINDS[held["kind"][row]]: held["bytes"][row] for row in np.flatnonzero(throughout)}
-    assert split == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
+    assert throughout(held) == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
 
 
 def test_a_gpu_without_totals_says_what_is_not_counted(tmp_path):
@@ -214,15 +204,8 @@ def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
 
 
 def test_sharded_parameters_count_with_the_part_of_this_rank(tmp_path):
-    recording = Recording()
-    training_step(recording, 3)
-    trace = recording.trace(tmp_path)
-    trace.metadata |= {
-        "parameters": [{**PARAMETER, "local_bytes": 2000}],
-        "optimizers": [{**SGD, "local_state_bytes": 2000}],
-    }
-
-    held = allocations(trace)
+    parameter, optimizer = {**PARAMETER, "local_bytes": 2000}, {**SGD, "local_state_bytes": 2000}
+    held = allocations(trained(tmp_path, 3, parameters=[parameter], optimizers=[optimizer]))
 
     rows = held.where(kind=("parameter", "optimizer_state"))
     assert held["bytes"][rows].tolist() == [2000, 2000]
@@ -233,10 +216,7 @@ def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path
     fused = {**counted, "groups": [{**SGD["groups"][0], "settings": {"fused": True}}]}
     bytes_of = {}
     for name, optimizer in (("plain", counted), ("fused", fused)):
-        recording = Recording(device=0, before=2**20)
-        training_step(recording, 3)
-        trace = recording.trace(tmp_path)
-        trace.metadata |= {"parameters": [{**PARAMETER, "device": "cuda:0"}], "optimizers": [optimizer]}
-        held = allocations(trace)
+        described = {"parameters": [ON_GPU], "optimizers": [optimizer]}
+        held = allocations(trained(tmp_path, 3, device=0, before=2**20, **described))
         bytes_of[name] = held["bytes"][held.where(kind="optimizer_state")].tolist()
     assert bytes_of == {"plain": [4096], "fused": [4096, 512]}

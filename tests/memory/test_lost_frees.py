@@ -51,7 +51,7 @@ LOST = {  # events, what was held before, and the events with those that were lo
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_frees_come_back_where_the_totals_fell(name: str) -> None:
+def test_frees_come_back_where_the_totals_fell(name):
     rows, before, whole = LOST[name]
     assert told(with_lost_frees(events(*rows), before)) == whole
 
@@ -66,13 +66,13 @@ def test_frees_come_back_where_the_totals_fell(name: str) -> None:
         pytest.param([(1, 100, 100), (2, 8, 28)], id="less went than any block holds"),
     ],
 )
-def test_nothing_is_made_up(rows: list[tuple[int, int, int]]) -> None:
+def test_nothing_is_made_up(rows):
     given = events(*rows)
 
     assert told(with_lost_frees(given)) == told(given)
 
 
-def test_a_random_program_that_loses_frees_is_put_right() -> None:
+def test_a_random_program_that_loses_frees_is_put_right():
     """One free in ten is lost: each comes back, and every total is what the events add up to."""
     for seed in range(200):
         generator = np.random.default_rng(seed)
@@ -96,14 +96,14 @@ def test_a_random_program_that_loses_frees_is_put_right() -> None:
         assert (np.diff(found["allocated_bytes"]) == found["bytes"][1:]).all(), seed
 
 
-def test_a_recording_that_lacks_most_frees_is_left_alone_at_once() -> None:
+def test_a_recording_that_lacks_most_frees_is_left_alone_at_once():
     rows = [(address, 8, 8) for address in range(1, 4000)]  # each total says that what was before has gone
 
     given = events(*rows, *rows)
     assert with_lost_frees(given) is given
 
 
-def test_every_column_stays_as_it_is_for_the_other_events() -> None:
+def test_every_column_stays_as_it_is_for_the_other_events():
     given = events((1, 100, 100), (2, 8, 8), (1, 100, 108)).changed(
         tid=np.array([7, 8, 9]), reserved_bytes=np.array([500, 501, 502]), rank=np.array([0, 0, 0])
     )

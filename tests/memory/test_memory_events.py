@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_rows import memory_row, written
+from memory_rows import memory_row, operator, written
 from pyarrow import parquet
 
 import daydream
 from daydream.errors import TraceError
-from daydream.memory.allocations import BEFORE
+from daydream.memory.allocations import AFTER, BEFORE, Allocations
 from daydream.memory.pairing import paired
 from daydream.memory.recorded import recorded_memory
 from daydream.trace.memory_events import COLUMNS, HOST, MEMORY_KEY, MemoryEvents
@@ -42,9 +42,9 @@ def info(path: Path, *options: str) -> str:
     return done.stdout
 
 
-def doubts(path: Path) -> list[str]:
+def held_of(path: Path) -> Allocations:
     trace = daydream.load(path)
-    return paired(trace, trace.memory).notes
+    return paired(trace, trace.memory)
 
 
 # Import -------------------------------------------------------------------------------------------
@@ -241,9 +241,7 @@ def test_events_away_from_all_rows_are_counted(tmp_path):
 
 def test_an_address_of_another_device_is_another_address(tmp_path):
     rows = [memory_row(1, 512, 64), memory_row(2, 1024, 64, Device_Id=1), memory_row(3, -512, 64)]
-    trace = daydream.load(written(tmp_path, rows))
-
-    held = paired(trace, trace.memory)
+    held = held_of(written(tmp_path, rows))
 
     assert held.notes == []
     assert held.held(0, 0)[1].tolist() == [0, 512, 0]
@@ -272,7 +270,7 @@ SAID = {  # bytes, address, and total of events -> how each doubt begins
 def test_what_events_say_against_each_other_is_said(tmp_path, name):
     events, begins = SAID[name]
 
-    said = doubts(written(tmp_path, [memory_row(at, *event) for at, event in enumerate(events, 1)]))
+    said = held_of(written(tmp_path, [memory_row(at, *event) for at, event in enumerate(events, 1)])).notes
 
     assert [text[: len(begin)] for text, begin in zip(said, begins, strict=True)] == begins
 
@@ -281,7 +279,7 @@ def test_totals_that_differ_from_the_events_are_said_with_the_largest_difference
     rows = [memory_row(1, 512, 64, 1512), memory_row(2, 512, 128, 9024), memory_row(3, -512, 64, 1512)]
     path = written(tmp_path, rows)
 
-    assert doubts(path) == [
+    assert held_of(path).notes == [
         "1 recorded total of device 0 differs from what the events add up to, by up to 7,000 bytes."
     ]
     (found,) = recorded_memory(daydream.load(path).memory)
@@ -304,9 +302,7 @@ def test_frees_on_the_cpu_of_an_earlier_recording_are_left_out_and_said(tmp_path
 
 
 def test_a_free_on_a_gpu_without_its_allocation_was_held_before(tmp_path):
-    trace = daydream.load(written(tmp_path, [memory_row(5, -512, 64)]))
-
-    held = paired(trace, trace.memory)
+    held = held_of(written(tmp_path, [memory_row(5, -512, 64)]))
 
     assert (held["begin"].tolist(), held["bytes"].tolist()) == ([BEFORE], [512])
 
@@ -354,3 +350,75 @@ def test_info_says_that_no_memory_was_recorded(tmp_path):
 
     assert "not recorded: record with daydream collect, or profile_memory=True" in info(path, "-v")
     assert json.loads(info(path, "--json"))["memory"] is None
+
+
+# Recorded events become allocations
+
+
+@pytest.fixture
+def two_operators(tmp_path):
+    """An operator that allocates 1,024 bytes, one that frees them and 512 of before."""
+    path = tmp_path / "t.json"
+    rows = [
+        operator("aten::mm", 10, 10),
+        memory_row(12, 1024, 4096, 5632),
+        operator("aten::relu", 30, 10),
+        memory_row(32, 2048, 8192, 7680),
+        memory_row(33, -1024, 4096, 6656),
+        memory_row(34, -512, 512, 6144),
+    ]
+    path.write_text(json.dumps({"traceEvents": rows}))
+    return path
+
+
+def test_what_is_held_is_what_was_recorded(two_operators):
+    trace = daydream.load(two_operators)
+
+    found = paired(trace, trace.memory)
+
+    places, totals = found.held(0, 0)
+    assert places.tolist() == [BEFORE, 0, 1, 2, 3]
+    assert totals.tolist() == [4608, 5632, 7680, 6656, 6144]
+    assert found.peak(0, 0) == (7680, 1.0)
+
+
+def test_an_allocation_knows_its_operator_and_its_end(two_operators):
+    trace = daydream.load(two_operators)
+
+    found = paired(trace, trace.memory)
+
+    columns = [found[name].tolist() for name in ("bytes", "begin", "end")]
+    rows = {
+        nbytes: (op, begin, end) for nbytes, begin, end, op in zip(*columns, found.texts("op"), strict=True)
+    }
+    assert rows == {
+        1024: ("aten::mm", 0, 2),
+        2048: ("aten::relu", 1, AFTER),
+        512: (None, BEFORE, 3),  # freed, never seen allocated
+        4096: (None, BEFORE, AFTER),  # what the totals hold beyond
+    }
+
+
+def test_a_saved_trace_keeps_its_memory(two_operators, tmp_path):
+    trace = daydream.load(two_operators)
+    trace.save(tmp_path / "t.parquet")
+
+    again = daydream.load(tmp_path / "t.parquet")
+
+    assert len(again.memory) == 4
+    for name, column in trace.memory.columns.items():
+        assert again.memory[name].tolist() == column.tolist(), name
+
+
+def test_a_thread_without_rows_asks_in_none(tmp_path):
+    """Its process and its number have rows each, and never together."""
+    path = tmp_path / "t.json"
+    rows = [
+        {**operator("aten::mm", 1, 2), "pid": 1, "tid": 1},
+        {**operator("aten::mm", 4, 2), "pid": 2, "tid": 2},
+        {**memory_row(5, 512, 4096), "pid": 1, "tid": 2},
+    ]
+    path.write_text(json.dumps({"traceEvents": rows}))
+    trace = daydream.load(path)
+
+    assert paired(trace, trace.memory).texts("op") == [None]

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import ALWAYS, LAYER, WEIGHT, edited, held_by, held_when, predict_memory, two_blocks
+from two_blocks import (
+    ALWAYS,
+    LAYER,
+    WEIGHT,
+    cut_before_the_last_backward_pass,
+    edited,
+    held_when,
+    predict_memory,
+    two_blocks,
+)
 
 import daydream
 from daydream.memory.allocations import BEFORE, KINDS, OWN_ERROR
-from daydream.transforms.compose import memory_changes, parse
+from daydream.memory.lifetimes import allocations
 from daydream.transforms.registry import find, names
 
 LOSS = 4
@@ -49,16 +58,8 @@ def test_a_larger_batch_leaves_weights_and_their_gradients(trace):
     assert peak(trace, "batch-size", factor=32.0) == ALWAYS + LOSS + 5 * 32 * LAYER
 
 
-def test_a_batch_twice_and_then_half_as_large_is_the_batch_that_was(trace):
-    held, before = edited(trace, "batch-size", factor=2.0), held_by(trace)
-    (change,) = memory_changes(parse("batch-size"), {"factor": 0.5})
-    change.edit(held, **change.options)
-
-    assert held["bytes"].tolist() == before["bytes"].tolist()
-
-
 def test_without_shapes_what_grows_is_a_range(trace):
-    held = held_by(trace)
+    held = allocations(trace)
     held.trace = without_shapes(trace)
 
     found = predict_memory(held, "batch-size", {"factor": 2.0})
@@ -102,7 +103,7 @@ def test_a_third_batch_adds_no_memory_to_the_second(trace):
 
 
 def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
-    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+    before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
 
     # `blocks` is one block of both: a0 goes, its output a1 stays
     assert held_when(before, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]  # x, a0, a1, ga
@@ -118,10 +119,8 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
 
 
 def test_a_step_that_is_cut_before_its_backward_pass_is_checkpointed_too():
-    trace = two_blocks()
-    last = trace["start_ns"][(trace["step"] == 2) & (trace["phase"] == trace.code("phase", "backward"))].min()
-    trace.memory = trace.memory.take(np.flatnonzero(trace.memory["time_ns"] < last))
-    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+    trace = cut_before_the_last_backward_pass()
+    before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
 
     def open_at_the_end(held):
         return sorted(held["bytes"][(held["step"] == 2) & np.isinf(held["end"])].tolist(), reverse=True)
@@ -131,19 +130,18 @@ def test_a_step_that_is_cut_before_its_backward_pass_is_checkpointed_too():
 
 
 def test_checkpointing_changes_no_other_memory(trace):
-    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+    before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
     # three steps: four tensors again, the state of random numbers with the block and while it runs again
     assert before["bytes"].sum() + 3 * (4 * LAYER + 2 * RANDOM) == after["bytes"].sum()
 
 
 def test_of_what_a_block_leaves_its_output_is_what_the_next_call_reads(trace):
-    held = held_by(trace)
+    held = allocations(trace)
     relus = np.flatnonzero(held.where(op=r"aten::relu$") & (held["step"] == 1))
     a1 = relus[np.argmax(held["begin"][relus])]
     larger = 10 * LAYER  # the last call also leaves a workspace, or indices, for its backward pass
     held.add(np.array([a1]), bytes=larger, recorded_bytes=larger)
-    (change,) = memory_changes(parse("checkpointing"), {"layers": "blocks"})
-    change.edit(held, **change.options)
+    edited(held, "checkpointing", layers="blocks")
 
     assert held_when(held, "aten::mse_loss_backward") == [RANDOM] + [LAYER] * 3 + [LOSS]
 
@@ -158,13 +156,11 @@ def test_a_block_is_made_again_when_the_block_behind_it_is_gone(trace):
 
 
 def test_a_checkpoint_keeps_the_input_that_nobody_saves(trace):
-    held = held_by(trace)
+    held = allocations(trace)
     relus = held.where(op=r"aten::relu$") & (held["step"] == 1)
     a0, a1 = np.flatnonzero(relus)[np.argsort(held["begin"][relus])].tolist()
     held["end"][a0] = held["begin"][a1]  # freed in the forward pass
-    (change,) = memory_changes(parse("checkpointing"), {"layers": "blocks.1"})
-
-    change.edit(held, **change.options)
+    edited(held, "checkpointing", layers="blocks.1")
 
     again = held.where(phase="backward", op=r"aten::addmm$") & (held["step"] == 1)
     assert held["end"][a0] > held["begin"][again][0]
@@ -266,10 +262,9 @@ def test_buckets_are_as_large_as_all_gradients(trace):
 
 @pytest.mark.parametrize("as_views", [False, True])
 def test_buckets_of_gradients_that_nothing_tells_are_said_not_to_count(trace, as_views):
-    held = held_by(trace)
+    held = allocations(trace)
     held.become(held.where(kind="gradient"), "unknown")
-    (change,) = memory_changes(parse("ddp"), {"gradient_as_bucket_view": as_views})
-    change.edit(held, **change.options)
+    edited(held, "ddp", gradient_as_bucket_view=as_views)
 
     assert not held.where(kind="bucket").any()
     assert [note for note in held.notes if "Buckets are not counted in the peak" in note]
@@ -298,14 +293,13 @@ def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):
 
 
 def test_gradients_that_are_held_all_the_time_are_made_anew(trace):
-    held = held_by(trace)
+    held = allocations(trace)
     gradients = np.flatnonzero(held.where(kind="gradient") & (held["step"] == 1))
     # as with set_to_none=False: the gradients last, and each backward pass makes what is added to them
     held["end"][gradients] = held["begin"][gradients] + 0.5
-    (change,) = memory_changes(parse("zero-grad-none"), {})
     lasting = held.where(kind="gradient") & (held["begin"] == BEFORE)
     held["end"][lasting] = np.inf
-    change.edit(held)
+    edited(held, "zero-grad-none")
     assert not (held.where(kind="gradient") & (held["begin"] == BEFORE) & (held["end"] == np.inf)).any()
 
 
@@ -347,7 +341,7 @@ def test_all_that_ship_say_what_they_do_but_those_that_cannot():
 
 @pytest.mark.parametrize(("operands", "rounded"), [("weights", WEIGHT), ("both", WEIGHT + LAYER)])
 def test_rounded_operands_are_kept_with_a_byte_an_element(trace, operands, rounded):
-    before, after = held_by(trace), edited(trace, "quantize", operands=operands)
+    before, after = allocations(trace), edited(trace, "quantize", operands=operands)
     now, then = (sum(held_when(each, "aten::mse_loss_backward")) for each in (before, after))
     # x, which the program holds, and a0, which ReLU keeps, are there still
     assert then - now == 2 * (rounded + rounded // 4)
@@ -356,7 +350,7 @@ def test_rounded_operands_are_kept_with_a_byte_an_element(trace, operands, round
 
 def test_a_replaced_activation_keeps_its_result_or_its_input(trace):
     at = "aten::mse_loss_backward"
-    before = held_when(held_by(trace), at)
+    before = held_when(allocations(trace), at)
     assert before == [LAYER] * 4 + [LOSS]  # x, a0, a1, ga
     assert held_when(edited(trace, "replace", op="^aten::relu$", by="tanh"), at) == before
     # y0 and y1 besides: the product and the loss keep a0 and a1 as they did
@@ -390,3 +384,59 @@ def test_kinds_stay_what_they_are(trace):
         held = edited(trace, name, **options)
         assert set(held["kind"].tolist()) <= set(range(len(KINDS)))
         assert (held["end"] >= held["begin"]).all()
+
+
+# What a worker of `fully_shard` holds
+
+
+def test_fully_sharded_units_are_whole_while_they_are_used(trace):
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
+
+    lasting = held["begin"] == BEFORE
+    assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT // 2] * 2
+    assert held["bytes"][lasting & held.where(kind="optimizer_state")].tolist() == [WEIGHT // 2] * 4
+    # When the loss goes backward no unit is whole: only shares, x, a0, a1, ga and the loss are held.
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]
+    # Of gradients a worker keeps its share when a unit is done.
+    shares = held.where(kind="shard") & (held["bytes"] == WEIGHT // 2) & (held["step"] == 1)
+    assert shares.sum() == 2
+
+
+def units_at(held, op, block):
+    """The whole units and flat buffers, in weights, when an operator of a block first asks in step 1."""
+    asks = held.where(op=op, layer=f"blocks.{block}*") & (held["step"] == 1)
+    there = held.held_at(held["begin"][asks].min()) & held.where(kind="shard") & (held["bytes"] == WEIGHT)
+    return int(there.sum())
+
+
+def test_flat_buffers_stay_until_the_next_unit(trace):
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
+
+    # forward: a unit and the flat buffer that it was copied from
+    assert units_at(held, r"aten::addmm$", 0) == units_at(held, r"aten::addmm$", 1) == 2
+    # backward of blocks.1: itself, and blocks.0 gathered ahead; of blocks.0: itself, and blocks.1's gradients
+    assert units_at(held, r"threshold_backward$", 1) == units_at(held, r"threshold_backward$", 0) == 2
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*", overlap=False)
+    assert units_at(held, r"threshold_backward$", 1) == 1
+
+
+def test_what_gloo_holds_of_units_gathered_ahead_is_a_range(trace):
+    found = predict_memory(
+        trace, "batch-size+fsdp", {"factor": 32.0, "stage": 3, "workers": 2, "layers": "blocks.*"}
+    )
+    own = round(found.after_bytes * OWN_ERROR)
+    assert found.high_bytes - found.after_bytes == WEIGHT + own
+    assert found.after_bytes - found.low_bytes == own
+
+
+def test_stage_two_keeps_units_whole_between_the_passes(trace):
+    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
+    assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
+
+
+def test_a_step_whose_backward_pass_asked_for_nothing_has_nothing_to_scatter():
+    trace = cut_before_the_last_backward_pass()
+    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
+
+    scattered = held.where(kind="shard", phase="backward")
+    assert sorted(set(held["step"][scattered].tolist())) == [0, 1]

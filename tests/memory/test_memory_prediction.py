@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, predict_memory, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
+from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
@@ -22,6 +23,11 @@ KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
     "capacity_bytes", "fits",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return two_blocks()
 
 
 def table(rows, device=-1):
@@ -120,9 +126,7 @@ def test_the_worst_of_several_ranks_counts():
 # What cannot be said --------------------------------------------------------------------------------
 
 
-def test_a_change_that_does_not_say_leaves_memory_unknown():
-    trace = two_blocks()
-
+def test_a_change_that_does_not_say_leaves_memory_unknown(trace):
     found = daydream.whatif(trace, lambda graph: graph.select(phase="optimizer").scale(0.5))
 
     assert found.memory is None
@@ -132,8 +136,7 @@ def test_a_change_that_does_not_say_leaves_memory_unknown():
         predict_memory(trace, "metaflow", {"layers": "*"})
 
 
-def test_one_of_several_that_does_not_say_is_enough():
-    trace = two_blocks()
+def test_one_of_several_that_does_not_say_is_enough(trace):
     graph = daydream.build(trace)
     changes = [MemoryChange("a", lambda held: None), MemoryChange("b", None)]
 
@@ -141,8 +144,7 @@ def test_one_of_several_that_does_not_say_is_enough():
     assert answer_of(graph, changes[:1], None).memory is not None
 
 
-def test_a_trace_without_memory_says_nothing_and_is_refused():
-    trace = two_blocks()
+def test_a_trace_without_memory_says_nothing_and_is_refused(trace):
     without = daydream.Trace(trace.columns, trace.texts, trace.metadata)
 
     found = daydream.whatif(without, "fused-adam")
@@ -164,19 +166,16 @@ def test_a_trace_without_memory_says_nothing_and_is_refused():
         (lambda held: held.where(kind="paramter"), "no memory is of the kind 'paramter'"),
     ],
 )
-def test_mistakes_of_a_file_are_told_in_a_line(edit, said):
-    trace = two_blocks()
-
+def test_mistakes_of_a_file_are_told_in_a_line(edit, said, trace):
     with pytest.raises(GraphError, match=said):
-        memory_after(held_by(trace), [MemoryChange("mine", edit)])
+        memory_after(allocations(trace), [MemoryChange("mine", edit)])
     unsaid = answer_of(daydream.build(trace), [MemoryChange("mine", edit)], None).unsaid
     assert said in unsaid
     assert "\n" not in unsaid
 
 
-def test_an_edit_of_a_copy_leaves_the_table_as_it_was():
-    trace = two_blocks()
-    held = held_by(trace)
+def test_an_edit_of_a_copy_leaves_the_table_as_it_was(trace):
+    held = allocations(trace)
     before = {name: column.copy() for name, column in held.columns.items()}
 
     predict_memory(held, "checkpointing+batch-size", {"factor": 2.0, "layers": "blocks"})
@@ -184,8 +183,7 @@ def test_an_edit_of_a_copy_leaves_the_table_as_it_was():
     assert all(np.array_equal(held.columns[name], column) for name, column in before.items())
 
 
-def test_order_is_that_of_the_graphs_edits():
-    trace = two_blocks()
+def test_order_is_that_of_the_graphs_edits(trace):
     one = predict_memory(trace, "fused-adam+batch-size", {"factor": 32.0})
     other = predict_memory(trace, "batch-size+fused-adam", {"factor": 32.0})
     assert one == other
@@ -222,8 +220,7 @@ def test_rank_sorts_by_memory():
     assert all(each.to_json()["memory"]["fits"] for each in ranking.optimizations if each.memory is not None)
 
 
-def test_sweeps_and_scaling_tell_memory():
-    trace = two_blocks()
+def test_sweeps_and_scaling_tell_memory(trace):
     found = daydream.sweep(trace, "batch-size", {"factor": [2.0, 32.0]}, capacity=3000)
     peaks = {row["factor"]: (row["peak_memory_bytes"], row["fits"]) for row in found.rows()}
     assert peaks == {
@@ -237,8 +234,7 @@ def test_sweeps_and_scaling_tell_memory():
     assert [row.to_json()["memory"]["fits"] for row in rows] == [True, False]
 
 
-def test_the_largest_batch_is_the_last_that_fits():
-    trace = two_blocks()
+def test_the_largest_batch_is_the_last_that_fits(trace):
     # of n samples 5 n times 32 bytes, beside what is held always and the loss; below, the optimizer's peak
     capacity = round((ALWAYS + 4 + 5 * 32 * 100) * (1 + OWN_ERROR)) + 31
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import BATCH, LAYER, WEIGHT, WIDTH, held_by, two_blocks
+from two_blocks import BATCH, LAYER, WEIGHT, WIDTH, two_blocks
 
+from daydream.memory.lifetimes import allocations
 from daydream.memory.onednn import lstm_workspace
 from daydream.memory.prediction import changed
 from daydream.transforms.compose import memory_changes, parse
@@ -41,7 +42,7 @@ def test_other_shapes_have_no_workspace():
 
 
 def edited(case, trace=None):
-    held = held_by(two_blocks() if trace is None else trace)
+    held = allocations(two_blocks() if trace is None else trace)
     return changed(held, memory_changes(parse("autocast"), {}), case)
 
 

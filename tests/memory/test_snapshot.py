@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 
 import pytest
 from hypothesis import given
@@ -25,20 +24,25 @@ HEADER = {
 }
 
 
+def only(folder, document):
+    """Return what is read of a snapshot of one device."""
+    (found,) = read_snapshot(write(folder / "s.pickle", document))
+    return found
+
+
 def life(address, size, **more):
-    return [
-        event("alloc", address, size, **more),
-        event("free_requested", address, size, **more),
-        event("free_completed", address, size, **more),
-    ]
+    return [event("alloc", address, size, **more), *freed(address, size, **more)]
+
+
+def freed(address, size, **more):
+    return [event(action, address, size, **more) for action in ("free_requested", "free_completed")]
 
 
 #  At the end: | kept 4 | freed 12 (two blocks, of 5 and 7 MiB, that lived before) | 4 left |
 ENDED = snapshot(
     [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))],
     [
-        event("free_requested", START + 4 * MIB, 5 * MIB),
-        event("free_completed", START + 4 * MIB, 5 * MIB),
+        *freed(START + 4 * MIB, 5 * MIB),
         event("segment_alloc", OTHER, 12 * MIB),
         *life(OTHER, 12 * MIB),
         event("segment_free", OTHER, 12 * MIB),
@@ -70,21 +74,13 @@ def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
     assert (split.start, split.doubts) == (plain.start, [])
 
 
-def test_all_protocols_of_a_pickle_say_the_same(tmp_path):
-    found = [
-        read_snapshot(write(tmp_path / f"{protocol}.pickle", ENDED, protocol))
-        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
-    ]
-    assert all(each == found[0] for each in found)
-
-
 def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
     #  | a 11, of 12 | b 8 |  was there before a was freed: a rest of 1 MiB is not split off
     document = snapshot(
         [segment(START, (12 * MIB, 0), (8 * MIB, 8 * MIB))],
-        [event("free_requested", START, 11 * MIB), event("free_completed", START, 11 * MIB)],
+        freed(START, 11 * MIB),
     )
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
 
     assert [(part.size, part.requested) for part in found.start[0].blocks] == [
         (12 * MIB, 11 * MIB), (8 * MIB, 8 * MIB),
@@ -118,13 +114,13 @@ def test_its_settings_are_those_of_the_replay(tmp_path):
                 "PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32"}  # fmt: skip
     document = snapshot([segment(START, (20 * MIB, 0))], [], settings=settings)
 
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
     assert found.settings == Settings(True, 64 * MIB, None, (4,) * 16, 0.5, 32 * MIB)
     document["allocator_settings"] = {
         "PYTORCH_CUDA_ALLOC_CONF": "of_another_version:7",
         "max_split_size": "x",
     }
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
     assert found.settings == Settings()
 
 
@@ -139,12 +135,12 @@ def test_requests_of_a_private_pool_stay_in_it(tmp_path):
             *life(OTHER, 4 * MIB),
         ],
     )
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
 
     assert usage(found.requests, start=found.start).peak_reserved_bytes == 40 * MIB
     for each in document["device_traces"][0]:
         del each["pool_id"]  # before pytorch#177717 events do not name it: the segment at the end does
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
     assert [request.private for request in found.requests if request.size] == [1, 0]
     assert usage(by_rule(found.requests), start=found.start).peak_reserved_bytes == 40 * MIB
 
@@ -187,7 +183,7 @@ def test_a_history_is_replayed_as_it_was_recorded(tmp_path, name):
 def test_where_no_settings_are_told_blocks_show_the_rounding(tmp_path):
     #  4 steps of 256 MiB from 1 to 2 GiB: 1,100 MiB take 1,280; below that 512 bytes
     held = [segment(START, (1280 * MIB, 1100 * MIB)), segment(OTHER << 1, (3 * MIB, 3 * MIB), (17 * MIB, 0))]
-    (found,) = read_snapshot(write(tmp_path / "s.json", held))
+    found = only(tmp_path, held)
 
     assert found.settings.roundup_divisions == (*[0] * 10, 4, *[0] * 5)
 
@@ -200,15 +196,13 @@ def test_expandable_ranges_grow_and_shrink(tmp_path):
             event("alloc", START, 15 * MIB),
             event("segment_map", START + 20 * MIB, 20 * MIB),
             event("alloc", START + 15 * MIB, 15 * MIB),
-            event("free_requested", START + 15 * MIB, 15 * MIB),
-            event("free_completed", START + 15 * MIB, 15 * MIB),
+            *freed(START + 15 * MIB, 15 * MIB),
             event("segment_unmap", START + 20 * MIB, 20 * MIB),
-            event("free_requested", START, 15 * MIB),
-            event("free_completed", START, 15 * MIB),
+            *freed(START, 15 * MIB),
         ],
         settings={"expandable_segments": True},
     )
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
 
     assert (found.start, found.doubts) == ([], [])
     assert found.recorded_reserved_bytes == 40 * MIB
@@ -411,7 +405,7 @@ def test_events_that_contradict_the_end_are_counted(tmp_path):
             event("segment_alloc", OTHER, 20 * MIB),
         ],
     )
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
 
     assert found.doubts[0].startswith("4 events contradict the segments at the end")
 
@@ -430,7 +424,7 @@ def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
 def test_out_of_memory_in_the_recording_is_said(tmp_path):
     events = [event("oom", 5 * MIB, 40 * MIB), *life(START, 4 * MIB)]
     document = snapshot([segment(START, (20 * MIB, 0))], events)
-    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    found = only(tmp_path, document)
 
     assert found.doubts == ["The recorded program ran out of memory 1 time."]
 

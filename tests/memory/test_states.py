@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import WEIGHT, edited, held_by, two_blocks
+from two_blocks import WEIGHT, edited, two_blocks
 
 from daydream.memory.allocations import BEFORE
+from daydream.memory.lifetimes import allocations
 from daydream.memory.states import let_states_shrink
 from daydream.trace.memory_events import MemoryEvents
 
@@ -31,14 +32,14 @@ def before(held, kind: str) -> list[int]:
 
 def test_adam_keeps_two_values_of_each_parameter_that_gets_a_gradient():
     #  held before: two weights of 256 bytes and two moments of each; 100 bytes nobody knows of
-    held = held_by(on_a_gpu(2 * WEIGHT + 4 * WEIGHT + 100))
+    held = allocations(on_a_gpu(2 * WEIGHT + 4 * WEIGHT + 100))
     assert before(held, "optimizer_state") == [WEIGHT] * 4
     assert before(held, "unknown") == [2 * WEIGHT + 100]
     assert any("assumed to be the optimizer's state" in note for note in held.notes)
 
 
 def test_state_that_has_no_room_is_not_told():
-    held = held_by(on_a_gpu(4 * WEIGHT - 1))
+    held = allocations(on_a_gpu(4 * WEIGHT - 1))
     assert before(held, "optimizer_state") == []
     assert before(held, "unknown") == [4 * WEIGHT - 1]
 
@@ -56,7 +57,7 @@ def test_state_that_is_not_told_is_a_range(case, left):
     # 2,048 bytes are held before, of which 1,536 are the state: as described it has no room beside weights.
     adam = {"name": "Adam", "state_bytes": 3 * 512, "groups": []}
     trace = on_a_gpu(4 * 512, optimizers=[adam], parameters=[])
-    held = held_by(trace)
+    held = allocations(trace)
     held.remove(held.where(kind="optimizer_state"))
     held["bytes"][held.where(kind="unknown", on="gpu") & (held["begin"] == BEFORE)] = 4 * 512
     held.case = case

@@ -64,7 +64,7 @@ def sizes(held: Allocations, name: str) -> list[int]:
     return sorted(held["bytes"][some].tolist(), reverse=True)
 
 
-def test_probabilities_are_kept_in_32_bits_and_for_the_product_in_16() -> None:
+def test_probabilities_are_kept_in_32_bits_and_for_the_product_in_16():
     held = held_under_autocast(
         FIRST, SOFTMAX, SECOND, freed_by={"y": "at once", "p": "aten::softmax", "z": "aten::bmm"}
     )
@@ -73,7 +73,7 @@ def test_probabilities_are_kept_in_32_bits_and_for_the_product_in_16() -> None:
     assert sizes(held, "aten::bmm") == [LAYER // 2] * 2  # the copy that its own reads, and its result
 
 
-def test_what_lies_between_is_what_the_product_reads() -> None:
+def test_what_lies_between_is_what_the_product_reads():
     freed = {"y": "at once", "p": "aten::softmax", "d": "aten::bmm", "z": "aten::bmm"}
     held = held_under_autocast(FIRST, SOFTMAX, DROPOUT, SECOND, freed_by=freed)
 
@@ -83,7 +83,7 @@ def test_what_lies_between_is_what_the_product_reads() -> None:
 
 
 @pytest.mark.parametrize(("other", "wide"), [([WIDTH], True), ([], False), (ROW, False)])
-def test_a_factor_that_is_a_parameter_widens(other: list[int], *, wide: bool) -> None:
+def test_a_factor_that_is_a_parameter_widens(other, *, wide):
     held = held_under_autocast(
         FIRST, ("aten::mul", "m", [other, ROW]), ("aten::relu", "r", [ROW]),
         freed_by={"y": "aten::mul", "m": "aten::relu", "r": "aten::relu"}, parameters=[SCALE],

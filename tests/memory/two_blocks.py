@@ -197,9 +197,13 @@ def two_blocks(steps=3):
     return program.trace(named, parameters=PARAMETERS, optimizers=[ADAM])
 
 
-def held_by(trace):
-    """Its allocations."""
-    return allocations(trace)
+def cut_before_the_last_backward_pass():
+    """The trace of three steps whose memory events end with the last forward pass."""
+    trace = two_blocks()
+    backward = (trace["step"] == 2) & (trace["phase"] == trace.code("phase", BACK))
+    before = trace.memory["time_ns"] < trace["start_ns"][backward].min()
+    trace.memory = trace.memory.take(np.flatnonzero(before))
+    return trace
 
 
 def held_when(held, op, step=1):
@@ -210,9 +214,9 @@ def held_when(held, op, step=1):
     return sorted(held["bytes"][there].tolist(), reverse=True)
 
 
-def edited(trace, name, **options):
-    """The table after a change."""
-    held = held_by(trace)
+def edited(source, name, **options):
+    """The table after a change of a trace, or of its allocations, which it changes."""
+    held = allocations(source) if isinstance(source, Trace) else source
     for change in memory_changes(parse(name), options):
         change.edit(held, **change.options)
     return held

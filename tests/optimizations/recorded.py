@@ -10,17 +10,19 @@ starts 4 ns after its launch began, or behind the one before on its stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
-from daydream import Graph, Trace
+from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
 from daydream.graph.build import build
 from daydream.trace.schema import FIELDS
 
 HEAD, LAUNCH, LATENCY = 2, 6, 4
+SMALLEST = 5  # ns of a kernel that is all fixed cost
 
 
 class Program:
@@ -85,6 +87,20 @@ class Program:
                 self.free = start + duration
             self.now += HEAD
 
+    def host(self, name: str, phase: str, ns: int, *, shapes: Any = None, **columns: Any) -> None:
+        """Run an operator that takes so many ns of the CPU."""
+        text = None if shapes is None else json.dumps(shapes)
+        known = {"op": name, "shapes": text, "dtype": "float32", **columns}
+        with self.range(name, "operator", phase=phase, **known):
+            self.now += ns
+
+    def rates(self, streaming: int = 80_000) -> None:
+        """Run what tells a device's rates: 60 kernels of 5 ns, and 8,000,000 B that stream in so many ns."""
+        for _ in range(60):
+            self.op("aten::empty_kernel", "other", ("tiny", SMALLEST))
+        relu = "vectorized_elementwise_kernel relu", streaming + SMALLEST
+        self.op("aten::relu", "other", relu, shapes=[[1_000_000]])
+
     def graph(self, **metadata: Any) -> Graph:
         end = max(self.now, self.free)
         steps = [
@@ -107,6 +123,17 @@ class Program:
         return graph
 
 
+def of_calls(*calls: tuple[Any, ...], ns: int = 80_000) -> Graph:
+    """Return calls (operator, shapes), of the forward pass where no other is named, with a kernel each.
+
+    All kernels are alike, so 5,000 ns of each, the most that can be, count as its fixed cost.
+    """
+    program = Program()
+    for operator, shapes, *phase in calls:
+        program.op(f"aten::{operator}", *(phase or ["forward"]), (operator, ns), shapes=shapes)
+    return program.graph()
+
+
 def thread_and_stream(*work: tuple[str, int, str], latency: int = 4, cost: int = 6) -> Graph:
     """Return a graph without a trace whose thread launches (name, duration, phase) kernels on stream 7."""
     graph = Graph()
@@ -126,3 +153,48 @@ def wait_before(graph: Graph, call: Any, name: str = "sync", cost: int = 3, **co
     sync = graph.insert_before(call, name, duration_ns=cost, **columns)
     graph.syncs.add(task=sync.ids[0], lane=-1, point=sync.ids[0], latency_ns=0)
     return int(sync.ids[0])
+
+
+def kernel_ns(graph: Graph, **where: Any) -> list[int]:
+    """Return the durations of kernels, in their order."""
+    return list(graph.select(kind="kernel", **where).duration_ns.tolist())
+
+
+def kernel_names(graph: Graph, **where: Any) -> list[str]:
+    """Return the names of kernels, in their order."""
+    return list(graph.select(kind="kernel", **where).name.tolist())
+
+
+def ns_by_name(graph: Graph, **where: Any) -> dict[str, int]:
+    """Return the duration of the kernel of each name."""
+    return dict(zip(kernel_names(graph, **where), kernel_ns(graph, **where), strict=True))
+
+
+def noted(graph: Graph, words: str) -> bool:
+    """Return whether a note of the graph says this."""
+    return any(words in note for note in graph.facts.notes)
+
+
+def does_not_apply(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+    """Check that an optimization says in these words why there is nothing to change in a trace."""
+    with pytest.raises(NotApplicableError, match=words):
+        optimization(*given, **options)
+
+
+def refuses(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+    """Check that an optimization refuses in these words what no trace would make right."""
+    with pytest.raises(GraphError, match=words) as refused:
+        optimization(*given, **options)
+    assert not isinstance(refused.value, NotApplicableError)
+
+
+def makespans(
+    optimization: Callable[..., None], make: Callable[[], Graph], option: str, values: Sequence[Any]
+) -> list[int]:
+    """Return how long the work takes with each of these values of an option."""
+    found = []
+    for value in values:
+        graph = make()
+        optimization(graph, **{option: value})
+        found.append(simulate(graph).makespan_ns)
+    return found

@@ -12,8 +12,9 @@ from daydream.optimizations.autocast import autocast
 from daydream.optimizations.bank_conflicts import bank_conflicts
 from daydream.optimizations.roofline import roofline
 from daydream.optimizations.tf32 import tf32
+from recorded import does_not_apply, kernel_ns, noted, refuses
 
-from daydream import GraphError, NotApplicableError, Trace, build
+from daydream import NotApplicableError, Trace, build
 from daydream.costs import bound, counted_kind
 from daydream.costs.device.retime import evidence, rule_of
 
@@ -86,10 +87,13 @@ FAMILIES = [
 ]
 
 
+def families(*more):
+    """Return a graph of the twelve, 100 us each, and of other kernels."""
+    return build(recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES), *more))
+
+
 def test_twelve_families_are_classified_as_by_hand():
-    graph = build(
-        recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES), ("tiny", 1_400, None))
-    )
+    graph = families(("tiny", 1_400, None))
     kernels = graph.select(kind="kernel")
     assert bound(graph, kernels).kind.tolist() == [kind for *_, kind in FAMILIES] + ["latency"]
     assert rule_of(graph, kernels).tolist() == ["counters"] * 12 + ["names"]
@@ -104,7 +108,7 @@ def test_the_ridge_is_at_peak_over_bandwidth(factor, kind):
 
 
 def test_where_names_and_counters_disagree_a_note_names_kernels_and_time():
-    graph = build(recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES)))
+    graph = families()
     rule, contradicted = evidence(graph, graph.select(kind="kernel"))
     assert rule == "What bounds the kernels is known by counters for 100.0% of their time."
     assert contradicted.startswith(
@@ -121,10 +125,8 @@ def test_the_papers_amp_goes_by_counters_and_says_so():
                (gemm, 120 * US, at(0.1, 0.1, 120 * US)), (gemm, 120 * US, None)]  # fmt: skip
     graph = build(recorded(*kernels))
     amp(graph, model="paper")
-    assert graph.select(kind="kernel").duration_ns.tolist() == [40 * US, 60 * US, 120 * US, 40 * US]
-    assert any(
-        "Counters contradict the names of 2 kernels, 50.0% of the time" in n for n in graph.facts.notes
-    )
+    assert kernel_ns(graph) == [40 * US, 60 * US, 120 * US, 40 * US]
+    assert noted(graph, "Counters contradict the names of 2 kernels, 50.0% of the time")
 
 
 @pytest.mark.parametrize("change", [amp, autocast])
@@ -136,7 +138,7 @@ def test_16_bits_move_when_counters_contradict_names(change):
         graph = build(trace)
         change(graph)
         found[what] = device_ns(graph.select(name="sgemm"))
-        said = any("Counters contradict the names of 1 kernel" in note for note in graph.facts.notes)
+        said = noted(graph, "Counters contradict the names of 1 kernel")
         assert said == (what != "compute")
     assert found["compute"] < found["memory"] < found["latency"]
     assert found["latency"] == 100 * US
@@ -145,8 +147,7 @@ def test_16_bits_move_when_counters_contradict_names(change):
 
 def test_what_waits_does_not_gain_from_tf32():
     graph = build(recorded(("ampere_sgemm_128x64_tn", 100 * US, at(0.1, 0.1)), ("tiny", 1_400, None)))
-    with pytest.raises(NotApplicableError, match="memory or launches bound all of them"):
-        tf32(graph)
+    does_not_apply("memory or launches bound all of them", tf32, graph)
 
 
 def conflicts(share):
@@ -157,7 +158,7 @@ def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
     kernels = ("a", 100 * US, conflicts(0.25)), ("b", 50 * US, conflicts(0)), ("c", 50 * US, None)
     graph = build(recorded(*kernels))
     bank_conflicts(graph)
-    assert graph.select(kind="kernel").duration_ns.tolist() == [75 * US, 50 * US, 50 * US]
+    assert kernel_ns(graph) == [75 * US, 50 * US, 50 * US]
     (note,) = [note for note in graph.facts.notes if note.startswith("Bank conflicts")]
     assert "0.025 ms of 1 kernels, 12.5% of the kernels' time" in note
     assert "1 kernels (25.0% of the time) have no counters" in note
@@ -188,7 +189,7 @@ def test_the_roofline_by_hand():
                ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
     graph = build(recorded(*kernels))
     roofline(graph, reach=0.8)
-    a, b, c, d, tiny = graph.select(kind="kernel").duration_ns.tolist()
+    a, b, c, d, tiny = kernel_ns(graph)
     assert a == 50 * US  # 0.4 of the peak becomes 0.8
     assert (b, c, tiny) == (100 * US, 100 * US, 2_000)  # better already, unknown, smallest
     assert 2_000 <= d < 25 * US  # the fixed cost of any kernel
@@ -197,9 +198,7 @@ def test_the_roofline_by_hand():
 
 @pytest.mark.parametrize("reach", [0.3, 0.5, 0.8, 1.0])
 def test_laws_of_the_roofline(reach):
-    graph = build(
-        recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES), ("tiny", 1_400, None))
-    )
+    graph = families(("tiny", 1_400, None))
     old = graph.select(kind="kernel").duration_ns
     roofline(graph, reach=reach)
     new = graph.select(kind="kernel").duration_ns
@@ -209,20 +208,18 @@ def test_laws_of_the_roofline(reach):
     faster = [(name, int(ns), told) for (name, told, _), ns in zip(FAMILIES, new, strict=False)]
     again = build(recorded(*faster, ("tiny", 1_400, None)))
     if reach == 1.0:
-        with pytest.raises(NotApplicableError, match="already"):
-            roofline(again, reach=reach)
+        does_not_apply("already", roofline, again, reach=reach)
 
 
 @pytest.mark.parametrize("reach", [0, -1, 1.01, float("nan")])
 def test_a_reach_is_a_part(reach):
-    with pytest.raises(GraphError, match="above 0 and at most 1"):
-        roofline(build(recorded(("a", 100, None))), reach=reach)
+    refuses("above 0 and at most 1", roofline, build(recorded(("a", 100, None))), reach=reach)
 
 
 def test_more_reach_is_never_slower():
     times = []
     for reach in (0.5, 0.7, 0.9, 1.0):
-        graph = build(recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES)))
+        graph = families()
         roofline(graph, reach=reach)
         times.append(device_ns(graph.select(kind="kernel")))
     assert times == sorted(times, reverse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from daydream.optimizations.gist import gist
 from daydream.optimizations.vdnn import vdnn
-from recorded import Program, thread_and_stream
+from recorded import Program, does_not_apply, makespans, refuses, thread_and_stream
 from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
@@ -70,11 +70,7 @@ def test_an_earlier_prefetch_does_not_stall():
 
 
 def test_more_bandwidth_is_never_slower_and_none_of_it_is_free():
-    times = []
-    for bandwidth in (10.0, 100.0, 1e3, 1e6):
-        graph = convolutions()
-        vdnn(graph, bandwidth=bandwidth)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(vdnn, convolutions, "bandwidth", (10.0, 100.0, 1e3, 1e6))
     assert times == sorted(times, reverse=True)
     assert times[-1] == 6 + 3 * 50 + 3 * 60
 
@@ -135,18 +131,11 @@ def test_a_trace_with_short_kernels_tells_the_fixed_cost():
 
 
 def test_a_higher_ratio_is_never_slower():
-    times = []
-    for ratio in (1.0, 2.0, 8.0, 32.0):
-        graph = activations(tiny=1)
-        gist(graph, ratio=ratio)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(gist, lambda: activations(tiny=1), "ratio", (1.0, 2.0, 8.0, 32.0))
     assert times == sorted(times, reverse=True)
 
 
 def test_layers_that_cannot_be_told_apart_are_refused():
-    with pytest.raises(NotApplicableError, match="which belongs to which"):
-        gist(activations(nodes=3))
-    with pytest.raises(NotApplicableError, match="no ReLU"):
-        gist(convolutions())
-    with pytest.raises(GraphError, match="1 or more"):
-        gist(activations(), ratio=0.5)
+    does_not_apply("which belongs to which", gist, activations(nodes=3))
+    does_not_apply("no ReLU", gist, convolutions())
+    refuses("1 or more", gist, activations(), ratio=0.5)

@@ -11,7 +11,7 @@ from daydream.optimizations.gist import gist
 from daydream.optimizations.scale import scale
 from daydream.optimizations.sequence_length import sequence_length
 from daydream.optimizations.vdnn import vdnn
-from recorded import Program
+from recorded import Program, of_calls
 from test_model_parallel import transformer
 
 from daydream import Graph
@@ -25,19 +25,20 @@ PINNED = "Memcpy HtoD (Pinned -> Device)"
 
 def streaming() -> Graph:
     """An addition of 8 x 262,144 floats, 8 MiB each: 24 MiB moved in 12 x 2**20 ns, 2 B/ns."""
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 12 * MIB), shapes=[[8, 16], [32, 16], [32]])
-    p.op("aten::add", "forward", ("add", 12 * MIB), shapes=[[8, 262144], [8, 262144], []])
-    p.op("aten::mm", "backward", ("wgrad", 12 * MIB), shapes=[[32, 8], [8, 16]])
-    p.op("aten::add_", "optimizer", ("update", 12 * MIB), shapes=[[32, 16], [32, 16], []])
-    return p.graph()
+    return of_calls(
+        ("linear", [[8, 16], [32, 16], [32]]),
+        ("add", [[8, 262144], [8, 262144], []]),
+        ("mm", [[32, 8], [8, 16]], "backward"),
+        ("add_", [[32, 16], [32, 16], []], "optimizer"),
+        ns=12 * MIB,
+    )
 
 
 @pytest.mark.parametrize("edit", [
     lambda graph: batch_size(graph, factor=4),
     lambda graph: batch_size(graph, factor=0.5),
     lambda graph: scale(graph, factor=0.1),
-    lambda graph: graph.select(name="add").remove(),
+    lambda graph: graph.select(name="^add$").remove(),
 ])  # fmt: skip
 def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edit):
     graph = streaming()
@@ -52,16 +53,8 @@ def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edi
 def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
     #  add_ of 2 x 4 MiB into 4 MiB: 12 MiB in 2 + 2 + 6,000,000 ns
     p = Program()
-    with p.range(
-        "aten::add_", "operator", phase="backward", op="aten::add_", dtype="float32",
-        shapes="[[8, 131072], [8, 131072], []]",
-    ):  # fmt: skip
-        p.now += 6_000_000
-    with p.range(
-        "aten::linear", "operator", phase="forward", op="aten::linear", dtype="float32",
-        shapes="[[8, 16], [32, 16], [32]]",
-    ):  # fmt: skip
-        p.now += 1_000
+    p.host("aten::add_", "backward", 6_000_000, shapes=[[8, 131072], [8, 131072], []])
+    p.host("aten::linear", "forward", 1_000, shapes=[[8, 16], [32, 16], [32]])
     graph = p.graph()
     rate = 12 * MIB / 6_000_000
     assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
@@ -83,10 +76,8 @@ def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
 
 
 def test_work_of_unknown_batch_grows_by_the_factor():
-    p = Program()
-    for phase in ("forward", "backward", "optimizer"):
-        p.op("aten::add", phase, ("add", 80_000), shapes=[[1000], [1000]])
-    graph = p.graph()
+    phases = ("forward", "backward", "optimizer")
+    graph = of_calls(*[("add", [[1000], [1000]], phase) for phase in phases])
     batch_size(graph, factor=3)
     assert work(graph, graph.select(kind="kernel")).flop.tolist() == [3000, 3000, 1000]
 
@@ -95,7 +86,7 @@ def test_work_that_is_repeated_after_it_grew_is_grown():
     graph = streaming()
     batch_size(graph, factor=2)
     copies = graph.select(kind="kernel", phase="forward").group_by("step").repeat(1)
-    assert work(graph, copies.where(kind="kernel", name="gemm")).flop.tolist() == [2 * 16 * 16 * 32]
+    assert work(graph, copies.where(kind="kernel", name="linear")).flop.tolist() == [2 * 16 * 16 * 32]
 
 
 def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
@@ -158,10 +149,7 @@ def test_sums_of_divided_layers_are_those_of_the_larger_batch():
 
 
 def test_longer_sequences_in_a_larger_batch_are_both_there():
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 10, 16], [32, 16], [32]])
-    p.op("aten::_softmax", "forward", ("softmax", 80_000), shapes=[[2, 2, 10, 10], [], []])
-    graph = p.graph()
+    graph = of_calls(("linear", [[2, 10, 16], [32, 16], [32]]), ("_softmax", [[2, 2, 10, 10], [], []]))
     sequence_length(graph, length=30)
     batch_size(graph, factor=2, recorded=2)
     kernels = graph.select(kind="kernel")

@@ -7,7 +7,16 @@ import pytest
 from daydream.optimizations.cpu import cpu
 from daydream.optimizations.gpu import MODEL_ERROR, gpu
 from daydream.optimizations.pcie import pcie
-from recorded import Program, thread_and_stream, wait_before
+from recorded import (
+    Program,
+    does_not_apply,
+    kernel_ns,
+    makespans,
+    noted,
+    refuses,
+    thread_and_stream,
+    wait_before,
+)
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import find_device, retime, under_load
@@ -43,11 +52,10 @@ def test_without_device_work_the_step_takes_its_share(speedup):
 
 
 def test_a_faster_cpu_is_never_slower():
-    times = []
-    for speedup in (4, 2, 1.5, 0.5):
-        graph = thread_and_stream(("a", 5, "forward"), ("b", 5, "forward"), ("c", 5, "forward"))
-        cpu(graph, speedup=speedup)
-        times.append(simulate(graph).makespan_ns)
+    def three() -> Graph:
+        return thread_and_stream(("a", 5, "forward"), ("b", 5, "forward"), ("c", 5, "forward"))
+
+    times = makespans(cpu, three, "speedup", (4, 2, 1.5, 0.5))
     assert times == sorted(times)
 
 
@@ -61,12 +69,9 @@ def test_no_step_gains_more_than_its_cpu_does():
 
 
 def test_cpus_that_are_no_question_are_refused():
-    with pytest.raises(GraphError, match="more than 0"):
-        cpu(Graph(), speedup=0)
-    with pytest.raises(NotApplicableError, match="as it is"):
-        cpu(thread_and_stream(("k", 5, "forward")), speedup=1)
-    with pytest.raises(NotApplicableError, match="work on the CPU"):
-        cpu(Graph(), speedup=2)
+    refuses("more than 0", cpu, Graph(), speedup=0)
+    does_not_apply("as it is", cpu, thread_and_stream(("k", 5, "forward")), speedup=1)
+    does_not_apply("work on the CPU", cpu, Graph(), speedup=2)
 
 
 # GPU
@@ -80,6 +85,16 @@ def v100_program() -> Program:
     return p
 
 
+def products(*dtypes: str | None, device: str = "Tesla V100-SXM2-16GB") -> Graph:
+    """Return products of unknown work, each of 905 us, by their names alone."""
+    p = Program()
+    for _ in dtypes:
+        p.op("my::op", "forward", ("my_gemm", 905_000))
+    graph = p.graph(devices=[{"id": 0, "name": device}])
+    graph.select(name="my_gemm").set(dtype=list(dtypes))
+    return graph
+
+
 def test_kernels_of_unknown_work_go_with_the_bandwidth_or_the_peak():
     graph = v100_program().graph(devices=V100)
     graph.select(kind="memcpy").set(bytes=6_400 * 12)
@@ -90,20 +105,17 @@ def test_kernels_of_unknown_work_go_with_the_bandwidth_or_the_peak():
     product = round(5_000 + 900_000 * 15.7 / 66.9)
     assert graph.select(on="gpu").duration_ns.tolist() == [6_400 * 16 / 64, streaming, product]
     assert simulate(graph).makespan_ns == BEGIN + 1_600 + streaming + product
-    assert any("From a V100 SXM2 to a H100 SXM" in note for note in graph.facts.notes)
+    assert noted(graph, "From a V100 SXM2 to a H100 SXM")
 
 
 def test_the_range_covers_what_an_unknown_element_type_may_be():
-    p = Program()
-    p.op("my::op", "forward", ("my_gemm", 905_000))
-    p.op("my::op", "forward", ("sgemm", 905_000))
-    graph = p.graph(devices=V100)
-    open_type = graph.select(name="my_gemm").set(dtype=None)
-    assert open_type.dtype.tolist() == [None]
+    graph = products(None, "float32")
+    open_type = graph.select(name="my_gemm").first()
     gpu(graph, to="h100")
 
     wide = 5_000 + 900_000 * 15.7 / 66.9
-    narrow = retime(v100_in("float16"), v100_in("float16").select(name="my_gemm"), device="h100")
+    in_half = products("float16")
+    narrow = retime(in_half, in_half.select(name="my_gemm"), device="h100")
     middle = (round(wide) + int(narrow.duration_ns[0])) // 2
     assert open_type.duration_ns.tolist() == [middle]
     ((ids, error),) = graph.doubted
@@ -111,15 +123,7 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     half = abs(wide - narrow.duration_ns[0]) / 2
     assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
     said = "Products of unknown element type take 50.0% of the kernels' time"
-    assert any(said in note for note in graph.facts.notes)
-
-
-def v100_in(dtype: str) -> Graph:
-    p = Program()
-    p.op("my::op", "forward", ("my_gemm", 905_000))
-    graph = p.graph(devices=V100)
-    graph.select(name="my_gemm").set(dtype=dtype)
-    return graph
+    assert noted(graph, said)
 
 
 def test_a_gpu_by_a_factor_leaves_the_link_alone():
@@ -129,11 +133,7 @@ def test_a_gpu_by_a_factor_leaves_the_link_alone():
 
 
 def test_a_faster_gpu_is_never_slower():
-    times = []
-    for speedup in (8, 4, 2, 0.5):
-        graph = v100_program().graph()
-        gpu(graph, speedup=speedup)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(gpu, lambda: v100_program().graph(), "speedup", (8, 4, 2, 0.5))
     assert times == sorted(times)
 
 
@@ -186,9 +186,7 @@ def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
     graph = p.graph(devices=A100)
     gpu(graph, to="v100")  # not refused: longer by the ratio of bandwidths, behind the fixed 5 us
     longer = find_device("a100-80gb").bandwidth / find_device("v100").bandwidth
-    assert graph.select(kind="kernel").duration_ns.tolist() == [
-        pytest.approx(5_000 + 100_000 * longer, rel=1e-3)
-    ]
+    assert kernel_ns(graph) == [pytest.approx(5_000 + 100_000 * longer, rel=1e-3)]
 
 
 def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
@@ -214,9 +212,7 @@ def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
 
 
 def half_product_ns(here: str, there: str) -> Graph:
-    p = Program()
-    p.op("my::op", "forward", ("my_gemm", 905_000), dtype="float16")
-    graph = p.graph(devices=[{"id": 0, "name": here}])
+    graph = products("float16", device=here)
     gpu(graph, to=there)
     return graph
 
@@ -229,7 +225,7 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
     # 312 on an A100. What the fixed cost is there is known of an H100 only.
     graph = half_product_ns(MI300X, "a100-80gb")
     new = 5_000 + 900_000 * 0.45 * 1307.4 / (0.93 * 312)
-    assert graph.select(kind="kernel").duration_ns.tolist() == [round(new)]
+    assert kernel_ns(graph) == [round(new)]
     fixed = 5_000 * 1_400 / 5_000
     h100 = half_product_ns(MI300X, "h100").select(kind="kernel").duration_ns[0] - fixed
     assert (new - 5_000) / h100 == pytest.approx(989.4 / 312, rel=1e-4)
@@ -289,24 +285,23 @@ def test_the_recorded_rate_can_be_given():
 
 
 def test_a_faster_link_is_never_slower():
-    times = []
-    for bandwidth in (64, 32, 16, 4, 1):
-        graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
-        pcie(graph, bandwidth=bandwidth)
-        times.append(simulate(graph).makespan_ns)
+    def both() -> Graph:
+        return copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
+
+    times = makespans(pcie, both, "bandwidth", (64, 32, 16, 4, 1))
     assert times == sorted(times)
 
 
 def test_links_that_are_no_question_are_refused():
     graph = copies((PINNED, 4 * MIB, 4 * MIB // 8))
-    with pytest.raises(NotApplicableError, match="8 GB/s already"):
-        pcie(graph, bandwidth=8)
-    with pytest.raises(GraphError, match="more than 0"):
-        pcie(graph, bandwidth=0)
-    with pytest.raises(NotApplicableError, match="not known; give --recorded"):
-        pcie(copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16)
-    with pytest.raises(NotApplicableError, match="copies between CPU and device"):
-        pcie(thread_and_stream(("k", 5, "forward")), bandwidth=16)
+    does_not_apply("8 GB/s already", pcie, graph, bandwidth=8)
+    refuses("more than 0", pcie, graph, bandwidth=0)
+    does_not_apply(
+        "not known; give --recorded", pcie, copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16
+    )
+    does_not_apply(
+        "copies between CPU and device", pcie, thread_and_stream(("k", 5, "forward")), bandwidth=16
+    )
 
 
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():

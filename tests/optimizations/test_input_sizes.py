@@ -6,11 +6,13 @@ from math import isnan, prod
 
 import pytest
 from daydream.optimizations.batch_size import batch_size
+from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.sequence_length import sequence_length
 from graph.small_traces import launched, trace
-from recorded import Program
+from recorded import Program, does_not_apply, kernel_ns, makespans, noted, of_calls, refuses
+from shared import shared_replay
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, simulate
 from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
 from daydream.costs.device.launch_grids import growth_by_grids
 from daydream.costs.resize.growth import growth_of
@@ -19,42 +21,34 @@ from daydream.graph.build import build
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
 
-def attention(tokens: int = 10, width: int = 16, head: int = 8) -> Graph:
-    #  kernels of 80,000: all alike, so 5,000 of each, the most that can be, count as its fixed cost
-    p = Program()
-    ns = 80_000
-    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[2, tokens, width], [width, width], [width]])
-    p.op("aten::bmm", "forward", ("gemm", ns), shapes=[[4, tokens, head], [4, head, tokens]])
-    p.op("aten::_softmax", "forward", ("softmax", ns), shapes=[[2, 2, tokens, tokens], [], []])
-    p.op("aten::gelu", "forward", ("gelu", ns), shapes=[[2, tokens, width]])
-    p.op("my::op", "backward", ("unknown", ns), shapes=[[3]])
-    p.op("aten::add_", "backward", ("add", ns), shapes=[[width, width], [width, width]])
-    p.op("aten::add_", "optimizer", ("update", ns), shapes=[[width, width], [width, width]])
-    return p.graph()
+def grown(graph: Graph) -> list[float]:
+    """Return by how much the time above the fixed cost of 5 us grew."""
+    return [round(float(ns - 5_000) / 75_000, 2) for ns in kernel_ns(graph)]
 
 
-def without_shapes() -> Graph:
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 10))
-    return p.graph()
+def attention(tokens: int = 10) -> Graph:
+    """Features 16 wide, and heads 8; the backward pass ends with what is done with parameters alone."""
+    return of_calls(
+        ("linear", [[2, tokens, 16], [16, 16], [16]]),
+        ("bmm", [[4, tokens, 8], [4, 8, tokens]]),
+        ("_softmax", [[2, 2, tokens, tokens], [], []]),
+        ("gelu", [[2, tokens, 16]]),
+        ("my_op", [[3]], "backward"),
+        ("add_", [[16, 16], [16, 16]], "backward"),
+        ("add_", [[16, 16], [16, 16]], "optimizer"),
+    )
 
 
 def test_work_by_token_grows_with_the_length_and_scores_with_its_square():
     graph = attention()
     assert recorded_length(graph) == 10
     sequence_length(graph, length=30)
-    body = 75_000
-    grown = [body * 3, body * 9, body * 9, body * 3, body * 3, body, body]
-    assert (graph.select(kind="kernel").duration_ns - 5_000).tolist() == grown
-    assert simulate(graph).makespan_ns == BEGIN + 7 * 5_000 + sum(grown)
+    assert grown(graph) == [3, 9, 9, 3, 3, 1, 1]
+    assert simulate(graph).makespan_ns == BEGIN + 7 * 5_000 + 75_000 * (3 + 9 + 9 + 3 + 3 + 1 + 1)
 
 
 def test_a_shorter_sequence_is_never_slower():
-    times = []
-    for length in (5, 20, 40, 80):
-        graph = attention()
-        sequence_length(graph, length=length)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(sequence_length, attention, "length", (5, 20, 40, 80))
     assert times == sorted(times)
 
 
@@ -63,76 +57,67 @@ def test_a_length_that_heads_or_features_have_too_is_told_by_where_it_stands(tok
     graph = attention(tokens)
     assert is_feature_size(graph, tokens)
     sequence_length(graph, length=3 * tokens)
-    body = 75_000
-    assert (graph.select(kind="kernel").duration_ns - 5_000).tolist() == [
-        body * 3, body * 9, body * 9, body * 3, body * 3, body, body,
-    ]  # fmt: skip
+    assert grown(graph) == [3, 9, 9, 3, 3, 1, 1]
 
 
 def test_only_between_the_products_of_an_attention_tokens_stand_twice():
     # Heads as wide as the sequence is long: keys and values look like scores.
-    p = Program()
-    ns, heads, scores = 80_000, [2, 2, 8, 8], [[4, 8, 8], [4, 8, 8]]
-    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[2, 8, 16], [16, 16], [16]])
-    p.op("aten::copy_", "forward", ("keys", ns), shapes=[heads, heads])
-    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
-    p.op("aten::mul", "forward", ("scale", ns), shapes=[heads, []])
-    p.op("aten::_softmax", "forward", ("softmax", ns), shapes=[heads, [], []])
-    p.op("aten::copy_", "forward", ("values", ns), shapes=[heads, heads])
-    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
-    p.op("aten::copy_", "forward", ("heads", ns), shapes=[heads, heads])
-    graph = p.graph()
+    heads, product = [2, 2, 8, 8], ("bmm", [[4, 8, 8], [4, 8, 8]])
+    copied = ("copy_", [heads, heads])
+    graph = of_calls(
+        ("linear", [[2, 8, 16], [16, 16], [16]]),
+        copied,  # keys
+        product,
+        ("mul", [heads, []]),
+        ("_softmax", [heads, [], []]),
+        copied,  # values
+        product,
+        copied,
+    )
     sequence_length(graph, length=24)
-    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
-    assert grown == [3, 3, 9, 9, 9, 3, 9, 3]
+    assert grown(graph) == [3, 3, 9, 9, 9, 3, 9, 3]
 
 
 def test_a_length_that_is_a_convolutions_channels_too_is_refused():
-    p = Program()
-    p.op("aten::conv1d", "forward", ("conv", 10), shapes=[[2, 8, 8], [8, 8, 1], [8]])
-    p.op("aten::relu", "forward", ("relu", 10), shapes=[[2, 8, 8]])  # shows the convolution's output
-    with pytest.raises(NotApplicableError, match="channels of size 8 too"):
-        sequence_length(p.graph(), length=16, recorded=8)
+    graph = of_calls(
+        ("conv1d", [[2, 8, 8], [8, 8, 1], [8]]),
+        ("relu", [[2, 8, 8]]),  # shows the convolution's output
+    )
+    does_not_apply("channels of size 8 too", sequence_length, graph, length=16, recorded=8)
 
 
 def test_tokens_picked_for_an_expert_grow_with_all_tokens():
-    p = Program()
-    ns = 80_000
-    p.op("aten::linear", "forward", ("router", ns), shapes=[[4, 5, 16], [3, 16], [3]])
-    p.op("aten::index", "forward", ("pick", 10), shapes=[[20, 16], [[7]]])
-    p.op("aten::linear", "forward", ("expert", ns), shapes=[[7, 16], [64, 16], [64]])
-    p.op("aten::gelu", "forward", ("gelu", ns), shapes=[[7, 64]])
-    p.op("aten::mm", "backward", ("gradient", ns), shapes=[[64, 7], [7, 16]])
-    p.op("aten::add_", "backward", ("no rows", ns), shapes=[[9, 64], [9, 64]])
-    graph = p.graph()
+    graph = of_calls(
+        ("linear", [[4, 5, 16], [3, 16], [3]]),  # the router
+        ("index", [[20, 16], [[7]]]),
+        ("linear", [[7, 16], [64, 16], [64]]),  # an expert
+        ("gelu", [[7, 64]]),
+        ("mm", [[64, 7], [7, 16]], "backward"),
+        ("add_", [[9, 64], [9, 64]], "backward"),  # no rows
+    )
     batch_size(graph, factor=2)
-    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
-    assert [grown[0], *grown[2:]] == pytest.approx([2, 2, 2, 2, 1])
+    router, _, *expert, no_rows = grown(graph)
+    assert [router, *expert] == [2, 2, 2, 2]
+    assert no_rows == 1
 
 
 def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
     # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
-    p = Program()
-    ns = 80_000
-    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[4, 5, 16], [64, 16], [64]])
-    p.op("aten::mul", "forward", ("mask", ns), shapes=[[12, 12], []])
-    p.op("aten::fill_", "backward", ("one", ns), shapes=[[1, 64], []])
-    p.op("aten::add", "forward", ("gelu", ns), shapes=[[4, 5, 64], [4, 5, 64]])
-    graph = p.graph()
+    graph = of_calls(
+        ("linear", [[4, 5, 16], [64, 16], [64]]),
+        ("mul", [[12, 12], []]),
+        ("fill_", [[1, 64], []], "backward"),
+        ("add", [[4, 5, 64], [4, 5, 64]]),
+    )
     batch_size(graph, factor=2)
-    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
-    assert grown == [2, 1, 1, 2]
+    assert grown(graph) == [2, 1, 1, 2]
 
 
 def test_lengths_that_are_no_question_are_refused():
-    with pytest.raises(NotApplicableError, match="10 tokens already"):
-        sequence_length(attention(), length=10)
-    with pytest.raises(GraphError, match="1 or more"):
-        sequence_length(attention(), length=0)
-    with pytest.raises(NotApplicableError, match="sequence length"):
-        sequence_length(without_shapes(), length=10)
-    with pytest.raises(NotApplicableError, match="forward or backward"):
-        sequence_length(Graph(), length=10)
+    does_not_apply("10 tokens already", sequence_length, attention(), length=10)
+    refuses("1 or more", sequence_length, attention(), length=0)
+    does_not_apply("sequence length", sequence_length, of_calls(("linear", None)), length=10)
+    does_not_apply("forward or backward", sequence_length, Graph(), length=10)
 
 
 def training_by_shapes() -> Graph:
@@ -156,16 +141,16 @@ def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
 
 
 def test_a_batch_of_no_whole_number_is_refused():
-    with pytest.raises(GraphError, match="not a whole number"):
-        batch_size(training_by_shapes(), factor=0.3)
+    refuses("not a whole number", batch_size, training_by_shapes(), factor=0.3)
 
 
 def test_sequence_first_layouts_do_not_hide_the_batch():
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 10), shapes=[[43, 8, 16], [16, 16], [16]])
-    p.op("aten::conv1d", "forward", ("conv", 10), shapes=[[8, 4, 43], [16, 4, 1], [16]])
-    p.op("aten::relu", "forward", ("relu", 10), shapes=[[8, 16, 43]])  # shows the convolution's output
-    assert recorded_batch(p.graph()) == 8
+    graph = of_calls(
+        ("linear", [[43, 8, 16], [16, 16], [16]]),
+        ("conv1d", [[8, 4, 43], [16, 4, 1], [16]]),
+        ("relu", [[8, 16, 43]]),  # shows the convolution's output
+    )
+    assert recorded_batch(graph) == 8
 
 
 # Products without a bias: which of their sizes is the batch
@@ -176,104 +161,83 @@ WEIGHT = [[64, 24], [24, 16]]
 OLD = [[16, 24], [24, 64]]  # a weight's gradient the other way round
 
 
-def grown_products(backward: list, *, batch: int = 8, new: int = 16) -> list[tuple[float, float, bool]]:
-    """Return growth of FLOP and bytes of a forward product of 24 rows, 3 x 8, and of others behind it."""
+def products(*backward: list) -> Graph:
+    """Return a forward product of 24 rows, 3 x 8, and others in a compiled backward pass, then a GELU."""
     p = Program()
     p.op("aten::mm", "forward", ("gemm", 10), shapes=FORWARD)
     with p.range("CompiledFunctionBackward", "operator", phase="backward"):
         for shapes in backward:
             p.op("aten::mm", "backward", ("gemm", 10), shapes=shapes)
-    graph = p.graph()
-    growth = growth_of(graph, graph.select(kind="kernel"), batch, new)
-    return list(zip(growth.flop.tolist(), growth.nbytes.tolist(), growth.known.tolist(), strict=True))
+    p.op("aten::gelu", "forward", ("gelu", 10), shapes=[[24, 16]])
+    return p.graph()
+
+
+def growth(graph: Graph, batch: int, new: int, **how):
+    return growth_of(graph, graph.select(kind="kernel"), batch, new, **how)
 
 
 def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
     # 24, 16 and 64 are multiples of 8; only rows double: 24 to 48.
     rows, weight = 24 * 16 + 24 * 64, 16 * 64
-    by_bytes = (2 * rows + weight) / (rows + weight)
-    grown = grown_products([INPUT, WEIGHT, OLD])
-    assert grown == [(2.0, pytest.approx(by_bytes), True)] * 4
+    found = growth(products(INPUT, WEIGHT, OLD), 8, 16)
+    assert found.flop[:4].tolist() == [2] * 4
+    assert found.nbytes[:4].tolist() == pytest.approx([(2 * rows + weight) / (rows + weight)] * 4)
+    assert found.known.all()
+    assert found.results[:3].tolist() == [2, 2, 1]  # the gradient of a weight keeps its size
+    assert isnan(found.results[4])  # no product
 
 
 def test_half_a_sequence_halves_every_product():
     # 16 features and 64 are multiples of the length 8, too: 24 rows are 3 samples of 8 tokens.
-    assert [flop for flop, _, _ in grown_products([INPUT, WEIGHT, OLD], new=4)] == [0.5] * 4
+    assert growth(products(INPUT, WEIGHT, OLD), 8, 4).flop[:4].tolist() == [0.5] * 4
 
 
 def test_a_product_of_parameters_alone_stays():
-    assert grown_products([[[5, 16], [16, 64]]])[1][:2] == (1.0, 1.0)
+    found = growth(products([[5, 16], [16, 64]]), 8, 16)
+    assert (found.flop[1], found.nbytes[1]) == (1, 1)
 
 
 @pytest.mark.parametrize("added", [[16], [1, 16], [1, 1]])
 def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
     # 16 features are a multiple of the batch of 8, too.
-    p = Program()
-    p.op("aten::add", "forward", ("add", 80_000), shapes=[[8, 16], added, []])
-    graph = p.graph()
-    growth = growth_of(graph, graph.select(kind="kernel"), 8, 24)
-    assert growth.flop.tolist() == [3.0]
-    assert growth.nbytes.tolist() == pytest.approx([(2 * 24 * 16 + prod(added)) / (2 * 8 * 16 + prod(added))])
+    found = growth(of_calls(("add", [[8, 16], added, []])), 8, 24)
+    assert found.flop.tolist() == [3.0]
+    assert found.nbytes.tolist() == pytest.approx([(2 * 24 * 16 + prod(added)) / (2 * 8 * 16 + prod(added))])
 
 
 def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
     # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 10), shapes=[[4, 4, 16], [16, 16], [16]])
-    p.op("aten::linear", "forward", ("gemm", 10), shapes=[[4, 4, 16], [10, 16], [10]])
-    p.op("aten::embedding", "forward", ("look up", 10), shapes=[[10, 16], [4, 4]])
-    p.op("aten::index_select", "forward", ("look up", 10), shapes=[[10, 16], [], [16]])
-    p.op("aten::_log_softmax", "loss", ("loss", 10), shapes=[[16, 10], [], []])
-    graph = p.graph()
-    growth = growth_of(graph, graph.select(kind="kernel"), 4, 8)
-    assert growth.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
-    assert growth.known.all()
+    graph = of_calls(
+        ("linear", [[4, 4, 16], [16, 16], [16]]),
+        ("linear", [[4, 4, 16], [10, 16], [10]]),
+        ("embedding", [[10, 16], [4, 4]]),
+        ("index_select", [[10, 16], [], [16]]),
+        ("_log_softmax", [[16, 10], [], []], "loss"),
+    )
+    found = growth(graph, 4, 8)
+    assert found.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
+    assert found.known.all()
 
 
 def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     # 10 tokens make 55 pairs with themselves, 45 without; 20 make 210 and 190. A batch leaves them.
-    p = Program()
-    for pairs in (55, 45):
-        p.op("aten::sqrt", "forward", ("root", 80_000), shapes=[[8, 1, pairs]])
-    p.op("aten::gelu", "forward", ("gelu", 80_000), shapes=[[8, 10, 16]])
-    graph = p.graph()
-    kernels = graph.select(kind="kernel")
-    by_length = growth_of(graph, kernels, 10, 20, every=True)
+    graph = of_calls(("sqrt", [[8, 1, 55]]), ("sqrt", [[8, 1, 45]]), ("gelu", [[8, 10, 16]]))
+    by_length = growth(graph, 10, 20, every=True)
     assert by_length.nbytes.tolist() == pytest.approx([210 / 55, 190 / 45, 2])
-    assert growth_of(graph, kernels, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
+    assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
 def test_as_many_features_as_pairs_are_no_pairs():
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 10, 16], [45, 16], [45]])
-    p.op("aten::gelu", "forward", ("gelu", 80_000), shapes=[[2, 10, 45]])
-    graph = p.graph()
-    growth = growth_of(graph, graph.select(kind="kernel"), 10, 20, every=True)
-    assert growth.nbytes[1] == 2
-    assert growth.flop.tolist() == [2, 2]
+    graph = of_calls(("linear", [[2, 10, 16], [45, 16], [45]]), ("gelu", [[2, 10, 45]]))
+    found = growth(graph, 10, 20, every=True)
+    assert found.nbytes[1] == 2
+    assert found.flop.tolist() == [2, 2]
 
 
 def test_a_librarys_convolution_keeps_its_weight():
     # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
-    p = Program()
-    p.op("aten::cudnn_convolution", "forward", ("conv", 80_000), shapes=[[8, 64, 1, 30], [64, 64, 1, 1]])
-    p.op("aten::relu", "forward", ("relu", 80_000), shapes=[[8, 64, 1, 30]])
-    graph = p.graph()
-    assert growth_of(graph, graph.select(kind="kernel"), 8, 24).flop.tolist() == [3.0, 3.0]
-
-
-def test_the_result_of_a_weights_gradient_keeps_its_size():
-    p = Program()
-    p.op("aten::mm", "forward", ("gemm", 10), shapes=FORWARD)
-    with p.range("CompiledFunctionBackward", "operator", phase="backward"):
-        p.op("aten::mm", "backward", ("gemm", 10), shapes=INPUT)
-        p.op("aten::mm", "backward", ("gemm", 10), shapes=WEIGHT)
-    p.op("aten::gelu", "forward", ("gelu", 10), shapes=[[24, 16]])
-    graph = p.graph()
-    growth = growth_of(graph, graph.select(kind="kernel"), 8, 16)
-    assert growth.flop[:3].tolist() == [2, 2, 2]
-    assert growth.results[:3].tolist() == [2, 2, 1]
-    assert isnan(growth.results[3])  # no product
+    graph = of_calls(("cudnn_convolution", [[8, 64, 1, 30], [64, 64, 1, 1]]), ("relu", [[8, 64, 1, 30]]))
+    assert growth(graph, 8, 24).flop.tolist() == [3.0, 3.0]
 
 
 def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
@@ -285,75 +249,62 @@ def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     p.op("aten::matmul", "backward", ("product", 240_000), shapes=[[24, 16], [16, 64]])
     graph = p.graph()
     batch_size(graph, factor=3, recorded=8)
-    assert graph.select(kind="kernel", name="product").duration_ns.tolist() == [5_000 + 235_000 * 3]
+    assert kernel_ns(graph, name="product") == [5_000 + 235_000 * 3]
     assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
 
 
 # Which size is meant
 
 
-def fused_attention(*layouts: tuple[str, list[int]]) -> Graph:
-    p = Program()
-    for name, shape in layouts:
-        p.op(f"aten::{name}", "forward", ("attention", 80_000), shapes=[shape] * 3)
-    return p.graph()
-
-
 @pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
 def test_the_length_stands_where_the_operator_has_it(name):
     #                   batch x length x heads x width,            batch x heads x length x width
-    assert recorded_length(fused_attention((name, [2, 40, 6, 8]))) == 40
-    both = fused_attention((name, [2, 40, 6, 8]), ("_scaled_dot_product_flash_attention", [2, 6, 40, 8]))
+    call = (name, [[2, 40, 6, 8]] * 3)
+    assert recorded_length(of_calls(call)) == 40
+    both = of_calls(call, ("_scaled_dot_product_flash_attention", [[2, 6, 40, 8]] * 3))
     assert (recorded_length(both), recorded_batch(both)) == (40, 2)
     sequence_length(both, length=20)
     # Half as many queries and half as many keys: a quarter of the scores.
-    assert (both.select(kind="kernel").duration_ns - 5_000).tolist() == [75_000 / 4, 75_000 / 4]
+    assert grown(both) == [1 / 4, 1 / 4]
 
 
 def test_of_two_sizes_seen_equally_often_none_is_taken():
-    graph = fused_attention(
-        ("scaled_dot_product_attention", [2, 6, 40, 8]), ("scaled_dot_product_attention", [4, 6, 10, 8])
+    graph = of_calls(
+        ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
+        ("scaled_dot_product_attention", [[4, 6, 10, 8]] * 3),
     )
-    with pytest.raises(NotApplicableError, match=r"as many calls show 10 as 40\.\n.*--recorded"):
-        sequence_length(graph, length=20)
-    with pytest.raises(NotApplicableError, match="batch size: as many calls show 2 as 4"):
-        batch_size(graph, factor=2)
+    does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
+    does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
 
 
 @pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
 def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
     # 2 sequences of 6 tokens, or 6 tokens of each of 2 sequences; 12 and 24 are 3 times something, too.
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 6, 24], [12, 24], [12]])
-    graph = p.graph()
+    graph = of_calls(("linear", [[2, 6, 24], [12, 24], [12]]))
     if held:
         batch_size(graph, factor=2, recorded=recorded)
     else:
-        with pytest.raises(NotApplicableError, match=r"no recorded shape has a batch of 3: .* 2"):
-            batch_size(graph, factor=2, recorded=recorded)
+        does_not_apply(
+            r"no recorded shape has a batch of 3: .* 2", batch_size, graph, factor=2, recorded=recorded
+        )
 
 
 def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
     # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
-    p = Program()
-    p.op("aten::conv2d", "forward", ("conv", 80_000), shapes=[[12, 3, 8, 8], [16, 3, 8, 8], [16]])
-    p.op("aten::relu", "forward", ("relu", 80_000), shapes=[[12, 16, 1, 1]])
-    for _ in range(3):
-        p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 6, 16], [16, 16], [16]])
-    graph = p.graph()
-    with pytest.raises(NotApplicableError, match=r"patches or frames.*--recorded"):
-        batch_size(graph, factor=2)
+    graph = of_calls(
+        ("conv2d", [[12, 3, 8, 8], [16, 3, 8, 8], [16]]),
+        ("relu", [[12, 16, 1, 1]]),
+        *[("linear", [[2, 6, 16], [16, 16], [16]])] * 3,
+    )
+    does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
-    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
-    assert grown == [2, 2, 2, 2, 2]
+    assert grown(graph) == [2, 2, 2, 2, 2]
 
 
 def test_a_size_of_one_is_no_evidence_beside_another():
-    p = Program()
-    p.op("aten::embedding", "forward", ("words", 10), shapes=[[100, 16], [8, 20]])
-    p.op("aten::embedding", "forward", ("positions", 10), shapes=[[50, 16], [1, 20]])
-    assert recorded_batch(p.graph()) == 8
+    words, positions = ("embedding", [[100, 16], [8, 20]]), ("embedding", [[50, 16], [1, 20]])
+    assert recorded_batch(of_calls(words, positions)) == 8
 
 
 # Work without shapes
@@ -368,10 +319,18 @@ def decoding(*, with_shapes: int, without: int, training: bool = False) -> Graph
 
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    with pytest.raises(NotApplicableError, match="no shapes show how 75% of the work would grow"):
-        batch_size(decoding(with_shapes=100_000, without=300_000), factor=factor)
-    with pytest.raises(NotApplicableError, match="no shapes show how 100% of the work would grow"):
-        batch_size(without_shapes(), factor=factor)
+    does_not_apply(
+        "no shapes show how 75% of the work would grow",
+        batch_size,
+        decoding(with_shapes=100_000, without=300_000),
+        factor=factor,
+    )
+    does_not_apply(
+        "no shapes show how 100% of the work would grow",
+        batch_size,
+        of_calls(("linear", None)),
+        factor=factor,
+    )
 
 
 def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
@@ -380,7 +339,7 @@ def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
     assert "from 8 to 16, by the recorded shapes for 75% of the time (25% in proportion)." in " ".join(
         graph.facts.notes
     )
-    assert graph.select(kind="kernel").duration_ns.tolist() == [595_000, 195_000]
+    assert kernel_ns(graph) == [595_000, 195_000]
 
 
 def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
@@ -395,11 +354,23 @@ ELEMENTS = 512  # a block of torch's vectorized kernels works on so many element
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(int, T2, T3)"
 
 
+UPDATE = ("update", None, "optimizer")
+
+
+def of_grids(*kernels: tuple[str, str, str]) -> Graph:
+    """Return a step of kernels without shapes, each with its grid and phase."""
+    rows = []
+    for number, (name, grid, phase) in enumerate(kernels, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase=phase)
+    return build(trace(rows, steps=(0.0, 100.0 * len(kernels) + 100)))
+
+
 def grids_of_a_step(length: int = 64, heads: int = 6, width: int = 80) -> Graph:
     """A layer of attention and its update, with grids and without shapes: a batch of 2."""
     tokens = 2 * length
     scores = f"{heads * length * length // ELEMENTS},1,1"
-    listed = [
+    return of_grids(
         ("sgemm_128x64_tn", f"{-(-width // 128)},{-(-tokens // 64)},1", "forward"),
         ("sgemm_64x64_tn", f"{-(-length // 64)},{-(-length // 64)},{heads}", "forward"),
         (VECTORIZED.format("MulFunctor"), scores, "forward"),
@@ -409,17 +380,7 @@ def grids_of_a_step(length: int = 64, heads: int = 6, width: int = 80) -> Graph:
         ("sgemm_128x64_nt", "1,2,1", "backward"),
         (VECTORIZED.format("transposed copy"), "125,1,1", "backward"),  # as large as the parameters
         (VECTORIZED.format("update"), "125,1,1", "optimizer"),
-    ]
-    rows = []
-    for number, (name, grid, phase) in enumerate(listed, 1):
-        at = 100.0 * number
-        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase=phase)
-    return build(trace(rows, steps=(0.0, 1000.0)))
-
-
-def grown(graph: Graph) -> list[float]:
-    """Return by how much the time above the fixed cost of 5 us grew."""
-    return [round(float(ns - 5_000) / 75_000, 2) for ns in graph.select(kind="kernel").duration_ns]
+    )
 
 
 def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
@@ -427,7 +388,7 @@ def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
     sequence_length(graph, length=128)
     #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
     assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
-    assert any("from 64 to 128 tokens" in note for note in graph.facts.notes)
+    assert noted(graph, "from 64 to 128 tokens")
 
 
 def test_another_batch_leaves_the_sides_of_scores_alone():
@@ -439,31 +400,18 @@ def test_another_batch_leaves_the_sides_of_scores_alone():
 def test_grids_without_scores_do_not_tell_a_length():
     graph = grids_of_a_step()
     graph.select(name="SoftMax|64x64").remove()
-    with pytest.raises(NotApplicableError, match="--recorded"):
-        sequence_length(graph, length=128)
+    does_not_apply("--recorded", sequence_length, graph, length=128)
     sequence_length(graph, length=128, recorded=64)
     assert max(grown(graph)) == 2
 
 
 def test_a_sum_that_is_split_is_no_batch_of_products():
     # Three parts of one sum, and as many elements behind them as three heads would have scores.
-    rows = []
-    split = [
-        ("sgemm_64x64_tn", "12,4,3"),
-        ("splitKreduce_kernel", "24,16,1"),
-        ("reduce_kernel<512>", "8,1,1"),
-    ]
-    split += [
-        (VECTORIZED.format("add"), "384,1,1"),
-        ("sgemm_64x64_tn", "12,4,3"),
-        ("splitKreduce_kernel", "24,16,1"),
-    ]
-    for number, (name, grid) in enumerate(split, 1):
-        at = 100.0 * number
-        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
-    rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
-    with pytest.raises(NotApplicableError, match="--recorded"):
-        sequence_length(build(trace(rows, steps=(0.0, 1000.0))), length=128)
+    product, splits = ("sgemm_64x64_tn", "12,4,3", "forward"), ("splitKreduce_kernel", "24,16,1", "forward")
+    summed = ("reduce_kernel<512>", "8,1,1", "forward")
+    added = (VECTORIZED.format("add"), "384,1,1", "forward")
+    graph = of_grids(product, splits, summed, added, product, splits, UPDATE)
+    does_not_apply("--recorded", sequence_length, graph, length=128)
 
 
 @pytest.mark.parametrize(
@@ -478,42 +426,65 @@ def test_a_sum_that_is_split_is_no_batch_of_products():
     ],
 )
 def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(softmax, blocks):
-    rows = []
-    listed = [("sgemm_64x64_tn", "1,1,6"), (softmax, f"{blocks},1,1"), ("sgemm_32x32_nn", "2,2,6")]
-    for number, (name, grid) in enumerate(listed, 1):
-        at = 100.0 * number
-        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
-    rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
-    graph = build(trace(rows, steps=(0.0, 1000.0)))
+    graph = of_grids(
+        ("sgemm_64x64_tn", "1,1,6", "forward"),
+        (softmax, f"{blocks},1,1", "forward"),
+        ("sgemm_32x32_nn", "2,2,6", "forward"),
+        UPDATE,
+    )
     kernels = graph.select(kind="kernel", phase="forward")
     assert growth_by_grids(graph, kernels).length == 64
     assert growth_by_grids(graph, kernels).work.tolist() == [2, 2, 2]
 
 
 def test_convolutions_are_no_batched_products():
-    rows = []
-    listed = [("sm80_xmma_dgrad_implicit_gemm", "2,2,6"), ("reduce_kernel<512>", "8,1,1")]
-    listed += [(VECTORIZED.format("add"), "48,1,1"), ("sm80_xmma_dgrad_implicit_gemm", "2,2,6")]
-    for number, (name, grid) in enumerate(listed, 1):
-        at = 100.0 * number
-        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
-    graph = build(trace(rows, steps=(0.0, 1000.0)))
+    convolution = ("sm80_xmma_dgrad_implicit_gemm", "2,2,6", "forward")
+    summed = ("reduce_kernel<512>", "8,1,1", "forward")
+    added = (VECTORIZED.format("add"), "48,1,1", "forward")
+    graph = of_grids(convolution, summed, added, convolution)
     assert growth_by_grids(graph, graph.select(kind="kernel")).length is None
 
 
 def test_a_length_that_grids_contradict_is_refused():
-    with pytest.raises(GraphError, match="sequences of 64"):
-        sequence_length(grids_of_a_step(), length=128, recorded=32)
+    refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
 
 
 def test_activations_as_large_as_a_parameter_are_more_than_parameters():
     # Ten kernels a step over 64,000 elements are no copies of the one parameter that has as many.
-    rows = []
-    for number in range(1, 11):
-        at = 100.0 * number
-        grid = {"grid": "125,1,1", "block": "128,1,1"}
-        rows += launched(VECTORIZED.format("gelu"), at, at + 10, at + 90, number, phase="forward", **grid)
-    rows += launched(VECTORIZED.format("update"), 1100.0, 1110, 1190, 99, phase="optimizer", **grid)
-    graph = build(trace(rows, steps=(0.0, 1200.0)))
+    gelu, update = ((VECTORIZED.format(name), "125,1,1") for name in ("gelu", "update"))
+    graph = of_grids(*[(*gelu, "forward")] * 10, (*update, "optimizer"))
     batch_size(graph, factor=2)
     assert grown(graph) == [2] * 10 + [1]
+
+
+# Public traces, where their layout decides the answer
+
+
+COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
+LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"
+
+
+def test_every_product_of_a_compiled_model_grows_by_its_rows():
+    graph = shared_replay(COMPILED).graph.copy()
+    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
+    products = graph.select(kind="kernel", op=r"^aten::mm$")
+    for old, new, every in ((8, 16, False), (4096, 2048, True)):
+        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}
+
+
+@pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_decoding_by_replayed_graphs_is_refused(name, factor):
+    does_not_apply(
+        "no shapes show how", batch_size, shared_replay(f"kineto/{name}.json.gz").graph.copy(), factor=factor
+    )
+
+
+def test_a_fused_update_goes_at_one_bandwidth_with_and_without_a_larger_batch():
+    alone, combined = (shared_replay(LOADER).graph.copy() for _ in range(2))
+    batch_size(combined, factor=4)
+    for graph in (alone, combined):
+        fused_adam(graph)
+    times = [kernel_ns(graph, name="^fused") for graph in (alone, combined)]
+    assert times[0] == times[1]
+    assert times[0]

@@ -9,9 +9,9 @@ from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.freeze import freeze
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from daydream.optimizations.remove_layers import remove_layers
-from recorded import Program
+from recorded import Program, does_not_apply, kernel_names, noted, refuses
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, simulate
 from daydream.model.blocks import matching_blocks, repeated_blocks
 from daydream.model.parameters import joint_update, trained_parameters
 
@@ -85,7 +85,7 @@ def test_a_frozen_layer_above_a_trained_one_keeps_the_gradient_of_its_input():
     freeze(graph, layers="b")
     # `a` is the first that is trained, so nothing needs the gradient of its input.
     assert simulate(graph).makespan_ns == BEGIN + 200 + 10 + 200 + 400 + 20
-    assert graph.select(kind="kernel", phase="backward").name.tolist() == ["inputs", "weights"]
+    assert kernel_names(graph, phase="backward") == ["inputs", "weights"]
     assert len(graph.select(kind="kernel").launches()) == 6
     assert not len(graph.select(kind="cpu", op="add_", layer="b"))
 
@@ -95,7 +95,7 @@ def test_layers_ahead_of_the_first_trained_one_have_no_backward_pass():
     freeze(graph, layers="a")
     assert simulate(graph).makespan_ns == BEGIN + 200 + 10 + 300 + 40
     assert not len(graph.select(phase="backward", layer="a"))
-    assert any("1 layer ahead" in note for note in graph.facts.notes)
+    assert noted(graph, "1 layer ahead")
 
 
 def test_freezing_works_without_device_work():
@@ -136,14 +136,15 @@ def test_a_convolution_that_computes_both_gradients_in_one_call_takes_half():
 
 
 def test_what_cannot_be_frozen_is_refused():
-    with pytest.raises(NotApplicableError, match="nothing is left to train"):
-        freeze(two_linear_layers(), layers="*")
-    with pytest.raises(NotApplicableError, match="backward work of layers 'c'"):
-        freeze(two_linear_layers(), layers="c")
-    with pytest.raises(NotApplicableError, match="have no parameters"):
-        freeze(two_linear_layers(parameters=[{"name": "a.w", "layer": "a", "shape": [2]}]), layers="b")
-    with pytest.raises(NotApplicableError, match="does not say which backward work"):
-        freeze(three_blocks(), layers="blocks.2")
+    does_not_apply("nothing is left to train", freeze, two_linear_layers(), layers="*")
+    does_not_apply("backward work of layers 'c'", freeze, two_linear_layers(), layers="c")
+    does_not_apply(
+        "have no parameters",
+        freeze,
+        two_linear_layers(parameters=[{"name": "a.w", "layer": "a", "shape": [2]}]),
+        layers="b",
+    )
+    does_not_apply("does not say which backward work", freeze, three_blocks(), layers="blocks.2")
 
 
 def test_a_joint_update_shrinks_with_the_tensors_and_the_reduction_with_the_bytes():
@@ -218,21 +219,17 @@ def test_adding_a_layer_and_removing_it_gives_the_model_without_it():
 
 
 def test_a_parent_is_removed_with_its_children_and_it_is_said_which():
-    graph = three_blocks()
+    graph = three_blocks(2)
     remove_layers(graph, layers="blocks.[02]")
-    assert simulate(graph).makespan_ns == WHOLE - 21 - 61
+    assert simulate(graph).makespan_ns == 2 * (WHOLE - 21 - 61)
     assert "Removed: blocks.0, blocks.2." in graph.facts.notes
 
 
 def test_layers_that_cannot_be_added_are_refused():
-    with pytest.raises(GraphError, match="1 or more"):
-        add_layers(three_blocks(), count=0)
-    with pytest.raises(NotApplicableError, match="no numbered block"):
-        add_layers(two_linear_layers())
-    with pytest.raises(NotApplicableError, match="no layers"):
-        add_layers(Graph())
-    with pytest.raises(NotApplicableError, match="layers 'c'"):
-        add_layers(three_blocks(), layers="c")
+    refuses("1 or more", add_layers, three_blocks(), count=0)
+    does_not_apply("no numbered block", add_layers, two_linear_layers())
+    does_not_apply("no layers", add_layers, Graph())
+    does_not_apply("layers 'c'", add_layers, three_blocks(), layers="c")
 
 
 # Checkpointing and accumulation
@@ -240,9 +237,9 @@ def test_layers_that_cannot_be_added_are_refused():
 
 @pytest.mark.parametrize("layers", [None, "blocks.*", "blocks"])
 def test_a_block_and_the_modules_in_it_are_computed_again_once(layers):
-    graph = three_blocks()
+    graph = three_blocks(2)
     checkpointing(graph, layers=layers)
-    assert simulate(graph).makespan_ns == WHOLE + 60
+    assert simulate(graph).makespan_ns == 2 * (WHOLE + 60)
 
 
 def test_a_block_is_computed_again_as_a_whole_ahead_of_its_backward_pass():
@@ -275,8 +272,7 @@ def test_layers_that_are_checkpointed_already_are_refused():
     p = Program()
     p.op("aten::linear", "forward", layer="a")
     p.op("aten::linear", "backward", layer="a")
-    with pytest.raises(NotApplicableError, match="already"):
-        checkpointing(p.graph())
+    does_not_apply("already", checkpointing, p.graph())
 
 
 def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():

@@ -1,18 +1,22 @@
-"""A faster network, and ranks that nobody waits for: each answer worked out by hand."""
+"""A faster network, ranks and transfers that nobody waits for: each answer worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
+from daydream.optimizations.ddp import ddp
 from daydream.optimizations.dgc import dgc
+from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.network import network
 from daydream.optimizations.no_stragglers import no_stragglers
+from daydream.optimizations.overlap import overlap
+from recorded import Program, does_not_apply, noted, refuses
 from shared import shared_replay
-from training_programs import buckets_of, meeting, reduced, times
+from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.selection import Selection
+from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import in_order, parse
 
 # network
@@ -35,29 +39,10 @@ def test_transfers_follow_the_network(options, end):
 
 
 def test_waiting_for_a_peer_is_not_scaled():
-    #  rank 0 stream   |k 10|arrive|      |all-reduce 40|
-    #  rank 1 stream   |k 30       |arrive|all-reduce 40|
-    graph = Graph()
-    arrivals = []
-    for rank, work in ((0, 10), (1, 30)):
-        lane = f"rank {rank} stream 7"
-        graph.insert("k", kind="kernel", lane=lane, duration_ns=work, rank=rank)
-        arrivals.append(graph.insert("arrival", kind="collective", lane=lane, duration_ns=0, rank=rank))
-    for rank in (0, 1):
-        lane = f"rank {rank} stream 7"
-        graph.insert("all-reduce", kind="collective", lane=lane, duration_ns=40, rank=rank, after=arrivals)
+    graph = meeting()
     assert simulate(graph).makespan_ns == 30 + 40
     network(graph, bandwidth_factor=2)
     assert simulate(graph).makespan_ns == 30 + 40 // 2
-
-
-def test_more_bandwidth_is_never_slower():
-    times = []
-    for factor in (0.25, 0.5, 0.9, 1.1, 2, 8):
-        graph = reduced()
-        network(graph, bandwidth_factor=factor)
-        times.append(simulate(graph).makespan_ns)
-    assert times == sorted(times, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +63,7 @@ def test_a_network_that_makes_no_sense_is_refused(options, error, words):
 def test_a_trace_without_collectives_is_refused():
     graph = Graph()
     graph.insert("k", kind="kernel", lane="stream 7", duration_ns=10)
-    with pytest.raises(NotApplicableError, match="no collectives"):
-        network(graph, bandwidth_factor=2)
+    does_not_apply("no collectives", network, graph, bandwidth_factor=2)
 
 
 # no-stragglers
@@ -94,19 +78,16 @@ def test_no_rank_waits_for_the_slowest():
 
 
 def test_a_receiver_still_waits_for_its_data():
-    with pytest.raises(NotApplicableError, match="messages"):
-        no_stragglers(meeting("send_recv"))
+    does_not_apply("messages", no_stragglers, meeting("send_recv"))
 
 
 def test_of_one_rank_what_goes_beyond_the_cluster_is_waiting():
     plain = find_cluster("dgx-a100").all_reduce_ns(10**7, 8)
     graph = buckets_of(10**7, 10**7, duration=[plain + 500, plain - 500])
-    with pytest.raises(NotApplicableError, match="several ranks together"):
-        no_stragglers(graph)
+    does_not_apply("several ranks together", no_stragglers, graph)
     no_stragglers(graph, cluster="dgx-a100", workers=8)
     assert graph.select(kind="collective").duration_ns.tolist() == [plain, plain - 500]
-    with pytest.raises(NotApplicableError, match="no collective took longer"):
-        no_stragglers(graph, cluster="dgx-a100", workers=8)
+    does_not_apply("no collective took longer", no_stragglers, graph, cluster="dgx-a100", workers=8)
 
 
 # several at once
@@ -115,16 +96,13 @@ def test_of_one_rank_what_goes_beyond_the_cluster_is_waiting():
 def test_optimizations_of_the_network_combine():
     assert [each.name for each in in_order(parse("dgc+ddp"))] == ["ddp", "dgc"]
     assert [each.name for each in in_order(parse("network+ddp"))] == ["ddp", "network"]
-    with pytest.raises(GraphError, match="exclude"):
-        parse("ddp+p3")
-    with pytest.raises(GraphError, match="exclude"):
-        parse("dgc+compression")
+    refuses("exclude", parse, "ddp+p3")
+    refuses("exclude", parse, "dgc+compression")
 
 
 def test_workers_that_contradict_the_trace_are_refused():
     real = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    with pytest.raises(GraphError, match="job of 2"):
-        dgc(real, workers=8)
+    refuses("job of 2", dgc, real, workers=8)
 
 
 # The word that lets calls and streams wait
@@ -158,3 +136,115 @@ def test_a_lane_waits_from_a_call_on_and_a_call_until_the_lane_is_done():
         call.wait_for(["link", "link"])
     with pytest.raises(GraphError, match="only CPU tasks wait"):
         graph.select(on="gpu").wait_for("link")
+
+
+# overlap
+
+
+@pytest.mark.parametrize(("bandwidth", "end"), [(100.0, 226 + 30), (10.0, 2 + 800)])
+def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
+    #  stream 7             6|forward 0|forward 1|grad 1|grad 0 60|update 30|
+    #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
+    graph = training()
+    ddp(graph, workers=2, bandwidth=bandwidth)
+    assert simulate(graph).makespan_ns == 226 + 8000 / bandwidth + 30
+    overlap(graph)
+    assert simulate(graph).makespan_ns == end
+    assert graph.lint() == []
+
+
+def test_hidden_transfers_bound_the_settled_step():
+    graph = training(steps=3, uncovered=1)
+    ddp(graph, workers=2, bandwidth=10.0)
+    overlap(graph)
+    assert settle(graph).step_ns == 800
+
+
+def test_hiding_is_never_slower():
+    for bandwidth in (1.0, 10.0, 100.0, 1e3):
+        graph = training(steps=2)
+        fsdp(graph, bandwidth=bandwidth, **ONE_UNIT)
+        before = simulate(graph).makespan_ns
+        overlap(graph)
+        assert simulate(graph).makespan_ns <= before
+
+
+def test_a_rank_still_waits_for_those_that_arrive_later():
+    graph = meeting()
+    overlap(graph)
+    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
+    graph = meeting()
+    no_stragglers(graph)
+    overlap(graph)
+    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
+
+
+def recorded_reduction(*, awaited: bool) -> Graph:
+    """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
+    program = Program()
+    program.op("aten::mm", "backward", ("grad", 60))
+    reduce_bucket(program, 8000, 1000)
+    if awaited:
+        program.free += 1000
+    program.op("aten::add_", "optimizer", ("update", 30))
+    return program.graph(world_size=2, **A100)
+
+
+def test_transfers_that_nothing_waited_for_are_hidden_already():
+    does_not_apply("hidden already", overlap, recorded_reduction(awaited=False))
+    graph = recorded_reduction(awaited=True)
+    overlap(graph)
+    assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
+    assert "waiting for peers" in " ".join(graph.facts.notes)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (training, "no collectives"),
+        (lambda: meeting("send_recv"), "messages from one rank"),
+        (lambda: buckets_of(8, duration=0), "transfers that take time"),
+    ],
+)
+def test_overlap_says_why_it_does_not_apply(graph, words):
+    with pytest.raises(NotApplicableError, match=words):
+        overlap(graph())
+
+
+def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
+    graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
+    does_not_apply("hidden already", overlap, graph)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_nothing_hides_what_the_next_layer_works_on(backward):
+    #  stream 7   |layer 20|          |layer 20|          |
+    #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
+    graph, last = Graph(), []
+    for name in ("reduce_scatter", "all_gather"):
+        layer = graph.insert("layer", kind="kernel", lane="stream 7", duration_ns=20, step=0, after=last)
+        place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
+        last = [graph.insert(name, **place, collective=name, after=[layer])]
+    if not backward:
+        with pytest.raises(NotApplicableError, match="the next layer works on"):
+            overlap(graph)
+        return
+    kernel = graph.insert("grad", kind="kernel", lane="stream 7", duration_ns=40, step=0, after=last)
+    graph.insert(
+        "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
+        collective="all_reduce", after=[kernel],
+    )  # fmt: skip
+    overlap(graph)
+    assert simulate(graph).makespan_ns == 20 + 30 + 20 + 30 + 40
+
+
+def test_transfers_of_a_step_are_told_on_average():
+    graph = Graph()
+    for step, ns in enumerate((10_000_000, 30_000_000)):  # one of them is waited for much longer
+        graph.insert("k", kind="kernel", lane="stream 7", duration_ns=12_000_000, step=step)
+        graph.insert(
+            "all-reduce", kind="collective", lane="stream 13", duration_ns=ns, step=step,
+            collective="all_reduce", after=graph.select(kind="kernel").last(),
+        )  # fmt: skip
+    overlap(graph)
+    assert noted(graph, "take 20.000 ms per step on average")

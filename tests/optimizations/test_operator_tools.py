@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -171,15 +170,8 @@ def test_a_change_may_come_and_go_within_an_optimizers_step(model):
         elif len(changes) == 1:
             changes.append(changes[0].__exit__(None, None, None))
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = register_optimizer_step_post_hook(after_step)
-    found = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = model(X).square().mean()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
+    found = losses(model)
     handle.remove()
 
     expected = losses(twin, 1)
@@ -210,7 +202,7 @@ def own(graph: Graph, *, factor: float = 2.0) -> None:
         ("tool = []", "must be a daydream.instrument.Tool"),
     ],
 )
-def test_a_file_holds_a_tool_or_what_makes_one(tmp_path: Path, tool, fails):
+def test_a_file_holds_a_tool_or_what_makes_one(tmp_path, tool, fails):
     file = tmp_path / "own.py"
     file.write_text(OWN.format(tool=tool))
     found = find(str(file))

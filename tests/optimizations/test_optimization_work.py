@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.batch_size import batch_size
 from daydream.optimizations.checkpointing import checkpointing
+from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from daydream.optimizations.metaflow import metaflow
+from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.remove_layers import remove_layers
 from daydream.optimizations.scale import scale
-from recorded import thread_and_stream
+from daydream.optimizations.sequence_length import sequence_length
+from recorded import does_not_apply, kernel_names, makespans, refuses, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.graph.tables import Lane
@@ -58,21 +63,8 @@ def test_accumulation_on_a_device_brings_launches():
     assert simulate(graph).makespan_ns == 4 + 50 + 80 + 20
     gradient_accumulation(graph, batches=3)
     assert simulate(graph).makespan_ns == 4 + 3 * (50 + 80) + 20
-    assert graph.select(kind="kernel").name.tolist() == ["f", "b", "f", "b", "f", "b", "o"]
+    assert kernel_names(graph) == ["f", "b", "f", "b", "f", "b", "o"]
     assert len(graph.select(kind="kernel").launches()) == 7
-
-
-def test_accumulated_batches_follow_each_other_when_backward_has_a_thread_of_its_own():
-    #  main    |f 10|              |optimizer 7|
-    #  engine       |b 40|
-    graph = Graph()
-    forward = graph.insert("f", kind="cpu", lane="main", duration_ns=10, phase="forward", step=0)
-    backward = graph.insert(
-        "b", kind="cpu", lane="engine", duration_ns=40, phase="backward", step=0, after=[forward]
-    )
-    graph.insert("o", kind="cpu", lane="main", duration_ns=7, phase="optimizer", step=0, after=[backward])
-    gradient_accumulation(graph)
-    assert simulate(graph).makespan_ns == 2 * (10 + 40) + 7
 
 
 def test_gradients_are_reduced_once():
@@ -89,22 +81,12 @@ def test_gradients_are_reduced_once():
 
 
 def test_accumulation_needs_a_training_step():
-    with pytest.raises(GraphError, match="2 or more"):
-        gradient_accumulation(cpu_step(), batches=1)
-    with pytest.raises(NotApplicableError, match="backward"):
-        gradient_accumulation(thread_and_stream(("f", 50, "forward")))
-    with pytest.raises(NotApplicableError, match="optimizer"):
-        gradient_accumulation(thread_and_stream(("b", 50, "backward")))
+    refuses("2 or more", gradient_accumulation, cpu_step(), batches=1)
+    does_not_apply("backward", gradient_accumulation, thread_and_stream(("f", 50, "forward")))
+    does_not_apply("optimizer", gradient_accumulation, thread_and_stream(("b", 50, "backward")))
 
 
 # Checkpointing
-
-
-@pytest.mark.parametrize(("layers", "again"), [("*", 10 + 20), ("a", 10), ("b", 20)])
-def test_checkpointed_layers_run_forward_again(layers, again):
-    graph = cpu_step(2)
-    checkpointing(graph, layers=layers)
-    assert simulate(graph).makespan_ns == 2 * (5 + PASSES + 7 + again)
 
 
 def test_a_layer_is_computed_again_right_before_its_backward_work():
@@ -114,23 +96,7 @@ def test_a_layer_is_computed_again_right_before_its_backward_work():
     assert graph.select(kind="cpu").name.tolist() == [*order, "optimizer"]
 
 
-def test_checkpointing_on_a_device_brings_launches():
-    #  stream  4|f 50|f 50|b 80|o 20|
-    graph = training_on_a_stream()
-    graph.select(kind="kernel", phase=("forward", "backward")).set(layer="a")
-    checkpointing(graph, layers="a")
-    assert simulate(graph).makespan_ns == 4 + 50 + 50 + 80 + 20
-    assert len(graph.select(kind="kernel").launches()) == 4
-
-
 # Fewer layers
-
-
-@pytest.mark.parametrize(("layers", "gone"), [("a", 10 + 30), ("b", 20 + 40), ("[ab]", 10 + 30 + 20 + 40)])
-def test_all_work_of_removed_layers_goes(layers, gone):
-    graph = cpu_step(2)
-    remove_layers(graph, layers=layers)
-    assert simulate(graph).makespan_ns == 2 * (5 + PASSES + 7 - gone)
 
 
 def test_removed_layers_take_their_launches():
@@ -151,8 +117,7 @@ def test_layers_that_are_not_there_are_refused(what):
 def test_checkpointing_needs_a_backward_pass():
     graph = cpu_step()
     graph.select(phase="backward").remove()
-    with pytest.raises(NotApplicableError, match="both forward and backward"):
-        checkpointing(graph)
+    does_not_apply("both forward and backward", checkpointing, graph)
 
 
 # Batch size
@@ -174,30 +139,17 @@ def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(
     )
 
 
-def test_a_factor_of_one_is_no_question():
-    with pytest.raises(NotApplicableError, match="as it is"):
-        scale(cpu_step(), factor=1)
-
-
-def test_the_same_batch_is_no_question():
-    with pytest.raises(NotApplicableError, match="as it is"):
-        batch_size(cpu_step(), factor=1)
-
-
 def test_a_larger_batch_is_never_faster():
-    times = []
-    for factor in (0.25, 0.5, 2, 8):
-        graph = training_on_a_stream()
-        batch_size(graph, factor=factor)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(batch_size, training_on_a_stream, "factor", (0.25, 0.5, 2, 8))
     assert times == sorted(times)
 
 
-def test_a_batch_without_samples_or_work_is_refused():
-    with pytest.raises(GraphError, match="more than 0"):
-        batch_size(cpu_step(), factor=0)
-    with pytest.raises(NotApplicableError, match="forward or backward"):
-        batch_size(thread_and_stream(("o", 20, "optimizer")), factor=2)
+def test_a_batch_that_is_no_question_is_refused():
+    for what in (scale, batch_size):
+        with pytest.raises(NotApplicableError, match="as it is"):
+            what(cpu_step(), factor=1)
+    refuses("more than 0", batch_size, cpu_step(), factor=0)
+    does_not_apply("forward or backward", batch_size, thread_and_stream(("o", 20, "optimizer")), factor=2)
 
 
 def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
@@ -210,3 +162,43 @@ def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
     assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 100]
     scale(graph, on="cpu", kind="collective", factor=0.5)
     assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 50]
+
+
+# Values of options that make no sense are refused in a line that names the option
+
+
+def two_blocks() -> Graph:
+    #  main  |block 0 10|block 1 10|backward 20|optimizer 5|
+    graph = Graph()
+    for name, duration, phase, layer in (
+        ("a", 10, "forward", "blocks.0"),
+        ("b", 10, "forward", "blocks.1"),
+        ("c", 20, "backward", "blocks.1"),
+        ("d", 5, "optimizer", None),
+    ):
+        graph.insert(name, kind="cpu", lane="main", duration_ns=duration, phase=phase, layer=layer, step=0)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("optimization", "options", "words"),
+    [
+        (fused_adam, {"memory_speedup": 0.0}, "memory_speedup must be above 0, not 0"),
+        (sequence_length, {"length": 8, "recorded": -2}, "recorded must be 1 or more, not -2"),
+        (pipeline, {"activation_mb": -1.0}, "activation_mb must be 0 or more, not -1"),
+        (add_layers, {"count": 1_000_000_000}, "count 1,000,000,000 would add .* tasks"),
+        (gradient_accumulation, {"batches": 10**9}, "batches 1,000,000,000 would add 2,999,999,997 tasks"),
+    ],
+)
+def test_it_names_the_option(optimization, options, words):
+    graph = two_blocks()
+    with pytest.raises(GraphError, match=words) as refused:
+        optimization(graph, **options)
+    assert not isinstance(refused.value, NotApplicableError)
+    assert graph.ids.tolist() == [0, 1, 2, 3]
+
+
+def test_layers_times_one_are_the_same_layers():
+    does_not_apply(
+        "a factor of 1 leaves the layers as they are", metaflow, two_blocks(), layers="blocks.*", factor=1.0
+    )

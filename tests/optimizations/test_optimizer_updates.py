@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +11,9 @@ from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.fused_optimizer import fused_optimizer
 from daydream.optimizations.offload_optimizer import offload_optimizer
 from daydream.optimizations.zero_grad_none import zero_grad_none
-from recorded import Program, thread_and_stream
+from recorded import Program, does_not_apply, kernel_names, kernel_ns, makespans, refuses, thread_and_stream
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, NotApplicableError, simulate
 from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth, tiny_call_ns
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms import optimizer_settings
@@ -27,12 +27,16 @@ ADAM_OF_1000, ADAM_OF_A_MILLION = (
 
 
 def per_parameter(
-    *, tensors: int = 2, kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"), **metadata
+    *,
+    tensors: int = 2,
+    kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"),
+    optimizer: str = "SGD",
+    **metadata,
 ) -> Graph:
-    """Backward 20 ns, then the kernels of 30 ns of each tensor in `Optimizer.step#SGD.step`."""
+    """Backward 20 ns, then the kernels of 30 ns of each tensor in a range of the optimizer."""
     program = Program()
     program.op("aten::mm", "backward", ("gemm", 20))
-    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+    with program.range(f"Optimizer.step#{optimizer}.step", phase="optimizer"):
         for _ in range(tensors):
             for kernel in kernels:
                 program.op(kernel, "optimizer", (kernel, 30))
@@ -97,7 +101,7 @@ def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unkno
     #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
     graph = per_parameter()
     fused_adam(graph)
-    assert graph.select(kind="kernel").duration_ns.tolist() == [20, 120]
+    assert kernel_ns(graph) == [20, 120]
     assert cpu_ns(graph, "optimizer") <= 6 + 2
     assert simulate(graph).makespan_ns == 2 + 4 + 20 + 120
     assert "not Adam" in graph.facts.notes[-1]
@@ -152,11 +156,7 @@ def test_without_shapes_the_grids_of_the_updates_kernels_tell_its_parameters(old
 
 
 def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
-    times = []
-    for factor in (0.5, 1.0, 2.0, 4.0):
-        graph = per_parameter()
-        fused_optimizer(graph, memory_speedup=factor)
-        times.append(simulate(graph).makespan_ns)
+    times = makespans(fused_optimizer, per_parameter, "memory_speedup", (0.5, 1.0, 2.0, 4.0))
     assert times == [26 + 240, 26 + 120, 26 + 60, 26 + 30]
 
 
@@ -181,19 +181,13 @@ def test_on_a_cpu_a_fused_update_takes_no_longer_than_its_operators_compute():
     # The only streaming work is slow: 8 MiB in 1 s. By that rate an update of 28 kB would take 3.3 ms.
     # Its two operators take 40 us each, of which a call costs 5 us; Python between them computes nothing.
     program = Program()
-
-    def run(name: str, phase: str, duration: int, shapes: list[list[int]]) -> None:
-        text = json.dumps(shapes)
-        with program.range(name, "operator", phase=phase, op=name, dtype="float32", shapes=text):
-            program.now += duration
-
     for _ in range(3):
-        run("aten::add", "forward", 5_000, [[1], [1]])
-    run("aten::relu_", "forward", 10**9, [[2**20]])
+        program.host("aten::add", "forward", 5_000, shapes=[[1], [1]])
+    program.host("aten::relu_", "forward", 10**9, shapes=[[2**20]])
     with program.range("Optimizer.step#Adam.step", phase="optimizer"):
-        run("aten::mul_", "optimizer", 40_000, [[1000], []])
+        program.host("aten::mul_", "optimizer", 40_000, shapes=[[1000], []])
         program.now += 30_000
-        run("aten::lerp_", "optimizer", 40_000, [[1000], [1000], []])
+        program.host("aten::lerp_", "optimizer", 40_000, shapes=[[1000], [1000], []])
     graph = program.graph(**ADAM_OF_1000)
     assert tiny_call_ns(graph) == 5_000
     fused_optimizer(graph)
@@ -201,18 +195,16 @@ def test_on_a_cpu_a_fused_update_takes_no_longer_than_its_operators_compute():
 
 
 def test_what_is_fused_already_or_no_optimizer_is_refused():
-    with pytest.raises(NotApplicableError, match="fused kernel already"):
-        fused_optimizer(per_parameter(kernels=("aten::_fused_adam_", "x")))
-    with pytest.raises(NotApplicableError, match="one kernel per step"):
-        fused_optimizer(per_parameter(tensors=1, kernels=("aten::add_",)))
-    with pytest.raises(NotApplicableError, match="no optimizer work"):
-        fused_adam(thread_and_stream(("k", 3, "forward")))
+    does_not_apply(
+        "fused kernel already", fused_optimizer, per_parameter(kernels=("aten::_fused_adam_", "x"))
+    )
+    does_not_apply("one kernel per step", fused_optimizer, per_parameter(tensors=1, kernels=("aten::add_",)))
+    does_not_apply("no optimizer work", fused_adam, thread_and_stream(("k", 3, "forward")))
 
 
 @pytest.mark.parametrize("other", ["foreach-optimizer", "fused-optimizer", "offload-optimizer"])
 def test_optimizers_exclude_each_other(other):
-    with pytest.raises(GraphError, match="exclude each other"):
-        parse(f"fused-adam+{other}")
+    refuses("exclude each other", parse, f"fused-adam+{other}")
 
 
 # Foreach
@@ -250,10 +242,10 @@ def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
 
 
 def test_foreach_refuses_what_is_multi_tensor_already():
-    with pytest.raises(NotApplicableError, match="multi-tensor operators already"):
-        foreach_optimizer(per_parameter(kernels=("aten::_foreach_add_",)))
-    with pytest.raises(GraphError, match="1 or more"):
-        foreach_optimizer(per_parameter(), tensors_per_kernel=0)
+    does_not_apply(
+        "multi-tensor operators already", foreach_optimizer, per_parameter(kernels=("aten::_foreach_add_",))
+    )
+    refuses("1 or more", foreach_optimizer, per_parameter(), tensors_per_kernel=0)
 
 
 # Offload
@@ -271,24 +263,22 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
 
 
 def test_a_faster_link_or_cpu_is_never_slower():
-    times = []
-    for factor in (1, 2, 4, 8):
-        graph = per_parameter(**ADAM_OF_A_MILLION)
-        offload_optimizer(graph, bandwidth=5.0 * factor, cpu_bandwidth=20.0 * factor)
-        times.append(simulate(graph).makespan_ns)
-    assert times == sorted(times, reverse=True)
+    make, values = partial(per_parameter, **ADAM_OF_A_MILLION), (20.0, 40.0, 80.0, 160.0)
+    for option, other in (("bandwidth", "cpu_bandwidth"), ("cpu_bandwidth", "bandwidth")):
+        times = makespans(partial(offload_optimizer, **{other: 20.0}), make, option, values)
+        assert times == sorted(times, reverse=True)
 
 
 def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
     sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
-    with pytest.raises(NotApplicableError, match=r"sgd keeps 0\.00 MiB of state: offloading frees nothing"):
-        offload_optimizer(per_parameter(kernels=("aten::add_",), **sgd))
-    with pytest.raises(NotApplicableError, match=r"adam keeps 0\.01 MiB of state"):
-        offload_optimizer(per_parameter(**ADAM_OF_1000))
-    with pytest.raises(NotApplicableError, match="how many parameters"):
-        offload_optimizer(per_parameter())
-    with pytest.raises(GraphError, match="above 0"):
-        offload_optimizer(per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
+    does_not_apply(
+        r"sgd keeps 0\.00 MiB of state: offloading frees nothing",
+        offload_optimizer,
+        per_parameter(kernels=("aten::add_",), **sgd),
+    )
+    does_not_apply(r"adam keeps 0\.01 MiB of state", offload_optimizer, per_parameter(**ADAM_OF_1000))
+    does_not_apply("how many parameters", offload_optimizer, per_parameter())
+    refuses("above 0", offload_optimizer, per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
 
 
 # Gradients set to None
@@ -313,19 +303,18 @@ def test_fills_and_first_additions_go_with_their_operators():
     graph = with_zero_grad()
     assert simulate(graph).makespan_ns == 2 + 4 + 2 * 30 + 2 * (50 + 30)
     zero_grad_none(graph)
-    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm"]
+    assert kernel_names(graph) == ["gemm", "gemm"]
     assert simulate(graph).makespan_ns == 2 + 4 + 2 * 50
 
 
 def test_additions_of_later_passes_stay():
     graph = with_zero_grad(passes=3)
     zero_grad_none(graph)
-    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm", *["gemm", "add"] * 4]
+    assert kernel_names(graph) == ["gemm", "gemm", *["gemm", "add"] * 4]
 
 
 def test_gradients_that_are_none_already_are_refused():
-    with pytest.raises(NotApplicableError, match="None already"):
-        zero_grad_none(per_parameter())
+    does_not_apply("None already", zero_grad_none, per_parameter())
 
 
 def test_real_changes_can_be_made_and_undone():
@@ -386,7 +375,7 @@ def test_counts_of_steps_are_beside_the_parameters_of_a_fused_optimizer_and_back
     ("name", "fused", "foreach"),
     [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
 )
-def test_an_implementation_that_a_class_does_not_take_is_no_advice(name: str, fused: bool, foreach: bool):
+def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, foreach):
     metadata = {"optimizers": [{"name": name, "groups": [{"tensors": 2, "elements": 1000}]}]}
     for setting, taken, change in (
         ("fused", fused, fused_optimizer), ("foreach", foreach, foreach_optimizer)
@@ -400,39 +389,23 @@ def test_an_implementation_that_a_class_does_not_take_is_no_advice(name: str, fu
 
 
 def test_the_class_is_known_from_its_range_too():
-    program = Program()
-    with program.range("Optimizer.step#LBFGS.step", phase="optimizer"):
-        for _ in range(4):
-            program.op("aten::add_", "optimizer", ("add", 30))
-    with pytest.raises(NotApplicableError, match="takes no `fused`"):
-        fused_optimizer(program.graph())
+    does_not_apply("takes no `fused`", fused_optimizer, per_parameter(optimizer="LBFGS"))
+    graph = per_parameter(optimizer="RMSprop")
+    fused_optimizer(graph, kind="adamw")  # another class, asked for by name
+    assert len(kernel_ns(graph, phase="optimizer")) == 1  # of four
 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])
-def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name: str):
-    program = Program()
-    with program.range(f"Optimizer.step#{name}.step", phase="optimizer"):
-        for kernel in ("aten::mul_", "aten::mm", "aten::add_"):
-            program.op(kernel, "optimizer", (kernel, 30))
-    graph = program.graph()
+def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
+    kernels = ("aten::mul_", "aten::mm", "aten::add_")
+    graph = per_parameter(tensors=1, kernels=kernels, optimizer=name)
     if name == "SGD":  # it is known to go element by element: the product is its closure's
         fused_optimizer(graph)
         return
     assert update_of(graph).kind is None
     for change in (fused_optimizer, fused_adam, foreach_optimizer):
-        with pytest.raises(NotApplicableError, match=r"multiplies matrices \(Shampoo\)"):
-            change(graph)
+        does_not_apply(r"multiplies matrices \(Shampoo\)", change, graph)
     fused_optimizer(graph, kind="adamw")  # another one in its place
-
-
-def test_another_class_may_be_asked_for_by_name():
-    program = Program()
-    with program.range("Optimizer.step#RMSprop.step", phase="optimizer"):
-        for _ in range(4):
-            program.op("aten::add_", "optimizer", ("add", 30))
-    graph = program.graph()
-    fused_optimizer(graph, kind="adamw")
-    assert len(graph.select(kind="kernel")) == 1  # of four
 
 
 def test_the_table_of_what_classes_take_is_that_of_torch():

@@ -7,7 +7,7 @@ import json
 import pytest
 from daydream.optimizations.metaflow import metaflow
 from daydream.optimizations.restructured_batchnorm import restructured_batchnorm
-from recorded import Program, thread_and_stream
+from recorded import Program, does_not_apply, kernel_ns, refuses, thread_and_stream
 from shared import shared_replay
 
 import daydream
@@ -70,8 +70,11 @@ def test_the_count_of_batches_does_not_part_a_chain_and_a_sum_does():
     graph = convolutional("convolution", "add_", "batch_norm", "relu_", backward=False, dtype="int64")
     restructured_batchnorm(graph)
     assert kernel_times(graph)["batch_norm kernel"] == [15]
-    with pytest.raises(NotApplicableError, match="between a convolution and an activation"):
-        restructured_batchnorm(convolutional("convolution", "add_", "batch_norm", "relu_", backward=False))
+    does_not_apply(
+        "between a convolution and an activation",
+        restructured_batchnorm,
+        convolutional("convolution", "add_", "batch_norm", "relu_", backward=False),
+    )
 
 
 def test_without_sequence_numbers_only_the_forward_pass_changes():
@@ -85,10 +88,8 @@ def test_without_sequence_numbers_only_the_forward_pass_changes():
 
 
 def test_traces_without_such_chains_are_refused():
-    with pytest.raises(NotApplicableError, match="no batch normalization"):
-        restructured_batchnorm(convolutional("convolution", "relu_"))
-    with pytest.raises(NotApplicableError, match="no operators"):
-        restructured_batchnorm(thread_and_stream(("bn_fw", 5, "forward")))
+    does_not_apply("no batch normalization", restructured_batchnorm, convolutional("convolution", "relu_"))
+    does_not_apply("no operators", restructured_batchnorm, thread_and_stream(("bn_fw", 5, "forward")))
 
 
 def test_a_residual_network_restructures_the_norms_within_its_blocks():
@@ -132,7 +133,7 @@ def layered(*layers: str, on_cpu: bool = False) -> Graph:
 
 
 def forward_times(graph: Graph, phase: str = "forward") -> list[int]:
-    return graph.select(kind="kernel", phase=phase).duration_ns.tolist()
+    return kernel_ns(graph, phase=phase)
 
 
 def test_layers_take_what_another_layer_takes():
@@ -170,8 +171,7 @@ def test_every_place_is_substituted_and_many_by_as_many():
     metaflow(graph, layers="x.*.a", like="x.*.b")
     assert forward_times(graph) == [9, 9, 8, 8]
     graph = layered("x.0.a=50", "b=1", "x.1.a=50", "b=2", "x.2.a=50", "c.0=8", "d=1", "c.1=9")
-    with pytest.raises(GraphError, match=r"in 3 places of a forward pass, 'c.\*' in 2"):
-        metaflow(graph, layers="x.*.a", like="c.*")
+    refuses(r"in 3 places of a forward pass, 'c.\*' in 2", metaflow, graph, layers="x.*.a", like="c.*")
 
 
 def test_a_factor_alone_is_the_same_kernels_for_other_sizes():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import strategies  # noqa: F401 - sets hypothesis up
+from daydream.optimizations.ddp import ddp
+from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.p3 import p3
 from daydream.optimizations.tictac import tictac
-from recorded import Program
-from training_programs import GRADIENT, ONE, layer, reduced, times, training
+from recorded import Program, refuses
+from training_programs import GRADIENT, ONE, layer, reduced, steps_between, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.simulate.steady_state import settle
@@ -30,24 +31,29 @@ def test_the_next_forward_pass_waits_for_the_parameters_it_needs():
     assert graph.lint() == []
 
 
-def test_where_the_server_updates_the_optimizer_goes():
+@pytest.mark.parametrize("optimization", [p3, tictac])
+def test_where_the_server_updates_the_optimizer_goes(optimization):
     graph = training()
-    p3(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
+    optimization(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
     assert not len(graph.select(kind="kernel", phase="optimizer"))
     assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60
     assert graph.lint() == []
 
 
-def test_what_is_needed_first_goes_first():
-    # 80 ns each. When push 1 has ended, pull 1 and push 0 are ready: layer 0 goes first, its pull too.
-    #  network  166|push 1|246|push 0|326|pull 0|406|pull 1|486|
+@pytest.mark.parametrize("optimization", [p3, tictac])
+def test_what_is_needed_first_goes_first(optimization):
+    # 4,000 B / 2 at 25 B/ns are 80 ns. When push 1 has ended, pull 1 and push 0 are ready: for p3 layer 0
+    # goes first, its pull too; tictac pulls when all gradients are there, at 326.
+    #  network    166|push 1|246|push 0|326|pull 0|406|pull 1|486|
+    #  stream 7                                       |F 0 50|   |F 1 50|
     graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
+    optimization(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
     ran = times(graph)
     assert ran["push"][:2] == [(166, 246), (246, 326)]
     assert ran["pull"][:2] == [(326, 406), (406, 486)]
     assert ran["forward 0"][1] == (406, 456)
     assert ran["forward 1"][1] == (486, 536)
+    assert graph.lint() == []
 
 
 def test_slices_let_an_urgent_gradient_overtake():
@@ -89,32 +95,7 @@ def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
     assert times(graph)["forward 0"][1][0] == 486
 
 
-def test_on_more_bandwidth_p3_is_never_slower():
-    ends = []
-    for bandwidth in (1.0, 5.0, 25.0, 1e6):
-        graph = training(steps=3)
-        p3(graph, workers=4, bandwidth=bandwidth, latency_us=0.0)
-        ends.append(simulate(graph).makespan_ns)
-    assert ends == sorted(ends, reverse=True)
-    assert ends[-1] == simulate(training(steps=3)).makespan_ns  # and never faster than a single worker
-
-
 # tictac
-
-
-def test_parameters_are_pulled_in_the_order_they_are_needed():
-    # 4,000 B / 2 at 25 B/ns are 80 ns. All gradients are there at 326.
-    #  network  166|push 1|push 0|pull 0|pull 1|
-    #  stream 7                         |F 0 50|  |F 1 50|
-    #                       326  406    486
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(326, 406), (406, 486)]
-    assert ran["forward 0"][1] == (406, 456)
-    assert ran["forward 1"][1] == (486, 536)
-    assert graph.lint() == []
 
 
 def test_without_that_order_the_first_operator_waits_for_all():
@@ -134,14 +115,6 @@ def test_servers_of_their_own_send_back_what_has_come():
     assert set(graph.select(name="^pull$").lane.tolist()) == {"network, back"}
 
 
-def test_where_the_server_updates_the_worker_does_not():
-    graph = training()
-    tictac(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
-    assert not len(graph.select(kind="kernel", phase="optimizer"))
-    assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60
-    assert graph.lint() == []
-
-
 @pytest.mark.parametrize("update", ["worker", "server"])
 def test_slices_and_no_barrier_are_never_slower_and_order_helps(update):
     ends = {}
@@ -154,16 +127,16 @@ def test_slices_and_no_barrier_are_never_slower_and_order_helps(update):
         tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready", update=update)
         ends["ready", bandwidth] = simulate(graph).makespan_ns
         assert ends["p3", bandwidth] <= ends["tictac", bandwidth] <= ends["ready", bandwidth]
-    ordered = [ends["tictac", bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
-    assert ordered == sorted(ordered, reverse=True)
     alone = simulate(training(steps=3)).makespan_ns
-    assert ordered[-1] == (alone if update == "worker" else alone - 3 * 30)  # no faster than a single worker
+    for name in ("p3", "tictac"):
+        ordered = [ends[name, bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
+        assert ordered == sorted(ordered, reverse=True)
+        assert ordered[-1] == (alone if update == "worker" else alone - 3 * 30)  # as fast as a single worker
 
 
 @pytest.mark.parametrize("both", ["fsdp+ddp", "p3+fsdp", "tictac+p3", "ddp+tictac", "fsdp+tictac"])
 def test_gradients_are_exchanged_in_one_way(both):
-    with pytest.raises(GraphError, match="exclude"):
-        parse(both)
+    refuses("exclude", parse, both)
 
 
 def test_waits_of_a_step_that_is_not_repeated_hold_none_that_is():
@@ -213,13 +186,7 @@ def looping(*kernels: int, steps: int = 2) -> Graph:
             update = (f"update {number}", kernels[number]) if kernels else None
             program.op("aten::add_", "optimizer", *([update] if update else []), shapes=GRADIENT)
         ends.append(program.now)
-    return program.graph(
-        steps=[
-            {"name": f"step {i}", "rank": 0, "start_ns": ends[i], "end_ns": ends[i + 1], "covered": True,
-             "measured_ns": ends[i + 1] - ends[i]}
-            for i in range(steps)
-        ]
-    )  # fmt: skip
+    return program.graph(steps=steps_between(ends))
 
 
 def test_a_loop_updates_each_parameter_when_it_has_come_right_before_it_is_read():
@@ -261,24 +228,28 @@ def test_with_endless_bandwidth_a_worker_that_updates_takes_its_own_time():
 
 
 def test_more_slices_than_can_be_simulated_are_refused():
-    with pytest.raises(GraphError, match=r"slice_mb 1e-09 makes .* slices"):
-        p3(training(), slice_mb=1e-9)
+    refuses(r"slice_mb 1e-09 makes .* slices", p3, training(), slice_mb=1e-9)
 
 
-# both
+# all that exchange gradients
 
 
-@pytest.mark.parametrize("optimization", [p3, tictac])
+@pytest.mark.parametrize("optimization", [ddp, fsdp, p3, tictac])
 @pytest.mark.parametrize(
     ("graph", "options", "error", "words"),
     [
         (training, {"workers": 1}, NotApplicableError, "one worker"),
-        (training, {"servers": -1}, GraphError, "0 or more"),
+        (training, {"workers": 0}, GraphError, "1 or more"),
         (training, {"bandwidth": 0.0}, GraphError, "above 0"),
         (lambda: training(shapes=None), {}, NotApplicableError, "gradients are unknown"),
         (reduced, {}, NotApplicableError, "several ranks already"),
     ],
 )
-def test_a_parameter_server_says_why_it_does_not_apply(optimization, graph, options, error, words):
+def test_an_exchange_of_gradients_says_why_it_does_not_apply(optimization, graph, options, error, words):
     with pytest.raises(error, match=words):
-        optimization(graph(), **options)
+        optimization(graph(), **{"bandwidth": 1.0, **options})
+
+
+@pytest.mark.parametrize("optimization", [p3, tictac])
+def test_there_are_no_fewer_servers_than_none(optimization):
+    refuses("0 or more", optimization, training(), servers=-1)

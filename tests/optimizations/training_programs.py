@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from daydream.optimizations.ddp import ddp
@@ -72,12 +74,36 @@ def training(
         with program.range("Optimizer.step#SGD.step", phase="optimizer"):
             program.op("aten::add_", "optimizer", ("update", 30))
         ends.append(program.now)
-    listed = [
-        {"name": f"step {i}", "rank": 0, "start_ns": ends[i], "end_ns": ends[i + 1],
-         "covered": i >= uncovered, "measured_ns": ends[i + 1] - ends[i]}
-        for i in range(steps)
+    return program.graph(steps=steps_between(ends, uncovered), **metadata)
+
+
+def steps_between(ends: list[int], uncovered: int = 0) -> list[dict[str, Any]]:
+    """Return the steps that begin and end at these times, the first of them not covered."""
+    return [
+        {
+            "name": f"step {number}", "rank": 0, "start_ns": begin, "end_ns": end,
+            "covered": number >= uncovered, "measured_ns": end - begin,
+        }
+        for number, (begin, end) in enumerate(pairwise(ends))
     ]  # fmt: skip
-    return program.graph(steps=listed, **metadata)
+
+
+def two_layers_on_a_cpu(update: str = "aten::add_", **columns: Any) -> Graph:
+    """Forward operators of 50 ns, backward nodes of 60 and 2 for each gradient, an update of 30."""
+    program = Program()
+
+    def run(name: str, phase: str, duration: int, **columns: Any) -> None:
+        with program.range(name, "operator", phase=phase, **columns):
+            program.now += duration
+
+    gradient = {"shapes": json.dumps(GRADIENT), "dtype": "float32"}
+    for number in (0, 1):
+        run("aten::addmm", "forward", 50, sequence=number)
+    for number in (1, 0):
+        run("AddmmBackward0", "backward", 60, sequence=number)
+        run("torch::autograd::AccumulateGrad", "backward", 2, **gradient)
+    run(update, "optimizer", 30, **columns)
+    return program.graph(vendor="cpu")
 
 
 def times(graph: Graph) -> dict[str, list[tuple[int, int]]]:

@@ -15,19 +15,7 @@ pytest.importorskip("google.protobuf")
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 ONE, MANY = 1, 3  # labels
-DOUBLE, INT64, UINT64, INT32, BOOL, STRING, MESSAGE, BYTES, UINT32, ENUM, SINT64 = (
-    1,
-    3,
-    4,
-    5,
-    8,
-    9,
-    11,
-    12,
-    13,
-    14,
-    18,
-)
+UINT32, UINT64, INT64, SINT64, BOOL, STRING, MESSAGE = 13, 4, 3, 18, 8, 9, 11
 PACKAGE = "ChakraProtoMsg"
 LISTS = {
     "Int64List": INT64,

@@ -132,6 +132,18 @@ class Chromium:
         """Move or press the mouse: `mouseMoved`, `mousePressed`, `mouseReleased`, `mouseWheel`."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
+    def drag(self, selector: str, first: float, last: float) -> tuple[float, float, float]:
+        """Drag over an element between shares of its width; return its left end, its width and the y."""
+        box = f"document.querySelector({selector!r}).getBoundingClientRect()"
+        self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        left, top, width, height = self.run(f"(b => [b.left, b.top, b.width, b.height])({box})")
+        begin, end, y = left + width * first, left + width * last, top + height / 2
+        self.mouse("mouseMoved", begin, y)
+        self.mouse("mousePressed", begin, y, button="left", clickCount=1)
+        self.mouse("mouseMoved", end, y, button="left")
+        self.mouse("mouseReleased", end, y, button="left", clickCount=1)
+        return left, width, y
+
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Save a picture of the page."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -12,6 +12,7 @@ from shared import shared_trace
 import daydream
 from daydream import Graph, OutputError, simulate
 from daydream.report.chakra.file import write_chakra
+from daydream.simulate.timeline import Timeline
 
 COMP, COMM_COLL = 4, 7
 
@@ -36,13 +37,14 @@ def small() -> Graph:
     return graph
 
 
-def written(path: Path, graph: Graph) -> list[list[dict]]:
-    done = write_chakra(path / "job.et", simulate(graph))
+def written(timeline: Timeline, folder: Path) -> list[list[dict]]:
+    """Return the nodes of each rank's file."""
+    done = write_chakra(folder / "job.et", timeline)
     return [read(file)[1] for file in done.files if file.suffix == ".et"]
 
 
 def test_a_task_is_a_node_and_the_time_behind_it_another(tmp_path):
-    (nodes,) = written(tmp_path, small())
+    (nodes,) = written(simulate(small()), tmp_path)
     named = {node["name"]: node for node in nodes}
     assert sorted(named) == ["a", "all-reduce", "b", "launch a", "launch b", "untraced time"]
     assert named["untraced time"]["data_deps"] == [named["launch a"]["id"]]
@@ -55,10 +57,10 @@ def test_a_task_is_a_node_and_the_time_behind_it_another(tmp_path):
 
 
 def test_the_files_alone_give_the_simulation_back(tmp_path):
-    graph = small()
-    nodes = written(tmp_path, graph)
+    timeline = simulate(small())
+    nodes = written(timeline, tmp_path)
     times = run(nodes)
-    assert max(end for _, end in times.values()) == simulate(graph).makespan_ns == 6 + 4 + 20
+    assert max(end for _, end in times.values()) == timeline.makespan_ns == 6 + 4 + 20
     assert all(
         times[0, node["id"]] == (node.get("start_ns", 0), node.get("start_ns", 0) + node["duration_ns"])
         for node in nodes[0]
@@ -69,7 +71,7 @@ def test_microseconds_add_up_to_the_makespan(tmp_path):
     graph = Graph()
     for name in "abcdef":
         graph.insert(name, kind="kernel", lane="stream 7", duration_ns=1_400)
-    (nodes,) = written(tmp_path, graph)
+    (nodes,) = written(simulate(graph), tmp_path)
     assert sum(node.get("duration_micros", 0) for node in nodes) == 8  # 6 x 1.4 = 8.4; rounded one by one 6
 
 
@@ -142,7 +144,7 @@ def test_the_times_of_a_network_simulator_come_back(tmp_path):
     replay = daydream.replay(EXAMPLES[1])
     ddp = {"workers": 4, "gradient_mb": 170, "bandwidth": 25}
     answer = daydream.whatif(replay, "ddp", **ddp)
-    (nodes,) = written_of(answer.timeline, tmp_path)
+    (nodes,) = written(answer.timeline, tmp_path)
     reduced = [node for node in nodes if node["type"] == COMM_COLL]
     predicted = []
     for factor in (1, 2):
@@ -160,7 +162,7 @@ def test_the_times_of_a_network_simulator_come_back(tmp_path):
 def test_ranks_that_met_come_back_from_a_log(tmp_path):
     trace = shared_trace("formats/kineto_distributed/mi300_ddp_4ranks_unfused")
     replay = daydream.replay(trace).as_recorded()
-    nodes = written_of(replay.timeline, tmp_path)
+    nodes = written(replay.timeline, tmp_path)
     times = run(nodes)
     lines = []
     for rank, given in enumerate(nodes):
@@ -175,8 +177,3 @@ def test_ranks_that_met_come_back_from_a_log(tmp_path):
     (tmp_path / "log.txt").write_text("".join(lines))
     again = daydream.whatif(replay, "collective-times", collective_times=str(tmp_path / "log.txt"))
     assert (again.predicted_ns, again.changed) == (replay.replayed_ns, 0)
-
-
-def written_of(timeline, tmp_path):
-    done = write_chakra(tmp_path / "job.et", timeline)
-    return [read(file)[1] for file in done.files if file.suffix == ".et"]

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from machine.programs import PROGRAMS
 
 import daydream
 from daydream.predict.breakdown import parts_of_change
@@ -15,13 +14,6 @@ from daydream.report import step_figure
 from daydream.simulate.critical_path import PathCause
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
-
-
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    path = tmp_path_factory.mktemp("figures") / "step.json"
-    PROGRAMS["synchronizing"]().run(steps=10).write(path, 4, 7)
-    return daydream.replay(path)
 
 
 def bars(axes, label):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from graph.small_traces import op, trace
-from machine.programs import PROGRAMS
 from shared import shared_replay
 
 import daydream
@@ -125,12 +124,6 @@ def test_an_answer_about_a_public_trace_fits_one_screen(name):
     # What is shown does not depend on the trace's name, so a long one that wraps costs a line.
     wrapped = too_long(shared_replay(name), name)
     assert all(taken == LINES + 1 for taken in wrapped.values())
-
-
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    path = tmp_path_factory.mktemp("first") / "t.json"
-    return daydream.replay(PROGRAMS["synchronizing"]().run(steps=12).write(path, 4, 8))
 
 
 def test_the_answer_comes_first_in_one_line(replay):

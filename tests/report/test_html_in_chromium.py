@@ -172,21 +172,8 @@ def test_one_step_is_shown_from_its_begin_in_both_timelines(wide):
 
 
 def test_dragging_over_a_timeline_zooms_and_pointing_tells_what_is_there(wide):
-    box = wide.run(
-        """(() => {
-          const over = document.querySelectorAll('#timelines .u-over')[0];
-          over.scrollIntoView({block: 'center'});
-          const {left, top, width, height} = over.getBoundingClientRect();
-          return [left, top, width, height];
-        })()"""
-    )
-    left, top, width, height = box
     whole = shown_range(wide)[0]
-    y = top + height / 2
-    wide.mouse("mouseMoved", left + width * 0.4, y)
-    wide.mouse("mousePressed", left + width * 0.4, y, button="left", clickCount=1)
-    wide.mouse("mouseMoved", left + width * 0.5, y, button="left")
-    wide.mouse("mouseReleased", left + width * 0.5, y, button="left", clickCount=1)
+    left, width, y = wide.drag("#timelines .u-over", 0.4, 0.5)
     low, high = shown_range(wide)[0]
 
     assert high - low == pytest.approx((whole[1] - whole[0]) / 10, rel=0.1)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from graph.small_traces import launched, op, trace
+from html_document import Document
 from machine.programs import PROGRAMS
 
 import daydream
 from daydream.errors import OutputError
 from daydream.predict.breakdown import parts_of_change
+from daydream.predict.rank import rank
 from daydream.report.html.elements import MOST_AT_ONCE
 from daydream.report.html.packing import Names, packed
 from daydream.report.html.page import page, write
@@ -33,51 +33,7 @@ from daydream.simulate.critical_path import PathCause
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
-EMPTY = {"meta", "input"}  # elements without an end
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 4, 2
-
-
-class Document(HTMLParser):
-    """The texts and elements of a page; refuses what is not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.attributes: set[tuple[str, str]] = set()
-        self.scripts: dict[str, str] = {}
-        self.words = ""
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes |= {(tag, name) for name, _ in attrs}
-        if tag not in EMPTY:
-            self.open.append(tag)
-        if tag == "script":
-            self.scripts[dict(attrs).get("id") or f"program {len(self.scripts)}"] = ""
-        elif tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        inside = self.open[-1] if self.open else ""
-        if inside == "script":
-            self.scripts[list(self.scripts)[-1]] += data
-        elif inside != "style":
-            self.words += data
-            if {"td", "th"} & set(self.open):
-                self.tables[-1][-1][-1] += data
-
-    def data(self, name):
-        return json.loads(self.scripts[name])
 
 
 def numbers(text: str) -> np.ndarray:
@@ -112,7 +68,7 @@ def test_the_page_loads_nothing(replay, comparison):
     for text in (page(replay), page(replay, comparison)):
         said = Document(text)
 
-        assert not {name for _, name in said.attributes} & {"src", "href", "srcset", "action", "data"}
+        assert not {name for _, name, _ in said.attributes} & {"src", "href", "srcset", "action", "data"}
         assert "default-src 'none'" in text
         assert "@import" not in text
         assert "url(" not in text
@@ -360,3 +316,31 @@ def test_a_step_that_ends_only_without_the_profiler_is_no_row():
     names = [row[0] for rows in Document(page(replay)).tables for row in rows]
     assert "step 1" in names
     assert "step 2" not in names
+
+
+# Ranked what-ifs
+
+
+def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
+    ranking = rank(replay, ["amp", "scale", "ddp", "gist", "dataloader"], pairs=0, with_curves=False)
+    said = Document(page(replay, daydream.whatif(replay, "amp"), ranking))
+    table = next(table for table in said.tables if table[0][0].startswith("what if"))
+    best = ranking.optimizations[0]
+
+    assert table[0][1:5] == ["predicted", "90 % interval", "saves", "speed-up"]
+    assert table[1][0] == best.optimization + best.summary.replace("`", "")
+    assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
+    assert table[1][4] == f"{best.speedup:.2f}x"
+    assert f"All are of the estimated step, {best.replayed_ns / 1e6:.3f} ms now." in said.words
+    assert table[1][5].startswith(best.bound)
+    assert ranking.left_out
+    for name, reason in ranking.left_out.items():
+        assert [name, reason] in next(rows for rows in said.tables if rows[0] == ["left out", "why"])
+
+
+def test_a_ranking_in_which_nothing_saves_says_so(replay):
+    ranking = rank(replay, ["dataloader"], pairs=0, with_curves=False)
+    text = page(replay, ranking=ranking)
+
+    assert "None would make the step shorter." in text
+    assert "Ranked what-ifs" not in page(replay)

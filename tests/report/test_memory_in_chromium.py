@@ -52,18 +52,8 @@ def test_the_chart_moves_with_the_timelines(opened):
 
 
 def test_the_timelines_move_with_the_chart(opened):
-    opened.run("document.getElementById('memory').scrollIntoView()")
-    box = opened.run(
-        "(() => { const b = document.querySelector('#memory-chart .u-over').getBoundingClientRect();"
-        " return [b.left, b.top, b.width, b.height]; })()"
-    )
     before = shown(opened, TIMELINE)
-    left, top, width, height = box
-    y = top + height / 2
-    opened.mouse("mouseMoved", left + width / 4, y)
-    opened.mouse("mousePressed", left + width / 4, y, button="left", clickCount=1)
-    opened.mouse("mouseMoved", left + width / 2, y, button="left")
-    opened.mouse("mouseReleased", left + width / 2, y, button="left", clickCount=1)
+    opened.drag("#memory-chart .u-over", 0.25, 0.5)
 
     assert shown(opened, TIMELINE) == shown(opened, MEMORY)
     assert shown(opened, TIMELINE)[1] - shown(opened, TIMELINE)[0] < before[1] - before[0]

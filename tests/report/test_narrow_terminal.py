@@ -6,7 +6,6 @@ import io
 import re
 
 import pytest
-from machine.programs import PROGRAMS
 
 import daydream
 from daydream.report.text.console import show
@@ -59,12 +58,6 @@ def coloured(monkeypatch):
 def shown(coloured):
     """Return the lines as they are read."""
     return lambda blocks, columns: [CODE.sub("", line).rstrip() for line in coloured(blocks, columns)]
-
-
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    path = tmp_path_factory.mktemp("narrow") / "t.json"
-    return daydream.replay(daydream.load(PROGRAMS["synchronizing"]().run(steps=12).write(path, 4, 8)))
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
+from html_document import Document
 from machine.programs import PROGRAMS
 
 import daydream
@@ -18,56 +18,14 @@ from daydream.report.text.results import replay_text, whatif_text
 NASTY = '<script>alert("1")</script> & \x1b[31m'
 
 
-class Page(HTMLParser):
-    """The rows of every table, the text outside of them, and the tags used; refuses what is not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.text: list[str] = []
-        self.tags: set[str] = set()
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.open.append(tag)
-        assert {name for name, _ in attrs} <= {"style", "colspan"}
-        assert {value for name, value in attrs if name == "style"} <= {
-            "text-align:left", "text-align:right",
-        }  # fmt: skip
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in {"td", "th"}:
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1] in {"td", "th"}:
-            self.tables[-1][-1][-1] += data
-        else:
-            self.text.append(data)
-
-    @property
-    def words(self):
-        return " ".join([*self.text, *(cell for table in self.tables for row in table for cell in row)])
-
-
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "step.json.gz"
-    PROGRAMS["synchronizing"]().run(steps=30).write(path, 24, 27)
-    return daydream.replay(path)
+STYLES = {"text-align:left", "text-align:right"}
 
 
 def shown(thing):
-    return Page(thing._repr_html_())
+    page = Document(thing._repr_html_())
+    assert {name for _, name, _ in page.attributes} <= {"style", "colspan"}
+    assert {value for _, name, value in page.attributes if name == "style"} <= STYLES
+    return page
 
 
 def figures(text):
@@ -165,7 +123,7 @@ def test_curves_show_themselves_and_become_a_data_frame(replay):
     assert isinstance(curves, Curves)
     assert all(curve.name in row[0] for curve, row in zip(curves[:MOST_ROWS], table[1:], strict=False))
     assert table[-1] == [f"and {len(curves) - MOST_ROWS} more"] or len(curves) <= MOST_ROWS
-    assert shown(Curves()).text == ["no curves"]
+    assert shown(Curves()).words == "no curves"
     pytest.importorskip("pandas")
     assert curves.to_pandas()["saving_ns"].tolist() == [curve.saving_ns for curve in curves]
 
@@ -181,10 +139,8 @@ def test_names_cannot_break_out_of_the_page(replay):
     renamed.conclude()
 
     for thing in (graph, tasks, tasks.group_by("name"), again.timeline, again, renamed, daydream.rank(again)):
-        text = thing._repr_html_()
-        page = Page(text)
-        assert "script" not in page.tags
-        assert "\x1b" not in text
+        assert not shown(thing).scripts
+        assert "\x1b" not in thing._repr_html_()
     assert NASTY.replace("\x1b", "?") in shown(tasks).words
     assert NASTY.replace("\x1b", "?") in shown(renamed).words
 

@@ -54,9 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_pages_fit_say_nothing_and_ask_only_their_own_server(
-    width: int, site: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_pages_fit_say_nothing_and_ask_only_their_own_server(width, site, tmp_path):
     folder, address = site
     pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
     pages = [page for page in pages if not page.startswith("optimizations/")]

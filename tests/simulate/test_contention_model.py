@@ -65,6 +65,12 @@ def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
     assert found["next"] == (125, 145)  # beside the second transfer, at half speed
 
 
+def test_a_transfer_that_begins_just_before_its_kernel_ends_settles():
+    graph = beside(700, 600)
+    graph.link([0], [1], latency_ns=-2)  # the kernel's last 2 are at a fifth of its speed: 701.6 in all
+    assert spans(graph, 5) == {"kernel": (0, 702), "transfer": (700, 1300)}
+
+
 def test_two_transfers_at_a_time_slow_a_kernel_like_one():
     graph = beside(100, 50)
     graph.insert("other", kind="collective", lane="stream 9", duration_ns=50)

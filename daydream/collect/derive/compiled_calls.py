@@ -22,7 +22,6 @@ from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 CALL = regex(r"## Call CompiledFxGraph (\S+) ##")
-NO_KEY = "None"
 FUSED = regex(r"(?:graph_\d+_)?((?:cpp|triton)_\w+)")
 PLACE = regex(r":\d+$")
 

@@ -124,8 +124,10 @@ def outermost(recording: Recording) -> np.ndarray:
 def end_before_next(recording: Recording, launch: np.ndarray) -> None:
     """Cut device rows where the next one of their stream begins, and say of how many.
 
-    A stream runs one after the other: profilers have written durations that reach over many rows. The parts
-    of a graph, or of one call, may run side by side.
+    A stream runs one after the other: profilers have written durations that reach over many rows. On Hopper
+    the next kernel may begin early (programmatic dependent launch: by 1.3 to 2.3 us on public H100
+    recordings) and waits for the end of this one: what the two took together stays. The parts of a graph, or
+    of one call, may run side by side.
     """
     rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["graph_id"] < 0))
     lane, _ = combinations([recording[name][rows] for name in ("rank", "device", "stream")])

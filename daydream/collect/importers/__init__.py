@@ -196,12 +196,12 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
 def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
     from daydream.collect.importers.database import open_database
-    from daydream.collect.importers.nsys.export import Export, no_export
+    from daydream.collect.importers.nsys.export import Export
     from daydream.collect.importers.nsys.processes import split_ranks
     from daydream.collect.importers.nsys.reader import read_export
     from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
 
-    with open_database(path, max_unpacked, no_export) as connection:
+    with open_database(path, max_unpacked) as connection:
         if is_rocpd(connection):
             return read_rocpd(connection, path)
         return split_ranks(read_export(Export(connection, path)))

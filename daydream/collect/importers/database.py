@@ -6,34 +6,26 @@ import gzip
 import os
 import shutil
 import sqlite3
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, check_regular, most_unpacked
+from daydream.files.input_files import Counted, most_unpacked, reading
 from daydream.files.own_folders import own_folder
 
 MAGIC = b"SQLite format 3\x00"
 
 
-def _no_database(_path: Path) -> str:
-    return "is not an SQLite database"
-
-
 @contextmanager
 def open_database(
-    path: str | os.PathLike[str],
-    max_unpacked: int | None = None,
-    otherwise: Callable[[Path], str] = _no_database,
+    path: str | os.PathLike[str], max_unpacked: int | None = None
 ) -> Iterator[sqlite3.Connection]:
     """Open a database read-only.
 
     Args:
         path: the file, `.gz` too.
         max_unpacked: the most bytes that a packed one may have.
-        otherwise: what is said of a file that is no database, behind its name.
 
     Raises:
         TraceError: the file is missing, damaged or no database, at once or, where SQLite notices later,
@@ -41,7 +33,7 @@ def open_database(
 
     """
     with own_folder("daydream") as folder:
-        database = _unpacked(Path(path), folder, max_unpacked, otherwise)
+        database = _unpacked(Path(path), folder, max_unpacked)
         connection = None
         try:
             # immutable: nothing else writes the file, and no lock or journal appears beside it
@@ -61,10 +53,9 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _unpacked(path: Path, folder: Path, max_unpacked: int | None, otherwise: Callable[[Path], str]) -> Path:
+def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
     """Return a path to a plain SQLite file with the database in it."""
-    check_regular(path)
-    try:
+    with reading(path):
         with path.open("rb") as file:
             packed_file = file.read(2) == b"\x1f\x8b"
         if packed_file:
@@ -76,16 +67,10 @@ def _unpacked(path: Path, folder: Path, max_unpacked: int | None, otherwise: Cal
         size = target.stat().st_size
         with target.open("rb") as file:
             header = file.read(100)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise TraceError(f"{path} is a folder; name one .sqlite file of it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     if header[: len(MAGIC)] != MAGIC:
-        raise TraceError(f"{path} {otherwise(path)}")
+        if ".nsys-rep" in path.name or ".qdrep" in path.name:
+            raise TraceError(f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`.")
+        raise TraceError(f"{path} is not an SQLite database; `nsys export --type sqlite` writes one.")
     page = int.from_bytes(header[16:18], "big")
     pages = int.from_bytes(header[28:32], "big")
     if len(header) < 100 or size < pages * (65536 if page == 1 else page):

@@ -1,23 +1,15 @@
-"""By what files of ExecuTorch are known, before anything that reads them is loaded.
-
-By what files of rocprofv3 are known, before anything that reads them is loaded.
-
-By what profiles of JAX are known, and where JAX puts them, before anything that reads them is loaded.
-
-Which files are read, and of which format each is: told by content, not by name.
-"""
+"""Which files are read, and of which format each is: told by content, before their readers are loaded."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular, marked_encoding
+from daydream.files.input_files import marked_encoding, reading
 from daydream.lazy import regex
 
 ETDUMP_MAGIC = b"ED00"
@@ -29,16 +21,6 @@ FOOTER = 8  # bytes at the end of a parquet file: the size of its schema, and it
 def is_etdump(head: bytes) -> bool:
     """Return whether a file that begins so is an ETDump, with the size before it or without."""
     return ETDUMP_MAGIC in (head[8:12], head[4:8])
-
-
-def is_etrecord(head: bytes) -> bool:
-    """Return whether a file that begins so is an ETRecord: a ZIP file whose first member is its mark."""
-    return head.startswith(b"PK") and ETRECORD in head
-
-
-def is_inspector_json(head: bytes) -> bool:
-    """Return whether a JSON file that begins so is a table of Inspector, in any of the orders of pandas."""
-    return head.lstrip()[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head
 
 
 def is_inspector_parquet(path: Path) -> bool:
@@ -60,7 +42,7 @@ def is_inspector_parquet(path: Path) -> bool:
         return False  # what is damaged is said by who reads it
 
 
-JSON_KEY = b'"rocprofiler-sdk-tool"'
+ROCPROF_KEY = b'"rocprofiler-sdk-tool"'
 KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
 """Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
 TIMES = frozenset({"start_timestamp", "end_timestamp"})
@@ -72,11 +54,6 @@ NEEDED = {  # in this order: the first of which a table has all columns
     COPIES: TIMES | {"direction"},
     OTHER: TIMES | {"kind"},
 }
-
-
-def is_rocprof_json(head: bytes) -> bool:
-    """Return whether a file that begins so is rocprofv3's JSON."""
-    return head.lstrip()[:1] == b"{" and JSON_KEY in head
 
 
 def columns_of(line: str) -> list[str]:
@@ -99,12 +76,6 @@ def is_rocprof_table(head: bytes) -> bool:
 FIRST_PLANE = regex(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12", re.DOTALL)
 """The first field of an XSpace, a plane: its length, perhaps its id, and the mark of its name."""
 NAMES = (b"/host:", b"/device:", b"#Chip", b"/virtualdevice:", b"Task Environment", b"Host CPUs")
-
-
-def is_xspace(head: bytes) -> bool:
-    """Return whether a file that begins so is an XSpace: its first plane has a name that profilers give."""
-    first = FIRST_PLANE.match(head)
-    return first is not None and head[first.end() + 1 :].startswith(NAMES)
 
 
 def profile_of(folder: Path) -> Path:
@@ -137,43 +108,48 @@ PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
 HEAD = 1024  # bytes that tell the format
 STAND_INS = {  # how files begin that stand in for the one that was meant, and what gets that one
-    b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
-    b"version https://hawser": "a Git LFS pointer, not the file itself; run `git lfs pull`",
-    b"/annex/objects/": "a git-annex pointer, not the file itself; run `git annex get`",
-    b"<": "a page of HTML or XML, not the file itself; download it again (on GitHub, its raw form)",
-    b"PK\x03\x04": "a ZIP archive; unpack it first",
-    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first",
-    b"\xfd7zXZ": "packed with xz; unpack it first",
-    b"BZh": "packed with bzip2; unpack it first",
+    rb"version https://(git-lfs|hawser)": "a Git LFS pointer, not the file itself; run `git lfs pull`",
+    rb"/annex/objects/": "a git-annex pointer, not the file itself; run `git annex get`",
+    rb"<[!?a-zA-Z]": "a page of HTML or XML, not the file itself; download it again (on GitHub: raw)",
+    rb"PK\x03\x04": "a ZIP archive; unpack it first",
+    rb"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first",
+    rb"\xfd7zXZ": "packed with xz; unpack it first",
+    rb"BZh": "packed with bzip2; unpack it first",
 }
 
 
 def format_of(path: Path) -> str:
-    """Return the format of a file by its first bytes, or its last.
+    """Return the format of a file by its first bytes, or its last; by its name where these tell none.
 
     It is `kineto`, `nsys`, `rocprof`, `rocprof-csv`, `xplane`, `etdump`, `inspector` or `parquet`.
     """
     head = head_of(path)
-    if is_etrecord(head):
+    if head.startswith(b"PK") and ETRECORD in head:  # a ZIP file whose first member is its mark
         raise TraceError(
             f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
         )
-    for begin, what in STAND_INS.items():
-        if head.lstrip().startswith(begin):
-            raise TraceError(f"{path} is {what}.")
     if head[:4] == PARQUET_MAGIC:
         return "inspector" if is_inspector_parquet(path) else "parquet"
-    if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
+    text, plane = head.lstrip(), FIRST_PLANE.match(head)
+    found = {
+        "etdump": is_etdump(head),
+        "nsys": head[:16] == SQLITE_MAGIC,
+        "rocprof-csv": is_rocprof_table(head),
+        "xplane": plane and head[plane.end() + 1 :].startswith(NAMES),
+        "inspector": text[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head,
+        "rocprof": text[:1] == b"{" and ROCPROF_KEY in head,
+    }
+    if named := [name for name, so in found.items() if so]:  # of binary files any byte may be the first
+        return named[0]
+    for begin, what in STAND_INS.items():
+        if re.match(begin, text):
+            raise TraceError(f"{path} is {what}.")
+    if path.suffix == ".parquet" and text[:1] not in (b"{", b"["):
         what = "is empty" if not head else "does not begin as one"
         raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
-    if is_etdump(head) or path.suffix == ".etdp":
+    if path.suffix == ".etdp":
         return "etdump"
-    found = {
-        "inspector": is_inspector_json(head), "rocprof": is_rocprof_json(head),
-        "nsys": head[:16] == SQLITE_MAGIC, "rocprof-csv": is_rocprof_table(head),
-        "xplane": is_xspace(head) or path.name.endswith(SPACES),
-    }  # fmt: skip
-    return next((name for name, so in found.items() if so), "kineto")
+    return "xplane" if path.name.endswith(SPACES) else "kineto"
 
 
 def head_of(path: Path) -> bytes:
@@ -181,19 +157,12 @@ def head_of(path: Path) -> bytes:
 
     Raises `TraceError` if it cannot be read.
     """
-    check_regular(path)
-    try:
+    with reading(path):
         with path.open("rb") as file:
             head = file.read(HEAD)
         if head[:2] == GZIP_MAGIC:
             with gzip.open(path) as packed:
                 head = packed.read(HEAD)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     encoding = marked_encoding(head)
     return head if encoding is None else head.decode(encoding, "replace").encode()
 

@@ -113,9 +113,7 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
         streams = tuple(lanes_of_members.tolist())
         if streams not in hub_lane:
             rank = draft.lanes[streams[0]].rank
-            number = f" {len(hub_lane) + 1}" if hub_lane else ""
-            lane = Lane(f"collectives of the ranks{number}", rank, background=True)
-            hub_lane[streams] = draft.add_lane(lane)
+            hub_lane[streams] = draft.add_lane(Lane("collectives of the ranks", rank, background=True))
         lanes.append(hub_lane[streams])
     name = draft.code("name", LAST_ARRIVAL)
     hubs = draft.add(len(first), lane=lanes, name=name, order=draft.order[members[first]], start_ns=last)

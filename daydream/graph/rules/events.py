@@ -85,6 +85,12 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
         counts["recorded"] = len(rows)
     counts["unresolved"] = len(search.waits) - len(rows)
     counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
+    if way == _Search.by_forks:  # the last one
+        resolved = {*draft.waits["wait"].tolist()}
+        behind = np.array([wait.after for wait in search.waits if wait.call not in resolved], np.int64)
+        source = draft.ended_beside(behind)
+        known = (source >= 0) & (behind >= 0)
+        draft.doubtful.add(src=source[known], dst=behind[known])
 
 
 def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
@@ -294,11 +300,9 @@ def follow_what_held(draft: Draft) -> None:
     late = late[(draft.start_ns[late] - ready(draft, late) >= HELD_LATE_NS) & (draft.launch[late] >= 0)]
     others = np.flatnonzero((draft.kind != CPU) & (draft.row >= 0))
     others = others[np.argsort(draft.end_ns[others], kind="stable")]
-    device = [(lane.rank, lane.device) for lane in draft.lanes]
     for lane in unique(draft.lane[late]).tolist():
         tasks = late[draft.lane[late] == lane]
-        beside = [number for number, each in enumerate(device) if number != lane and each == device[lane]]
-        work = others[np.isin(draft.lane[others], beside)]
+        work = others[draft.beside(lane)[draft.lane[others]]]
         ends = draft.end_ns[work]
         pairs = []  # the work launched before each that ended nearest to its start
         for task in tasks.tolist():  # a handful

@@ -55,30 +55,12 @@ class Runs:
 
 def run_on_threads(draft: Draft) -> None:
     """Make collectives on the CPU tasks of their own, which their calls launch and threads wait for."""
-    rows = host_collectives(draft.trace)
-    pieces = np.bincount(draft.row.clip(0), minlength=len(draft.trace))
+    trace = draft.trace
+    rows = host_collectives(trace)
+    pieces = np.bincount(draft.row.clip(0), minlength=len(trace))
     rows = rows[pieces[rows] == 1]  # not those with operators inside
     if not len(rows):
         return
-    runs = _runs(draft, rows)
-    known = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
-    number, task, begin = _find_waits(draft, runs, known)
-    tasks = runs.task[number]
-    went_on = draft.start_ns[task]
-    draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], np.maximum(went_on, runs.begun[number]))
-    _move(draft, runs)
-    _wait_for(draft, tasks, task, begin)
-    missing = len(known) - len(number)
-    if missing:
-        draft.note(
-            f"Where the program waits for {missing:,} of {counted(len(known), 'collective')} on the CPU "
-            "could not be found; nothing waits for them."
-        )
-
-
-def _runs(draft: Draft, rows: np.ndarray) -> Runs:
-    """Return the collectives of some rows, and give their tasks the step, phase and layer of their calls."""
-    trace = draft.trace
     start = trace["start_ns"].astype(np.int64)
     call = calls_of(trace, rows)
     order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
@@ -93,7 +75,34 @@ def _runs(draft: Draft, rows: np.ndarray) -> Runs:
     calls = np.where(call >= 0, draft.task_of_row[call], -1)
     for column in (draft.step, draft.phase, draft.layer):
         column[tasks] = np.where(calls >= 0, column[calls], -1)
-    return Runs(tasks, calls, draft.ranks[draft.lane[tasks]], draft.step[tasks], begun[rows])
+    runs = Runs(tasks, calls, draft.ranks[draft.lane[tasks]], draft.step[tasks], begun[rows])
+    known = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
+    number, task, begin = _find_waits(draft, runs, known)
+    tasks = runs.task[number]
+    went_on = draft.start_ns[task]
+    draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], np.maximum(went_on, runs.begun[number]))
+    _move(draft, runs)
+    # Pauses become waits for collectives, of which several may have one task.
+    first, wait = np.unique(task, return_index=True, return_inverse=True)[1:]
+    done = np.full(len(first), 0)
+    np.maximum.at(done, wait, draft.end_ns[tasks])
+    task = task[first]
+    went_on = draft.start_ns[task]
+    woken = np.clip(done, begin[first], went_on)
+    begin = np.where(woken > begin[first], begin[first], went_on)  # it came there after the end: no wait
+    before, _ = around(draft.on, draft.order, draft.lane[task], draft.order[task] - 1)
+    inside = draft.gap_ns[before] == 0  # it paused in a named range
+    resumes = draft.turn_into_wait(
+        before, begin, np.maximum(woken, begin), went_on,
+        order=draft.order[task] - 2, inside=inside, like=task, name="wait for collective",
+    )  # fmt: skip
+    draft.link(tasks, resumes[wait], cause=Cause.COMMUNICATION)
+    missing = len(known) - len(number)
+    if missing:
+        draft.note(
+            f"Where the program waits for {missing:,} of {counted(len(known), 'collective')} on the CPU "
+            "could not be found; nothing waits for them."
+        )
 
 
 def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
@@ -137,9 +146,10 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
         return float(score[best]), number[there], visit[there]
 
     found = [np.empty((3, 0), np.int64)]
-    for one in sorted(unique(turn[known]).tolist(), key=lambda one: -best_place(one, begin)[0]):
-        tried = best_place(one, explained), best_place(one, begin)
-        score, number, visit = max(tried, key=lambda found: found[0] > 0)
+    alone = {one: best_place(one, begin) for one in unique(turn[known]).tolist()}
+    for one in sorted(alone, key=lambda one: -alone[one][0]):
+        left = best_place(one, explained)
+        score, number, visit = left if left[0] > 0 else alone[one]
         if score > 0:
             explained[visit] = np.maximum(explained[visit], draft.end_ns[runs.task[number]])
             found.append(np.stack([number, task[visit], begin[visit]]))
@@ -179,21 +189,3 @@ def _move(draft: Draft, runs: Runs) -> None:
     draft.launch[runs.task] = runs.call
     order = np.where(called, draft.order[runs.call] + DEVICE_PLACE, draft.order[runs.task])
     draft.move(runs.task, lane=lane_of[runs.task], order=order)
-
-
-def _wait_for(draft: Draft, collectives: np.ndarray, task: np.ndarray, begin: np.ndarray) -> None:
-    """Turn the pauses before some tasks into waits for collectives, of which several may have one task."""
-    first, wait = np.unique(task, return_index=True, return_inverse=True)[1:]
-    done = np.full(len(first), 0)
-    np.maximum.at(done, wait, draft.end_ns[collectives])
-    task = task[first]
-    went_on = draft.start_ns[task]
-    woken = np.clip(done, begin[first], went_on)
-    begin = np.where(woken > begin[first], begin[first], went_on)  # it came there after the end: no wait
-    before, _ = around(draft.on, draft.order, draft.lane[task], draft.order[task] - 1)
-    inside = draft.gap_ns[before] == 0  # it paused in a named range
-    resumes = draft.turn_into_wait(
-        before, begin, np.maximum(woken, begin), went_on,
-        order=draft.order[task] - 2, inside=inside, like=task, name="wait for collective",
-    )  # fmt: skip
-    draft.link(collectives, resumes[wait], cause=Cause.COMMUNICATION)

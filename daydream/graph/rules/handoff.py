@@ -138,10 +138,11 @@ def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarr
     start = start[work_there]
     end = end[work_there]
     until = idle.end[stretch]
-    inside = end <= until + THREAD_CLOCK_NS
+    there = start < until
+    inside = there & (end <= until + THREAD_CLOCK_NS)
     # A stretch that the worker's work crosses into or out of is no hand-off.
     crossed = np.zeros(len(idle.task), bool)
-    crossed[stretch[~inside & (start < until)]] = True
+    crossed[stretch[there & ~inside]] = True
     chosen = inside & ~crossed[stretch]
     if not chosen.any():
         return 0, np.empty((0, 3), np.int64)

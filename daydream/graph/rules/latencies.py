@@ -5,17 +5,20 @@ task before it on its stream plus a start-up cost, the events it waits for. The
 recording shows only the cause that came last, so only that one's cost is measured
 there; the others take the trace's median. Whatever a recorded start lies later
 than its known causes by more than such a cost can be is a wait for something the
-trace does not show: counted, kept, and said.
+trace does not show: counted, kept, and said. Where other streams work all through
+the delay, it may be a wait for them: it has two readings, as pauses of threads have
+(see `readings`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import first_of
-from daydream.graph.calls import device_work
+from daydream.arrays import first_of, unique
+from daydream.graph.calls import Coverage, device_work
 from daydream.graph.draft import NEVER, Draft
 from daydream.graph.rules.thresholds import (
+    COVERED_SHARE,
     LARGEST_LATENCY_NS,
     LARGEST_QUEUED_NS,
     LARGEST_STARTUP_NS,
@@ -137,7 +140,10 @@ def _typical(values: np.ndarray, largest: int, otherwise: int) -> int:
 
 
 def measure_latencies(draft: Draft) -> None:
-    """Give each device task the costs that its recorded start allows, and count what is unexplained."""
+    """Give each device task the costs that its recorded start allows, and count what is unexplained.
+
+    What other streams explain is doubtful instead.
+    """
     usual_latency = draft.facts.launch_latency_ns
     usual_startup = draft.facts.startup_ns
     nothing_launched = not len(draft.launched())
@@ -158,7 +164,19 @@ def measure_latencies(draft: Draft) -> None:
     of_event[tasks] = over * last_is_event
     if not nothing_launched:
         limit = np.where(last_is_launch, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
-        _count_unexplained(draft, rest[(rest > limit) & has_launch])
+        late = (rest > limit) & has_launch
+        beside = late & ~last_is_event
+        rank = draft.ranks[draft.lane[tasks]]
+        for each in unique(rank[beside]).tolist():
+            worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
+            beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
+        source = draft.ended_beside(tasks)
+        beside &= source >= 0
+        draft.doubtful.add(src=source[beside], dst=tasks[beside])
+        _count_unexplained(draft, rest[late & ~beside])
+        by_stream = np.flatnonzero(beside & ~last_is_launch)
+        ahead = tasks[by_stream - 1]
+        draft.gap_doubt[ahead] = rest[by_stream] / draft.gap_ns[ahead]
     later, _, rows = draft.held_by()
     of_waits = rows >= 0
     draft.waits["latency_ns"][rows[of_waits]] = of_event[later[of_waits]]

@@ -95,10 +95,21 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     late = calls[depth:]  # when the place for each of these came free
     met_full = (late >= 0) & (free > draft.start_ns[late])
     blocked = met_full & (ends[depth:] > draft.end_ns[late])
-    early, freed = _full_before(draft, calls, ends, depth)
     unblocked = late[(late >= 0) & ~met_full]
-    calls = np.append(late[blocked], early)
-    free = np.append(free[blocked], freed)
+    # With almost `depth` launches in flight those were blocked, too, that took over twice what their kind
+    # takes, and returned just as a launch ended.
+    place = np.flatnonzero(calls >= 0)
+    early = calls[place]
+    started = draft.start_ns[early]
+    returned = draft.end_ns[early]
+    in_flight = place - np.searchsorted(ends, started, side="right")
+    almost = in_flight >= QUEUE_FULL_SHARE * depth
+    cost = draft.usual_costs(early[~almost], UNKNOWN_LAUNCH_NS)[draft.name[early]]
+    freed = ends[np.maximum(np.searchsorted(ends, returned, side="right") - 1, 0)]
+    held = almost & (in_flight < depth) & (returned - started > 2 * cost)
+    held &= (freed > started) & (returned - freed <= 2 * cost)
+    calls = np.append(late[blocked], early[held])
+    free = np.append(free[blocked], freed[held])
 
     work = draft.launched()
     launching = draft.launch[work].astype(np.intp)
@@ -108,23 +119,3 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     cost = np.minimum(np.where(usual >= 0, usual, rest), draft.duration_ns[calls])
     draft.wait_first(calls, draft.end_ns[calls] - cost)
-
-
-def _full_before(
-    draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the calls that were blocked with almost `depth` launches in flight, and until when.
-
-    They took more than twice what their kind takes, and returned just as a launch ended.
-    """
-    place = np.flatnonzero(calls >= 0)
-    calls = calls[place]
-    started = draft.start_ns[calls]
-    returned = draft.end_ns[calls]
-    in_flight = place - np.searchsorted(ends, started, side="right")
-    almost = in_flight >= QUEUE_FULL_SHARE * depth
-    cost = draft.usual_costs(calls[~almost], UNKNOWN_LAUNCH_NS)[draft.name[calls]]
-    freed = ends[np.maximum(np.searchsorted(ends, returned, side="right") - 1, 0)]
-    blocked = almost & (in_flight < depth) & (returned - started > 2 * cost)
-    blocked &= (freed > started) & (returned - freed <= 2 * cost)
-    return calls[blocked], freed[blocked]

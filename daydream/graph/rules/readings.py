@@ -25,6 +25,7 @@ from daydream.graph.rules.thresholds import (
     IDLE_SHARE,
     LONG_CALL_TIMES,
     PAUSE_NS,
+    THREAD_CLOCK_NS,
     UNKNOWN_LAUNCH_NS,
 )
 from daydream.graph.tables import CPU
@@ -69,3 +70,17 @@ def read_pauses(draft: Draft) -> None:
         at = tasks[paused[doubtful]]
         draft.gap_doubt[at] = gap[at] > 0
         draft.doubt[at] = inside[at] / np.maximum(draft.duration_ns[at], 1)
+        _order(draft, lane, others[draft.kind[others] == CPU])
+
+
+def _order(draft: Draft, lane: int, others: np.ndarray) -> None:
+    """Let a thread that may have waited go on behind what other threads ended last in its pause."""
+    tasks = draft.on(lane)
+    pause = draft.doubt[tasks] * draft.duration_ns[tasks] + draft.gap_doubt[tasks] * draft.gap_ns[tasks]
+    paused = np.flatnonzero(pause[:-1] >= PAUSE_NS)
+    end = draft.start_ns[tasks[paused + 1]]
+    source = np.append(-1, others[np.argsort(draft.end_ns[others], kind="stable")])
+    source = source[np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")]
+    delay = end - draft.end_ns[source]
+    known = (source >= 0) & (delay < pause[paused])
+    draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])

@@ -35,14 +35,17 @@ from daydream.graph.plan import Cause, around
 from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
-    AS_STEADY,
+    ALIKE,
+    ALIKE_NS,
     COVERED_SHARE,
     FAR_NS,
+    FETCH_NS,
     FILLED_SHARE,
+    IDLE_SHARE,
+    LEAST_CYCLES,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
-    LOCK_NS,
     PAUSE_CHANCE,
     PAUSE_NS,
     PAUSES_SHARE,
@@ -50,15 +53,20 @@ from daydream.graph.rules.thresholds import (
     SHORT_SHARE,
     SPIN_NS,
     THREAD_CLOCK_NS,
+    UNLIKE,
     WAKE_NS,
     WOKEN_NS,
 )
-from daydream.graph.tables import CPU, ORDER_STEP
+from daydream.graph.tables import BATCH, CPU, ORDER_STEP, Lane, covered_steps, step_rank
 from daydream.lazy import regex
-from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU
+from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU, PHASES
 from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
+WORKER_LOADER = regex(
+    r"_MultiProcessingDataLoaderIter|MultiProcessing"
+)  # torch's range of a loader's workers
+LOADER = "worker processes"  # the lane on which they make batches
 # What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
 FOR_THREADS = regex(r"cond_|sem_|futex|lock\b|threading|queue|Work\b")
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
@@ -205,8 +213,6 @@ class _Search:
                 if len(each.delay_ns) >= LEAST_STEADY
             ]
             best = [found for found in far if steadier(found.delay_ns, length[found.place >= 0])]
-            least = AS_STEADY * min((spread(found.delay_ns) for found in best), default=0.0)
-            best = [found for found in best if spread(found.delay_ns) <= least]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
                     _doubt(self.draft, pauses)
@@ -290,7 +296,9 @@ def wait_in_spins(draft: Draft) -> None:
     near = np.abs(distance) <= SPIN_NS
     count = np.bincount(kind[near], minlength=len(kinds))
     often = count >= np.maximum(LEAST_STEADY, PAUSES_SHARE * np.bincount(kind))
-    rare = count * 2 * SPIN_NS <= PAUSE_CHANCE * np.bincount(kind, length)
+    reach = np.zeros(len(kinds))
+    np.maximum.at(reach, kind[near], np.abs(distance[near]))
+    rare = count * 2 * reach <= PAUSE_CHANCE * np.bincount(kind, length)
     for number in np.flatnonzero(often & rare).tolist():
         mine = kind == number
         ends = mine & near
@@ -322,7 +330,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
         its copy                                                                                |320 MB
 
     No trace records the lock. But a call that waited for it began while the other one lasted,
-    returned just behind it, and its own work reached the device only then. Its time is a
+    stood there for half of its time or more, and its own work reached the device only then. Its time is a
     wait until the other call returns, and what it takes itself. Kept as work it would be
     a floor under the step that no faster device could lower. Synchronizing calls let go of
     the lock while they wait, so they hold up nobody. Of calls that are known to have been `blocked`, these
@@ -346,7 +354,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
             at = np.minimum(np.searchsorted(held_until, start, side="right"), len(mine) - 1)
             until = held_until[at]
             met = (draft.start_ns[mine[at]] <= start) & (start < until)
-            held = met & (end - start >= PAUSE_NS) & (end >= until) & (end - until <= LOCK_NS)
+            held = met & (end - start >= PAUSE_NS) & (end >= until)
             held &= 2 * (until - start) >= end - start
             held &= reached_device[locked] >= until - RETURN_CLOCK_NS
             for name in unique(names[held]).tolist():
@@ -415,6 +423,68 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
+
+
+def load_batches(draft: Draft) -> None:
+    """Let a loader's worker processes make batches at their own pace, where a thread waits for them.
+
+    How long the thread waits is no cause: if it asks for a batch sooner, it waits longer.
+
+        workers  |batch 2 ...................|batch 3 ..................|
+        thread   |step 1        |wait        |step 2       |wait        |step 3
+
+    Such are waits in the ranges of torch's loader that take most of the time, and those in the ranges or
+    outside the trace that come in bursts, as the batches of several workers do. Steps repeat: the workers go
+    on from the last batch of the covered steps to the first.
+    """
+    covered = covered_steps(draft)
+    links, took = draft.links, draft.duration_ns + draft.gap_ns
+    outside = np.isin(np.arange(draft.size), links["src"][links["cause"] == Cause.OUTSIDE])
+    asked = draft.named(WORKER_LOADER.search) & (draft.row >= 0)
+    for lane in draft.threads():
+        tasks, rank = draft.on(lane), draft.lanes[lane].rank
+        for kind in (asked, outside):
+            waits = tasks[kind[tasks] & covered[draft.step[tasks]]][:-1]
+            waits = waits[np.argsort(-took[waits], kind="stable")]
+            waits = waits[np.unique(draft.step[waits], return_index=True)[1]]  # the longest of each step
+            if len(waits) < LEAST_PAUSES or took[waits].mean() < FETCH_NS:
+                continue
+            most = took[waits].sum() > IDLE_SHARE * np.ptp(draft.start_ns[waits])
+            if not (most and kind is asked) and bursts(took[waits]) is None:
+                continue
+            waits = waits[took[waits] >= IDLE_SHARE * took[waits].mean()]
+            arrived = draft.start_ns[waits] + took[waits]
+            between = np.diff(arrived)
+            steps = (each for each in draft.steps if each.get("covered") and step_rank(each) == rank)
+            left = sum(step["measured_ns"] for step in steps) - between.sum()
+            made = draft.add(
+                len(waits) + 1,
+                name=draft.code("name", BATCH),
+                lane=draft.add_lane(Lane(LOADER, rank, background=True)),
+                order=np.append(draft.order[waits], draft.order[waits[-1]] + 1),
+                start_ns=np.append(arrived[:1], arrived),
+                duration_ns=np.concatenate([[0], between, [max(left, 0)]]),
+                phase=PHASES.index("data") if kind is asked else -1,
+                step=draft.step[np.append(waits, waits[-1])],
+            )
+            goes_on = tasks[np.searchsorted(draft.order[tasks], draft.order[waits], side="right")]
+            draft.link(made[:-1], goes_on, cause=Cause.HANDOFF)
+            draft.link(goes_on[:1], made[1:2], from_start=True, cause=Cause.HANDOFF)
+
+
+def bursts(wait_ns: np.ndarray) -> int | None:
+    """Return how many workers load, as the pattern of waits for batches shows; None where there is none.
+
+    Workers begin together, take a batch each, and batches are handed out in turn: a program that waits
+    for them gets as many batches at once as there are workers, then waits again.
+    """
+    time = np.log1p(wait_ns / ALIKE_NS)  # so that one long wait does not make the pattern
+    most = len(time) // LEAST_CYCLES
+    parts = [(time[lag:], time[:-lag]) for lag in range(2, most + 1)]
+    found = np.array([np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts])
+    if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
+        return None
+    return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
 
 
 class _Clock:

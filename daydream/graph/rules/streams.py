@@ -15,14 +15,12 @@ when it began (`follow_the_device`), and the pause between them stays.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 
 from daydream.arrays import combinations, run_starts
 from daydream.graph.draft import DeviceWork, Draft, runs_of
 from daydream.graph.plan import Cause
-from daydream.graph.rules.thresholds import BACK_TO_BACK_NS, STREAM_CLOCK_NS
+from daydream.graph.rules.thresholds import BACK_TO_BACK_NS
 from daydream.graph.tables import DEVICE_KINDS, KERNEL, KINDS, ORDER_STEP, UNTRACED_NODES, Lane
 from daydream.text import counted
 
@@ -145,23 +143,10 @@ def follow_the_device(draft: Draft) -> None:
     """
     if len(draft.launched()):
         return
-    devices: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
-    for number, tasks in draft.streams():
-        devices[draft.lanes[number].rank, draft.lanes[number].device].append(tasks)
-    start = draft.start_ns
-    end = draft.end_ns
-    lane = draft.lane
-    for streams in devices.values():
-        every = np.concatenate(streams)
-        before = draft.ended_before(every)
-        late = start[every] - before > BACK_TO_BACK_NS
-        tasks = every[late]
-        before = before[late]
-        every = every[np.lexsort((every, end[every]))]
-        last = np.searchsorted(end[every], start[tasks] + STREAM_CLOCK_NS, side="right") - 1
-        source = every[last]
-        found = (last >= 0) & (end[source] > before) & (lane[source] != lane[tasks])
-        found &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
-        tasks = tasks[found]
-        source = source[found]
-        draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)
+    tasks = draft.on_streams()
+    start, end, before = draft.start_ns, draft.end_ns, draft.ended_before(tasks)
+    source = draft.ended_beside(tasks)
+    late = (start[tasks] - before > BACK_TO_BACK_NS) & (source >= 0) & (end[source] > before)
+    late &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
+    tasks, source = tasks[late], source[late]
+    draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)

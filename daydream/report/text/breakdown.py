@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from daydream.report.text.layout import MARGIN, NAME_WIDTH, Table, layer_name
 from daydream.report.text.numbers import count, scale, time_text
-from daydream.simulate.critical_path import Bound, PathCause
+from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 from daydream.trace.schema import PHASES
 
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -90,7 +90,7 @@ def _waits_for(side: Parts) -> dict[str, int]:
     for cause, ns in side["by_cause"].items():
         waits[PathCause(cause).bound] += ns
     on_device = sum(waits.get(bound, 0) for bound in ON_DEVICE)
-    return {"device": on_device, "CPU": waits.get(Bound.CPU, 0)}
+    return {"device": on_device, "CPU": sum(waits.get(bound, 0) for bound in ON_CPU)}
 
 
 def sections(sides: Sequence[Parts], whole: int) -> list[tuple[str, list[Row]]]:

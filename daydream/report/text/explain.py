@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daydream.predict.basis import whole_recording
+from daydream.predict.basis import ESTIMATED, whole_recording
 from daydream.predict.explain import NOT_RECORDED
 from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
@@ -34,7 +34,7 @@ from daydream.report.text.numbers import (
     time_text,
 )
 from daydream.report.text.peak_memory import explained_memory, recording_notes
-from daydream.simulate.critical_path import Bound, PathCause
+from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 
 if TYPE_CHECKING:
     from daydream.predict.breakdown import Share
@@ -49,6 +49,7 @@ HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
 FIRST_COSTS, FEW_CAUSES, MOST_CAUSES = 2, 3, 8
+LARGE = 0.1  # of the step: such a cause is never among the rest
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
@@ -82,7 +83,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False) -> Screen:
             *top,
             *_first_costs(explanation, costs),
             "",
-            _explained_causes(explanation, causes),
+            _causes(explanation, causes),
             *([Words(_more(explanation, costs))] if more else []),
             *bottom,
         ])
@@ -182,12 +183,12 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
-    mine = [each for each in explanation.causes if each.bound is Bound.CPU]
+    mine = [each for each in explanation.causes if each.bound in ON_CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
-    said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
+    said = [f"{percent(each.share)} {each.cause.label}" for each in mine]
     what = "Bound by data loading" if explanation.bound is Bound.LOADING else "CPU-bound"
     return (
-        f"{what}: {listed(said)} of the critical path; {infinite}, and the "
+        f"{what}: the critical path is {listed(said)}; {infinite}, and the "
         f"device is busy {percent(explanation.device_busy_share or 0)} of the time."
         f"{explanation.if_recording_cost_more}"
     )
@@ -269,37 +270,34 @@ def _reached(kernels: PeakShare) -> str:
 def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
     if after is None:
-        return f"step time   {'   '.join([*measured_text(replay.basis_measured_ns), replayed_text(replay)])}"
+        without = f"without {'start-up' if replay.start_up_ns else 'profiler'}"
+        said = [*measured_text(replay.basis_measured_ns), replayed_text(replay)]
+        return "   ".join(["step time", *said, *[without] * (explanation.basis == ESTIMATED)])
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
     return f"step time   {times} after {name} ({error_text(replay.basis_error, replay.error)})"
 
 
-def _causes(explanation: Explanation) -> Table:
+def _causes(explanation: Explanation, most: int | None = None) -> Table:
+    """Return the causes with their parts; or `most` of them and all that are large, with what they are."""
     unit, size, _ = scale(explanation.step_ns)
-    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
-    rest = [each for each in explanation.causes if each not in large]
+    shown = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
+    if most is not None:
+        shown = [each for place, each in enumerate(shown) if place < most or each.share >= LARGE]
+    rest = [each for each in explanation.causes if each not in shown]
     steps = len(explanation.steps)
-    rows = [["critical path of a step" if steps == 1 else f"critical path, mean of {steps}", unit, "share"]]
-    rows += [[each.cause.label, number(each.ns / size), percent(each.share)] for each in large]
+    head = "critical path of a step" if steps == 1 else f"critical path, mean of {steps}"
+    rows = [[head if most is None else "what a step waits for (the critical path)", unit, "share"]]
+    for each in shown:
+        label = each.cause.label if most is None else each.cause.explained
+        rows.append([label, number(each.ns / size), percent(each.share)])
     if rest:
         ns = sum(each.ns for each in rest)
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
-    parts = [partial(_parts, each, size) for each in large]
+    if most is not None:
+        return Table(rows)
+    parts = [partial(_parts, each, size) for each in shown]
     return Table(rows, rest=[lambda _: "mostly", *parts, *[lambda _: ""] * bool(rest)])
-
-
-def _explained_causes(explanation: Explanation, most: int) -> Table:
-    """Return the largest causes with what they are, and the others as one row."""
-    unit, size, _ = scale(explanation.step_ns)
-    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST][:most]
-    rest = [each for each in explanation.causes if each not in large]
-    rows = [["what a step waits for (the critical path)", unit, "share"]]
-    rows += [[each.cause.explained, number(each.ns / size), percent(each.share)] for each in large]
-    if rest:
-        ns = sum(each.ns for each in rest)
-        rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
-    return Table(rows)
 
 
 def _parts(share: Share, size: int, room: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from daydream.predict.notes import UNMOVED
 from daydream.report.text.layout import MARGIN, Block, Title, Words, printable, section, shortened, tail
 from daydream.report.text.numbers import listed, speedup, time_text
 from daydream.simulate.critical_path import Bound
@@ -124,7 +125,7 @@ def _why_not(explanation: Explanation, cost: Avoidable) -> str:
         reasons = list(dict.fromkeys(f"{each.optimization}: {each.reason}" for each in cost.whatifs))
         return f"{listed(reasons)}."
     saving_ns = cost.saving_ns or 0
-    if saving_ns < 0:
+    if -saving_ns >= UNMOVED * explanation.replayed_ns:
         return f"`{command(best)}` would make the step {time_text(-saving_ns)} longer."
     return f"`{command(best)}` saves {_gain(explanation, cost)}."
 

@@ -78,14 +78,15 @@ def info_text(overview: Overview, *, verbose: bool = False) -> Screen:
     for name, question in QUESTIONS.items():
         answer, why = verdicts[name]
         answers.append((question, f"{answer}: {why}"))
+    headline = whole_recording(overview.trace)
     top: list[Block] = [
-        *map(Words, whole_recording(overview.trace)),
+        *map(Words, headline),
         Title("good enough for"),
         Facts(answers, answers=True),
         "",
         Title("recorded"),
     ]
-    told = list(dict.fromkeys(map(printable, overview.notes())))
+    told = [each for each in dict.fromkeys(map(printable, overview.notes())) if each not in headline]
     if verbose:
         return Screen([*top, Facts(found), *notes(told)])
     detail = sorted((name for name, _ in found if name not in FIRST), key=_importance)
@@ -173,7 +174,7 @@ def _steps(overview: Overview) -> str:
     if covered:
         least, middle, most = step_spread(covered)
         mean = round(fmean(int(step["measured_ns"]) for step in covered))
-        text += f"\nmeasured {time_text(mean)}"  # the mean, as all other answers have it
+        text += f"\nas recorded {time_text(mean)}"  # the mean, as all other answers have it
         if len(covered) > 1:
             text += f" on average, {time_text(middle)} in the median, {range_text(least, most)}"
     reasons: dict[str, list[str]] = {}

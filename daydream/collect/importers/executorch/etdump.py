@@ -8,7 +8,7 @@ from pathlib import Path
 from daydream.collect.importers.executorch.flatbuffer import Buffer, Table
 from daydream.collect.importers.formats import ETDUMP_MAGIC, is_etdump
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular
+from daydream.files.input_files import reading
 
 SMALLEST_EVENT = 8  # bytes; where a file seems to hold more of them, its vectors overlap
 
@@ -31,11 +31,8 @@ class ProfileEvent:
 
 def read_events(path: Path) -> list[ProfileEvent]:
     """Return the profiling events of an ETDump, run by run. Raises `TraceError` if it is none, or damaged."""
-    check_regular(path)
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     if not is_etdump(data[:12]):
         raise TraceError(
             f"{path} is no ETDump: it has no mark of the schema ED00. Give what write_etdump wrote."

@@ -7,7 +7,6 @@ columns have in their names) and when it began in each (`start_time`, in ns).
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,14 +139,12 @@ def _layer(modules: Any) -> str:
 
 def _of_json(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the records of a JSON table, which pandas writes as a list, one a line, or a column each."""
+    with opened(path, most) as (file, _, _):
+        text = file.read()
     try:
-        with opened(path, most) as (file, _, _):
-            text = file.read()
         lines = text.splitlines()
         one_a_line = len(lines) > 1 and lines[0].startswith(b"{") and lines[0].rstrip().endswith(b"}")
         found = [json.loads(line) for line in lines if line.strip()] if one_a_line else json.loads(text)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"cannot read {path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is no readable JSON ({str(error)[:100]}); save the table again.") from None
     if isinstance(found, dict) and isinstance(found.get(COLUMN), dict):

@@ -32,7 +32,8 @@ def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | No
         notes.append(NO_RECORD)
     else:
         record = read_etrecord(etrecord, max_unpacked=max_unpacked)
-        for event in sorted(events, key=_calls_last):
+        # `OPERATOR_CALL` and the kernel within share an instruction; the kernel's name tells more.
+        for event in sorted(events, key=lambda event: not event.name.startswith(KERNEL)):
             identifier = _identifier(event)
             if identifier and identifier not in entries:
                 handles = record.handles(event.instruction, event.delegate, event.name)
@@ -59,11 +60,6 @@ def _doubts(events: Sequence[ProfileEvent], entries: Mapping[str, list[Handle]],
         f"Only {right} of {counted(len(kernels), 'kernel')} {are} among the operators of their debug handles"
     )
     return [f"{said} in {plain_text(etrecord.name)}: give the ETRecord of this program."]
-
-
-def _calls_last(event: ProfileEvent) -> bool:
-    """`OPERATOR_CALL` and the kernel within share an instruction; the kernel's name tells more."""
-    return not event.name.startswith(KERNEL)
 
 
 def _identifier(event: ProfileEvent) -> str:

@@ -15,6 +15,10 @@ Calls that wake, in `OSRT_API`, tell who ended a wait.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+
 import numpy as np
 
 from daydream.collect.importers.nsys.export import Export
@@ -30,38 +34,41 @@ WAITS = regex(
 )
 WAKES = "daydream calls that wake"
 WAKING = """
-    SELECT start, "end", globalTid FROM OSRT_API JOIN StringIds ON id = nameId
-    WHERE value IN ('pthread_cond_signal', 'pthread_cond_broadcast', 'sem_post', 'write', 'writev', 'send')"""
-QUERIES = {
-    "SCHED_EVENTS": """
-        SELECT start, "end", globalTid, 'off the CPU' AS name FROM (
-            SELECT start, globalTid, isSchedIn,
-                LEAD(start) OVER thread AS "end", LEAD(isSchedIn) OVER thread AS after
-            FROM SCHED_EVENTS WINDOW thread AS (PARTITION BY globalTid ORDER BY start))
-        WHERE isSchedIn = 0 AND after <> 0""",
-    "OSRT_API": """
-        SELECT start, "end", globalTid, value AS name
-        FROM OSRT_API JOIN StringIds ON id = nameId""",
-    "PROFILER_OVERHEAD": """
-        SELECT start, "end", globalTid, 'profiler: ' || value AS name
-        FROM PROFILER_OVERHEAD JOIN StringIds ON id = nameId""",
-    "COMPOSITE_EVENTS": """
-        SELECT start, "end", globalTid, 'no CPU sample' AS name FROM (
-            SELECT start, globalTid, LEAD(start) OVER (PARTITION BY globalTid ORDER BY start) AS "end"
-            FROM COMPOSITE_EVENTS)
-        WHERE "end" - start >= 50000000""",  # threads on a CPU are sampled about once a millisecond
-}
+    SELECT start, rows."end", globalTid FROM OSRT_API AS rows JOIN StringIds ON StringIds.id = nameId
+    WHERE StringIds.value IN (
+        'pthread_cond_signal', 'pthread_cond_broadcast', 'sem_post', 'write', 'writev', 'send')"""
+SWITCHES = """
+    SELECT start, "end", globalTid, 'off the CPU' AS name FROM (
+        SELECT start, globalTid, isSchedIn,
+            LEAD(start) OVER thread AS "end", LEAD(isSchedIn) OVER thread AS after
+        FROM SCHED_EVENTS WINDOW thread AS (PARTITION BY globalTid ORDER BY start))
+    WHERE isSchedIn = 0 AND after <> 0"""
+NAMED = """
+    SELECT start, rows."end", globalTid, {} || StringIds.value AS name
+    FROM {} AS rows JOIN StringIds ON StringIds.id = nameId"""
+SAMPLES = """
+    SELECT start, "end", globalTid, 'no CPU sample' AS name FROM (
+        SELECT start, globalTid, LEAD(start) OVER (PARTITION BY globalTid ORDER BY start) AS "end"
+        FROM COMPOSITE_EVENTS)
+    WHERE "end" - start >= 50000000"""  # threads on a CPU are sampled about once a millisecond
+QUERIES = SWITCHES, NAMED.format("''", "OSRT_API"), NAMED.format("'profiler: '", "PROFILER_OVERHEAD"), SAMPLES
 
 
-def define_blocked(export: Export) -> None:
-    """Give an export the view `BLOCKED` of the intervals that its tables tell, where one of them does."""
-    told = [query for table, query in QUERIES.items() if table in export]
-    if "SCHED_EVENTS" in export:
-        told = [query for query in told if query != QUERIES["COMPOSITE_EVENTS"]]
+def define_blocked(export: Export, processes: Sequence[int]) -> None:
+    """Give an export the view `BLOCKED` of the intervals of some processes, where a table tells them."""
+    told = []
+    for query in QUERIES:
+        with suppress(sqlite3.OperationalError):  # the table is not there, or lacks a column
+            export.connection.execute(f"EXPLAIN {query}")
+            told.append(query)
+    if SWITCHES in told:
+        told = [query for query in told if query != SAMPLES]
     if told:
         every = " UNION ALL ".join(told)
-        export.define(BLOCKED, f'SELECT * FROM ({every}) WHERE "end" - start >= 50000')  # noqa: S608
-    if "OSRT_API" in export:
+        of = f"globalTid >> 24 IN ({', '.join(map(str, processes))})"
+        export.define(BLOCKED, f'SELECT * FROM ({every}) WHERE "end" - start >= 50000 AND {of}')  # noqa: S608
+    with suppress(sqlite3.OperationalError):  # likewise
+        export.connection.execute(f"EXPLAIN {WAKING}")
         export.define(WAKES, WAKING)
 
 
@@ -77,14 +84,15 @@ def wakers(
     """
     found = np.full(len(end), NO_ID)
     nearest = np.full(len(end), LATEST_NS)
+    before, beyond = start.min() - LATEST_NS, end.max() + LATEST_NS
     for other in np.unique(np.append(thread, caller)).tolist():
         own = np.flatnonzero(thread == other)
         own = own[np.argsort(start[own], kind="stable")]
-        begins = np.concatenate([[start.min() - LATEST_NS], start[own], [end.max() + LATEST_NS]])
+        begins = np.concatenate([[before], start[own], [beyond]])
         ran = np.concatenate([begins[[0, 0]], end[own]])  # since when it ran before each of them
         behind = np.searchsorted(begins, end)
         after = np.where(ran[behind] < end, begins[behind] - end, LATEST_NS)
-        woke = np.append(begins[0], calls[caller == other])
+        woke = np.append(before, calls[caller == other])
         last = np.searchsorted(woke, end, side="right")
         for distance, often in (
             (np.minimum(end - begins[behind - 1], after), behind - np.searchsorted(begins, start) + 1),

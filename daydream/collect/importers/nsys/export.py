@@ -6,7 +6,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def open_export(path: str | os.PathLike[str], max_unpacked: int | None = None) -
     Raises `TraceError` if the file is missing, damaged or no Nsight Systems export, at
     once or, where SQLite notices later, from within the block.
     """
-    with open_database(path, max_unpacked, no_export) as connection:
+    with open_database(path, max_unpacked) as connection:
         yield Export(connection, path)
 
 
@@ -123,10 +122,3 @@ class Export:
     def _chosen(self, table: str, field: str) -> str:
         null = MISSING if field in TIMES else UNKNOWN
         return f"IFNULL({quoted(field)}, {null})" if field in self.tables[table] else str(null)
-
-
-def no_export(path: Path) -> str:
-    """Return what is said of a file that is no database, behind its name."""
-    if ".nsys-rep" in path.name or ".qdrep" in path.name:
-        return f"is a report; export it first: `nsys export --type sqlite {path.name}`."
-    return "is not an SQLite database; `nsys export --type sqlite` writes one."

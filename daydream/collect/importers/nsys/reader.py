@@ -221,7 +221,9 @@ class _Importer:
         """Add when the threads of the other rows were blocked, while these lasted."""
         if not self.parts:
             return
-        define_blocked(self.export)
+        threads = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
+        recorded = np.unique(np.concatenate([[0], *threads]))
+        define_blocked(self.export, np.unique(recorded >> 24).tolist())
         blocks = [*self._blocks(BLOCKED, (), text="name")]
         names = [str(text) for block in blocks for text in block.pop("name").tolist()]
         waits = np.flatnonzero([bool(WAITS.search(text)) for text in names])
@@ -236,8 +238,7 @@ class _Importer:
         last = max(int((part["start_ns"] + part["duration_ns"]).max()) for part in self.parts)
         rows["start"] = np.maximum(rows["start"], first)
         rows["end"] = np.minimum(rows["end"], last)
-        recorded = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
-        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], np.concatenate([[0], *recorded]))
+        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], recorded)
         name = self._code("name", [names[place] for place in waits[kept].tolist()])
         rows = {name: column[kept] for name, column in rows.items()}
         self._add("blocked", rows, name=name, waker=waker[kept])

@@ -6,8 +6,6 @@ environment, the command and the paths that such a file holds are never decoded.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,11 @@ from daydream.trace.valid import is_amount
 EMPTY = msgspec.Raw(b"[]")
 GPU = 2  # ROCPROFILER_AGENT_TYPE_GPU
 CALLS = ("hip_api", "hsa_api", "rccl_api", "marker_api")
-MARKER_TEXTS = "marker_api"
 DEVICE_FIELDS = {
-    "cu_count": "multiprocessors", "wave_front_size": "warp_size", "workgroup_max_size": "threads_per_block",
-}  # fmt: skip
+    "cu_count": "multiprocessors",
+    "wave_front_size": "warp_size",
+    "workgroup_max_size": "threads_per_block",
+}
 ENDS = ("dst_agent_id", "src_agent_id")
 SPEED = "max_engine_clk_fcompute"  # MHz
 
@@ -145,10 +144,6 @@ def read_rocprof_json(
             recordings.append(_recording(path, process))
             if progress is not None:
                 progress((number + 1) / len(document.processes))
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise TraceError(f"{path} is not as rocprofv3 writes it ({str(error)[:200]}).") from None
     except msgspec.DecodeError as error:

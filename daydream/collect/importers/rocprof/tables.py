@@ -8,12 +8,9 @@ Which one a file is, its columns tell; capitals, and columns that were added or 
 from __future__ import annotations
 
 import csv
-import gzip
-import io
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 
@@ -37,6 +34,7 @@ from daydream.trace.schema import NO_ID, UNKNOWN
 
 PORTION = 1 << 14  # rows
 LONGEST_LINE = 1 << 20
+BLOCK_BYTES = 1 << 16
 AGENT = regex(r"(\d{1,18})$")  # `Agent 4`, or the number alone
 TABLE_IN_NAME = regex(
     r"_?(kernel|hip_api|hip_runtime|hip_runtime_api|hip_compiler_api|hsa_api|rccl_api|marker_api|memory_copy|"
@@ -77,10 +75,6 @@ def read_rocprof_tables(
         try:
             with opened(path, max_unpacked) as (file, _, _):
                 reader.read(path, file)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-        except OSError as error:
-            raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
         except csv.Error as error:
             raise TraceError(f"{path} is not a readable CSV table ({error}).") from None
         if progress is not None:
@@ -137,26 +131,37 @@ class _Reader:
             if f"{what}_x" not in columns:  # some tables give the product alone
                 triple[0] = _column(columns, what, "")
         rocprof.add_kernels(
-            self.builder, _times(columns), columns["kernel_name"], items, threads,
-            _streams(columns, "queue_id"), correlation=_correlation(columns),
+            self.builder,
+            _times(columns),
+            columns["kernel_name"],
+            items,
+            threads,
+            _streams(columns, "queue_id"),
+            correlation=_correlation(columns),
             device=_agent(columns, "agent_id"),
-        )  # fmt: skip
+        )
 
     def _copies(self, columns: Columns) -> None:
         source, target = _agent(columns, "source_agent_id"), _agent(columns, "destination_agent_id")
         to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
         rocprof.add_copies(
-            self.builder, _times(columns), columns["direction"], _streams(columns, ""), self.notes,
-            correlation=_correlation(columns), device=np.where(to_host, source, target),
+            self.builder,
+            _times(columns),
+            columns["direction"],
+            _streams(columns, ""),
+            self.notes,
+            correlation=_correlation(columns),
+            device=np.where(to_host, source, target),
             bytes=_numbers(columns, "bytes"),
-        )  # fmt: skip
+        )
 
     def _calls(self, columns: Columns) -> None:
         pid, tid = _numbers(columns, "process_id"), _numbers(columns, "thread_id")
         given = {
-            "pid": np.where(pid < 0, NO_ID, pid), "tid": np.where(tid < 0, NO_ID, tid),
+            "pid": np.where(pid < 0, NO_ID, pid),
+            "tid": np.where(tid < 0, NO_ID, tid),
             "correlation": _correlation(columns),
-        }  # fmt: skip
+        }
         rocprof.add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
 
     def _agents(self, columns: Columns) -> None:
@@ -184,27 +189,15 @@ class _Reader:
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a table as text; one without an end would be no table."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", _Raw(file)), 1 << 16)
-    while line := buffered.readline(LONGEST_LINE):
-        if len(line) >= LONGEST_LINE:
+    block, rest = b" ", b""
+    while block:
+        block = file.read(BLOCK_BYTES)  # of text in another encoding it may be more
+        *lines, rest = (rest + block).split(b"\n")
+        if len(rest) > LONGEST_LINE:
             raise TraceError(f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes.")
-        if line.strip():
-            yield line.decode("utf-8", "replace").replace("\0", "\ufffd")
-
-
-class _Raw(io.RawIOBase):
-    """A file of which only `read` is asked, as a raw stream."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        found = self._file.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        for line in lines if block else [rest]:
+            if line.strip():
+                yield line.decode("utf-8", "replace").replace("\0", "\ufffd") + "\n"
 
 
 def _portions(lines: Iterator[str], names: list[str]) -> Iterator[tuple[list[list[str]], int]]:

@@ -9,8 +9,6 @@ Host names are not read.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,13 +73,8 @@ def read_xplane(
 
     Raises `TraceError` if it is damaged, holds a TPU's work alone, or no row.
     """
-    try:
-        with opened(path, max_unpacked) as (file, _, _):
-            data = file.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
+    with opened(path, max_unpacked) as (file, _, _):
+        data = file.read()
     if not data.strip():
         raise TraceError(f"{path} is empty; a profile of JAX (xplane.pb) was needed")
     try:

@@ -1,8 +1,8 @@
-"""Gradients behind a compiled backward pass: whose they are, by the order of autograd's queue."""
+"""Whose gradients and operators of an update are, by the order in which they run."""
 
 from __future__ import annotations
 
-from daydream.collect.derive.by_parameter import owners_behind_compiled, queue_order
+from daydream.collect.derive.by_parameter import cut_by_parameter, owners_behind_compiled, queue_order
 
 WIDE, BIAS, HEAD, TEN = "[64,64]", "[64]", "[10,64]", "[10]"
 SHAPES = [*[WIDE, BIAS] * 5, HEAD, TEN]
@@ -41,3 +41,37 @@ def test_an_order_that_does_not_fit_names_nobody():
     assert owners_behind_compiled([RECORDED[:3]], SHAPES, OWNERS) is None
     assert owners_behind_compiled([[None]], [BIAS], ["a"]) is None
     assert owners_behind_compiled([[HEAD, TEN]], [WIDE, BIAS, HEAD, TEN], list("aabb")) is None  # half a pass
+
+
+# Which parameter each operator of an update works on
+
+
+ADD, MUL, SQRT, STEP = range(4)
+
+
+def test_parameters_that_take_the_same_operators():
+    names = [STEP, MUL, ADD] * 3
+    shapes = ["[]", "[4]", "[4]", "[]", "[4]", "[4]", "[]", "[2,4]", "[2,4]"]
+
+    assert cut_by_parameter(names, shapes, [["[4]", "[4]", "[2,4]"]]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_groups_with_settings_of_their_own():
+    names = [ADD, MUL, ADD, ADD, MUL, ADD, MUL, ADD]
+    shapes = ["[2,4]"] * 6 + ["[4]"] * 2
+
+    assert cut_by_parameter(names, shapes, [["[2,4]", "[2,4]"], ["[4]"]]) == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_operators_that_depend_on_the_parameter():
+    names = [STEP, MUL, SQRT, STEP, ADD, STEP, MUL, SQRT]
+    shapes = ["[]", "[2,4]", "[2,1]", "[]", "[4]", "[]", "[8,4]", "[8,1]"]
+
+    assert cut_by_parameter(names, shapes, [["[2,4]", "[4]", "[8,4]"]]) == [0, 0, 0, 1, 1, 2, 2, 2]
+
+
+def test_nothing_is_said_of_operators_that_do_not_fit():
+    assert cut_by_parameter([ADD, MUL, SQRT], ["[4]", "[4]", "[2]"], [["[4]", "[2]"]]) == []
+    assert cut_by_parameter([ADD, ADD], ["[4]", "[2]"], [["[4]", "[8]"]]) == []
+    assert cut_by_parameter([ADD], ["[4]"], [["[4]", "[4]"]]) == []
+    assert cut_by_parameter([ADD], ["[4]"], []) == []

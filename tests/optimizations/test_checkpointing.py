@@ -1,25 +1,18 @@
-"""Checkpointing stops at the last tensor that a block saves: each answer worked out by hand."""
+"""Checkpointing stops at the last tensor that a block saves, and takes time in Python: all by hand."""
 
 from __future__ import annotations
 
 import pytest
 from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.checkpointing import checkpointing
-from recorded import Program
+from recorded import Program, does_not_apply, kernel_names, noted
 
-from daydream import Graph, NotApplicableError, simulate
+from daydream import Graph, simulate
 
 BLOCK = 50_000 + 82_000  # what `torch.utils.checkpoint` costs in Python a block, and a saved tensor
 TENSOR = 6_900 + 12_300
 
 Call = tuple[str, int, str | None]  # a forward operator, its time, and its node
-
-
-def add(
-    p: Program, name: str, phase: str, ns: int, number: int, *, layer: str, shapes: str | None = None
-) -> None:
-    with p.range(name, "operator", phase=phase, op=name, layer=layer, sequence=number, shapes=shapes):
-        p.now += ns
 
 
 def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = True) -> None:
@@ -28,12 +21,13 @@ def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = T
     for place, calls in enumerate(blocks):
         for name, ns, node in calls:
             number = first + len(made) if numbered else -1
-            shapes = "[[8,8],[]]" if "scalar" in name else "[[8,8],[8,8]]"
-            add(p, name.removesuffix(" scalar"), "forward", ns, number, layer=f"b.{place}", shapes=shapes)
+            shapes = [[8, 8], []] if "scalar" in name else [[8, 8], [8, 8]]
+            known = {"shapes": shapes, "sequence": number, "layer": f"b.{place}"}
+            p.host(name.removesuffix(" scalar"), "forward", ns, **known)
             if node:
                 made.append((node, number, f"b.{place}"))
     for node, number, layer in made[::-1]:
-        add(p, node, "backward", 100, number, layer=layer)
+        p.host(node, "backward", 100, sequence=number, layer=layer)
 
 
 def block_of(*calls: Call) -> Graph:
@@ -74,7 +68,7 @@ def test_what_comes_behind_the_last_saved_tensor_is_not_computed_again(calls, ag
 def test_it_is_said_how_much_is_left_out():
     graph = block_of(UP, GELU, VIEW, DOWN, ADD)
     checkpointing(graph, layers="b.*", python=False)
-    assert any("the 78% of that work" in note for note in graph.facts.notes)  # 120 of 153
+    assert noted(graph, "the 78% of that work")  # 120 of 153
 
 
 def test_reentrant_checkpoints_compute_whole_blocks_again():
@@ -98,7 +92,7 @@ def test_without_numbers_of_nodes_whole_blocks_are_computed_again():
     whole = simulate(graph).makespan_ns
     checkpointing(graph, layers="b.*", python=False)
     assert simulate(graph).makespan_ns == whole + 70
-    assert any("no sequence numbers" in note for note in graph.facts.notes)
+    assert noted(graph, "no sequence numbers")
 
 
 def test_every_block_of_every_pass_stops_by_itself():
@@ -121,8 +115,7 @@ def test_copies_of_a_block_stop_too():
 
 
 def test_a_block_that_saves_nothing_is_not_computed_again():
-    with pytest.raises(NotApplicableError, match=r"of b\.0 no tensor is saved"):
-        checkpointing(block_of(VIEW, ADD), layers="b.*")
+    does_not_apply(r"of b\.0 no tensor is saved", checkpointing, block_of(VIEW, ADD), layers="b.*")
     p = Program()
     one_pass(p, [VIEW, ADD], [UP, SOFTMAX])
     graph = p.graph()
@@ -147,7 +140,57 @@ def test_kernels_go_with_the_calls_that_launch_them():
     assert simulate(graph).makespan_ns == begin + 350 + 760
     checkpointing(graph, layers="b.*", python=False)
     assert simulate(graph).makespan_ns == begin + 350 + 150 + 760
-    names = graph.select(kind="kernel").name.tolist()
+    names = kernel_names(graph)
     assert names == ["up", "gelu", "down", "up", "gelu", "down'", "gelu'", "up'"]
     assert len(graph.select(kind="kernel").launches()) == 8
-    assert any("the 57% of that work" in note for note in graph.facts.notes)  # 200 of 350
+    assert noted(graph, "the 57% of that work")  # 200 of 350
+
+
+# Python takes longer behind data that a block moves through a CPU's caches
+
+
+HOT = 50_000 + 82_000 + 6_900 + 12_300  # of a block that saves one tensor
+KIB = 1024
+
+
+def moving(rows: int, kernel: int | None = None) -> Graph:
+    #  |gelu forward 4|GeluBackward0 4|   on `rows` KiB, which it reads and writes
+    p = Program()
+    launch = () if kernel is None else (("gelu", kernel),)
+    for name, phase in (("aten::gelu", "forward"), ("GeluBackward0", "backward")):
+        row = len(p.rows)
+        p.op(name, phase, *launch, layer="a")
+        p.rows[row].update(shapes=f"[[{rows},256]]", dtype="float32")
+    return p.graph()
+
+
+def python_ns(graph: Graph) -> list[int]:
+    checkpointing(graph, layers="a")
+    found: list[int] = graph.select(name="checkpoint in Python").duration_ns.tolist()
+    return found
+
+
+def test_a_small_block_leaves_the_caches_as_they_are():
+    assert sum(python_ns(moving(rows=100))) == HOT
+
+
+def test_python_takes_longer_behind_more_data_up_to_caches_that_hold_nothing_of_it():
+    moved = 2 * 2_000 * KIB
+    forward, backward = python_ns(moving(rows=2_000))
+    cold = round((moved - 250_000) * 0.009)
+    assert (forward, backward) == (50_000 + 6_900 + cold, 82_000 + 12_300 + cold)
+    assert python_ns(moving(rows=100_000)) == [50_000 + 6_900 + 170_000, 82_000 + 12_300 + 110_000]
+
+
+def test_data_on_a_gpu_leaves_the_cpus_caches_as_they_are():
+    assert sum(python_ns(moving(rows=2_000, kernel=500))) == HOT
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_step_has_it_in_both_passes(reentrant):
+    graph = moving(rows=2_000)
+    before = simulate(graph).makespan_ns
+    checkpointing(graph, layers="a", reentrant=reentrant)
+    tensors = 0 if reentrant else 6_900 + 12_300
+    cold = round((2 * 2_000 * KIB - 250_000) * 0.009)
+    assert simulate(graph).makespan_ns == before + 4 + 50_000 + 82_000 + 2 * cold + tensors

@@ -1,0 +1,401 @@
+"""Answers about recordings that were mutated: how often is one confident, and wrong?
+
+    python validation/falsify.py --traces ../shared/traces              1,000 mutations
+    python validation/falsify.py --traces ../shared/traces --only 417   one of them
+
+A mutation is what another day, another profiler or another option of it would have recorded of the same program: hand-offs
+a little later, rows that were lost, other threads, no evidence of who was blocked. It is made in the columns of a public
+trace, or of a recording of the machine model (tests/machine), and operators, layers and steps are derived again. Laws that hold
+whatever waits for what (`laws.py`) say what an answer may be; of the machine, its own re-run tells. An answer is *confident and
+wrong* if its interval is narrower than a factor of two and misses that. Exits with 1 if one is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests")]
+
+import laws
+from machine.blocked import BLOCKED
+from machine.harder import HARDER
+from machine.loaders import LOADERS
+from machine.nsys import write_nsys
+from machine.programs import PROGRAMS
+from sanity import sources
+
+import daydream
+from daydream.collect.derive.build import derive
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers import join_ranks
+from daydream.errors import DaydreamError
+from daydream.predict.prediction import Prediction
+from daydream.predict.replay import Replay
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
+from daydream.trace.trace import Trace
+
+DERIVED = ("parent", "step", "phase", "op", "layer")
+QUESTIONS = (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0), ("cpu", 0.5))
+MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED}
+WINDOW = 12, 17  # steps of a machine's run that are recorded
+PAUSE_NS, LATER_NS = 50_000, (1_000, 50_000)
+LEAST, MOST = 0.01, 0.05  # of the rows, that are lost
+WIDE = 2.0
+REFUSED, TOO_WIDE = 0.05, 0.15  # of the answers, at most
+
+
+@dataclass
+class Judged:
+    """What came of one mutation."""
+
+    number: int
+    source: str
+    mutation: str
+    answers: int  # to questions that are answered about the recording as it is
+    why_not: str = ""  # no answer at all
+    refused: int = 0
+    wide: int = 0
+    outside: int = 0  # headlines, of which the interval is right
+    wrong: list[str] = field(default_factory=list)
+
+
+# -- mutations: of the rows of a recording, in place; `seed` is their chance --------------------------
+
+
+def hand_offs_later(rows: Recording, seed: np.random.Generator) -> None:
+    """Threads go on 1 to 50 us later after a pause, where nothing of theirs or of the device is in the way."""
+    host, start = rows.is_kind(*HOST_KINDS), np.asarray(rows["start_ns"], np.int64)
+    end = start + rows["duration_ns"]
+    free = _launched_ns(rows) - start
+    for thread in range(int(rows.threads.max()) + 1):
+        mine = np.flatnonzero(host & (rows.threads == thread))
+        if len(mine) < 2 or thread == np.bincount(rows.threads[host]).argmax():
+            continue
+        until = np.maximum.accumulate(end[mine])
+        top = np.append(0, 1 + np.flatnonzero(start[mine][1:] >= until[:-1]))
+        left = np.append(2**40, start[mine[top[1:]]] - until[top[1:] - 1])
+        room = np.minimum.reduceat(np.minimum(free[mine], 2**40), top)
+        room = np.minimum(room, np.append(left[1:], 0))
+        late = np.where(left >= PAUSE_NS, np.minimum(seed.integers(*LATER_NS, len(top)), room), 0)
+        start[mine] += np.repeat(np.maximum(late, 0), np.diff(np.append(top, len(mine))))
+    rows.columns["start_ns"] = start
+
+
+def operators_lost(rows: Recording, seed: np.random.Generator) -> None:
+    """1 to 5 % of the CPU's operators were not recorded."""
+    _keep(rows, ~_some(rows.is_kind("operator"), seed))
+
+
+def calls_lost(rows: Recording, seed: np.random.Generator) -> None:
+    """1 to 5 % of the calls of the driver were not recorded."""
+    _keep(rows, ~_some(rows.is_kind("runtime"), seed))
+
+
+def frames_lost(rows: Recording, seed: np.random.Generator) -> None:
+    """1 to 5 % of the layers' calls and of the ranges were not recorded."""
+    _keep(rows, ~_some(rows.is_kind("module", "annotation"), seed))
+
+
+def kernels_lost(rows: Recording, seed: np.random.Generator) -> None:
+    """1 to 5 % of the device's work was not recorded."""
+    _keep(rows, ~_some(rows.is_kind(*DEVICE_KINDS), seed))
+
+
+def threads_renumbered(rows: Recording, seed: np.random.Generator) -> None:
+    """Threads have other numbers, in another order."""
+    tid, unknown = rows["tid"], FIELDS["tid"].null
+    numbers, of = np.unique(tid, return_inverse=True)
+    other = seed.permutation(len(numbers)) + int(seed.integers(1, 100_000))
+    rows.columns["tid"] = np.where(tid == unknown, unknown, other[of])
+    if "waker" in rows.columns:
+        place = np.minimum(np.searchsorted(numbers, rows["waker"]), len(numbers) - 1)
+        known = numbers[place] == rows["waker"]
+        rows.columns["waker"] = np.where(known, other[place], FIELDS["waker"].null)
+
+
+def no_evidence(rows: Recording, _seed: np.random.Generator) -> None:
+    """Nobody recorded who was blocked."""
+    _keep(rows, ~rows.is_kind("blocked"))
+
+
+def no_synchronizations(rows: Recording, _seed: np.random.Generator) -> None:
+    """The device's own records of synchronizations were switched off."""
+    _keep(rows, ~rows.is_kind("sync"))
+
+
+def launches_unknown(rows: Recording, seed: np.random.Generator) -> None:
+    """Of 1 to 5 % of the calls nothing tells what they launched."""
+    lost = _some(rows.is_kind("runtime"), seed)
+    rows.columns["correlation"] = np.where(lost, -1, rows["correlation"])
+
+
+def whole_microseconds(rows: Recording, _seed: np.random.Generator) -> None:
+    """Times are written in whole microseconds."""
+    start = np.asarray(rows["start_ns"], np.int64)
+    end = (start + rows["duration_ns"]) // 1000 * 1000
+    rows.columns["start_ns"] = start // 1000 * 1000
+    rows.columns["duration_ns"] = end - rows.columns["start_ns"]
+
+
+def window_cut(rows: Recording, seed: np.random.Generator) -> None:
+    """The recording begins or ends within another step: a fifth of it is missing."""
+    start = np.asarray(rows["start_ns"], np.int64)
+    first, last = int(start.min()), int(start.max())
+    cut = first + int((last - first) * seed.uniform(0, 0.2))
+    _keep(rows, (start >= cut) if seed.random() < 0.5 else (start <= last + first - cut))
+
+
+def device_clock(rows: Recording, seed: np.random.Generator) -> None:
+    """The device's clock is up to 5 us ahead or behind."""
+    shift = int(seed.integers(-5_000, 5_001))
+    start = np.asarray(rows["start_ns"], np.int64) + shift * rows.is_kind(*DEVICE_KINDS)
+    rows.columns["start_ns"] = start - min(int(start.min()), 0)
+
+
+def names_alike(rows: Recording, seed: np.random.Generator) -> None:
+    """A tenth of the kernels' and operators' names are those of others."""
+    named = rows.is_kind("operator", "kernel")
+    codes = np.unique(rows["name"][named])
+    other = np.arange(len(rows.text("name")))
+    some = codes[seed.random(len(codes)) < 0.1]
+    other[some] = seed.choice(codes, len(some))
+    rows.columns["name"] = np.where(named, other[rows["name"]], rows["name"])
+
+
+def no_step_markers(rows: Recording, _seed: np.random.Generator) -> None:
+    """The program marked no steps."""
+    marks = {step["name"] for step in rows.metadata.get("steps", ())}
+    marked = rows.whose_name(lambda name: name in marks or name.startswith("ProfilerStep"))
+    _keep(rows, ~(rows.is_kind("annotation") & marked))
+
+
+MUTATIONS: dict[str, Callable[[Recording, np.random.Generator], None]] = {
+    each.__name__.replace("_", " "): each
+    for each in (
+        hand_offs_later, operators_lost, calls_lost, frames_lost, kernels_lost, threads_renumbered, no_evidence,
+        no_synchronizations, launches_unknown, whole_microseconds, window_cut, device_clock, names_alike,
+        no_step_markers,
+    )
+}  # fmt: skip
+
+
+def _some(rows: np.ndarray, seed: np.random.Generator) -> np.ndarray:
+    return np.asarray(rows & (seed.random(len(rows)) < seed.uniform(LEAST, MOST)))
+
+
+def _keep(rows: Recording, kept: np.ndarray) -> None:
+    rows.columns = {name: column[kept] for name, column in rows.columns.items()}
+
+
+def _launched_ns(rows: Recording) -> np.ndarray:
+    """Return when what each call launched begins, far away for other rows."""
+    begins = np.full(int(rows["correlation"].max(initial=0)) + 2, 2**60)
+    device = rows.is_kind(*DEVICE_KINDS)
+    np.minimum.at(begins, rows["correlation"][device], rows["start_ns"][device])
+    begins[-1] = 2**60
+    return np.where(rows.is_kind("runtime"), begins[rows["correlation"]], 2**60)
+
+
+def mutated(trace: Trace, names: Sequence[str], seed: int) -> Trace:
+    """Return a trace as if it had been recorded otherwise; its operators, layers and steps are derived anew."""
+    chance = np.random.default_rng(seed)
+    found = []
+    for rank in np.unique(trace["rank"]).tolist():
+        mine = trace["rank"] == rank
+        columns = {key: value[mine] for key, value in trace.columns.items() if key not in DERIVED}
+        about = {**trace.metadata, "rank": rank, "notes": []}
+        texts = {key: [*value] for key, value in trace.texts.items() if key not in DERIVED}
+        rows = Recording(columns, texts, about)
+        for name in names:
+            MUTATIONS[name](rows, chance)
+            rows = Recording(rows.columns, rows.texts, about)  # forgets which thread a row is of
+        found.append(derive(rows))
+    return found[0] if len(found) == 1 else join_ranks(found)
+
+
+# -- what is mutated, and what is right of it ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recording: a public one at `path`, or the machine model's of a program."""
+
+    name: str
+    path: Path | None
+
+    @property
+    def family(self) -> str:
+        """Where it is from."""
+        return "machine" if self.path is None else self.name.rpartition("/")[0]
+
+
+@lru_cache(maxsize=256)
+def answered(source: Source) -> frozenset[tuple[str, float]]:
+    """Return the questions that are answered about a recording as it is: what it lacks is no refusal."""
+    replay = daydream.replay(recorded(source)[0])
+    return frozenset(each for each in QUESTIONS if _ask(replay, *each) is not None)
+
+
+@lru_cache(maxsize=256)
+def recorded(source: Source) -> tuple[Trace, Mapping[tuple[str, float], float]]:
+    """Return the trace of a source, and by question what is true of it: the step after the change / before."""
+    if source.path is not None:
+        return daydream.load(source.path), {}
+    machine = MACHINES[source.name]()
+    now = machine.run().steady_step_ns()
+    truths = {(on, by): machine.run(**{on: by}).steady_step_ns() / now for on, by in QUESTIONS}
+    run = machine.run(steps=WINDOW[1] + 2)
+    with tempfile.TemporaryDirectory() as folder:
+        if source.name in BLOCKED:
+            path = write_nsys(Path(folder) / "machine.sqlite", run, *WINDOW, switches=True)
+        else:
+            path = run.write(Path(folder) / "machine.json", *WINDOW)
+        return daydream.load(path), truths
+
+
+def all_sources(traces: Path) -> list[tuple[Source, float]]:
+    """Return what can be mutated with its weight: what is answered as it is, and the smaller, the more often."""
+    found = []
+    known = [Source(name, path) for name, path in sources(traces)] + [Source(name, None) for name in MACHINES]
+    for source in known:
+        try:
+            trace, _ = recorded(source)
+            daydream.whatif(trace, "scale", on="gpu", factor=0.5)
+        except DaydreamError:  # no device, no step, no trace: refused as it is
+            continue
+        found.append((source, max(len(trace), 5_000) ** -0.5))
+    return found
+
+
+def chosen(number: int, seed: int, weighted: Sequence[tuple[Source, float]]) -> tuple[Source, list[str]]:
+    """Return the source of a mutation and what is done to it: one thing, or two."""
+    chance = random.Random(f"{seed} {number}")
+    (source,) = chance.choices([each for each, _ in weighted], [weight for _, weight in weighted])
+    return source, chance.sample([*MUTATIONS], chance.choice((1, 1, 2)))
+
+
+def judge(number: int, seed: int, source: Source, names: Sequence[str]) -> Judged:
+    """Return what the answers about a mutation are worth."""
+    asked = answered(source)
+    found = Judged(number, source.name, " + ".join(names), answers=len(asked))
+    trace, truths = recorded(source)
+    try:
+        replay = daydream.replay(mutated(trace, names, 10_000 * seed + number))
+    except DaydreamError as error:
+        found.refused = len(asked)
+        found.why_not = " ".join(str(error).split())
+        return found
+    replay = replay.as_recorded() if truths else replay  # the machine has no profiler
+    hold(found, replay, {} if "kernels lost" in names else truths, asked)
+    return found
+
+
+def _ask(replay: Replay, on: str, factor: float) -> Prediction | None:
+    """Return the answer with its interval; None where it is refused."""
+    try:
+        answer = daydream.whatif(replay, "scale", on=on, factor=factor)
+    except DaydreamError:
+        return None
+    return None if answer.predicted_low_ns is None else answer
+
+
+def hold(
+    found: Judged,
+    replay: Replay,
+    truths: Mapping[tuple[str, float], float],
+    asked: frozenset[tuple[str, float]],
+) -> None:
+    """Hold the answers of a replay against the laws and what is known of their truth."""
+    trace = replay.graph.trace
+    limits = laws.bounds(trace, replay.graph.steps) if trace is not None else None
+    for on, factor in QUESTIONS:
+        answer = _ask(replay, on, factor)
+        if answer is None:
+            found.refused += (on, factor) in asked
+            continue
+        now, low_ns, high_ns = answer.replayed_ns, answer.predicted_low_ns or 0, answer.predicted_high_ns or 0
+        true = truths.get((on, factor))
+        possible = [] if true is None else [(true * now,) * 2]
+        possible += (
+            [] if limits is None or (on, factor) == ("cpu", 0.5) else [limits.allowed(on, factor, now)]
+        )
+        found.outside += not all(
+            low - laws.MISSED * now <= answer.simulated_ns <= high + laws.MISSED * now
+            for low, high in possible
+        )
+        if high_ns >= WIDE * low_ns:
+            found.wide += 1
+            continue
+        said = filter(None, (laws.misses(answer, *ends) for ends in possible))
+        found.wrong += [f"{on} x {factor}: {each}" for each in said]
+        if (on, factor) == ("gpu", 0.5) and low_ns > (1 / laws.GAIN + laws.MISSED) * now:
+            law = laws.a_busy_device_gains_from_faster_kernels
+            found.wrong += [f"{asked}: {said}" for asked, said in law(replay, Path())]
+    law = laws.a_factor_of_one_changes_nothing
+    found.wrong += [f"{asked}: {said}" for asked, said in law(replay, Path())]
+
+
+def table(found: Sequence[Judged], title: str, part: Callable[[Judged], Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table: a row for each name that `part` gives a mutation."""
+    yield f"| {title} | mutations | answers | refused | wide | headline outside | confident and wrong |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for name in sorted({name for each in found for name in part(each)}):
+        mine = [each for each in found if name in part(each)]
+        counts = len(mine), sum(each.answers for each in mine)
+        shares = (sum(getattr(each, what) for each in mine) for what in ("refused", "wide", "outside"))
+        cells = [*map(str, counts), *(f"{count / counts[1]:.1%}" for count in shares)]
+        yield f"| {name} | {' | '.join(cells)} | {sum(bool(each.wrong) for each in mine)} |"
+
+
+def report(found: Sequence[Judged], families: Mapping[str, str]) -> Iterator[str]:
+    """Yield what came of all mutations."""
+    yield from table(found, "mutation", lambda each: each.mutation.split(" + "))
+    yield ""
+    yield from table(found, "source", lambda each: [families[each.source], "all"])
+    for each in found:
+        yield from (f"\n{each.number}: {each.source}, {each.mutation}: {said}" for said in each.wrong)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge mutations and print what came of them; return 1 if an answer is confident and wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
+    parser.add_argument("--count", type=int, default=1_000, help="how many mutations")
+    parser.add_argument("--seed", type=int, default=0, help="other mutations")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--only", type=int, help="the mutation of this number")
+    options = parser.parse_args(arguments)
+    weighted = all_sources(options.traces)
+    numbers = range(options.count) if options.only is None else [options.only]
+    each = partial(_judge, options.seed, weighted)
+    found = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for judged in map(each, numbers) if options.jobs == 1 else pool.map(each, numbers):
+            found.append(judged)
+            for said in [*judged.wrong, *filter(None, [judged.why_not])]:
+                print(
+                    f"{judged.number}: {judged.source}, {judged.mutation}: {said}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    print("\n".join(report(found, {source.name: source.family for source, _ in weighted})))
+    return 1 if any(each.wrong for each in found) else 0
+
+
+def _judge(seed: int, weighted: Sequence[tuple[Source, float]], number: int) -> Judged:
+    return judge(number, seed, *chosen(number, seed, weighted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
