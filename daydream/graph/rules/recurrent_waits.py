@@ -68,7 +68,7 @@ WORKER_LOADER = regex(
 )  # torch's range of a loader's workers
 LOADER = "worker processes"  # the lane on which they make batches
 # What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
-FOR_THREADS = regex(r"cond_|sem_|futex|lock\b|threading|queue|Work\b")
+FOR_THREADS = regex(r"cond_|sem_|futex|(?<!c)lock\b|threading|queue|Work\b")
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
