@@ -15,6 +15,7 @@ from daydream.collect.live.busy_machine import BusyMachine  # noqa: E402
 from daydream.collect.live.captured_steps import CapturedSteps  # noqa: E402
 
 BUSY, AT_REST = 0.75, 0.05
+WAITED = "the script waited for a CPU in 75% of the time"
 
 
 def recorded(tmp_path, monkeypatch, taken, apart, *, alone=True, iterations=16):
@@ -53,16 +54,13 @@ def test_steps_that_disagree_are_captured_again(tmp_path, monkeypatch):
     trace, said = recorded(tmp_path, monkeypatch, BUSY, [0.5, 0.0])
 
     assert said == [
-        (
-            "the machine is busy: the script waited for a CPU in 75% of the time, "
-            "and recorded steps will vary with that"
-        ),
+        f"the machine is busy: {WAITED}, and recorded steps will vary with that",
         "the captured steps disagree on this busy machine; capturing once more",
     ]
     assert len(steps(trace)) == 4
     assert steps(trace)[0] > "step 6"
     [note] = of_busy(trace)
-    assert "waited for a CPU in 75% of the time. The captured steps disagreed;" in note
+    assert f"{WAITED}. The captured steps disagreed;" in note
 
 
 def test_only_once_and_the_better_ones_are_kept(tmp_path, monkeypatch):

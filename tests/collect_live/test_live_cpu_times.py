@@ -26,7 +26,7 @@ def spin() -> None:
         pass
 
 
-def recorded(folder, pause):
+def recorded(folder, pause, **options):
     folder.mkdir()
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -36,7 +36,7 @@ def recorded(folder, pause):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
 
-    return record(loop, folder, iterations=10)
+    return record(loop, folder, iterations=10, **options)
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count it")
@@ -54,6 +54,14 @@ def test_a_script_that_sleeps_waits_and_one_that_spins_works(tmp_path):
         assert ran[0] <= shares.min() <= shares.max() <= ran[1]
 
 
+def test_frames_that_wait_are_recorded_with_stacks(tmp_path):
+    trace = recorded(tmp_path / "a", lambda: time.sleep(PAUSE_S), with_stack=True)
+
+    rows = np.flatnonzero(trace.is_kind("blocked") & (trace["name"] == trace.code("name", "sleep")))
+    assert len(rows) >= 3
+    assert trace["duration_ns"][rows].min() >= 1e9 * PAUSE_S
+
+
 def test_where_the_system_does_not_count_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(cpu_times, "THREADS", "/nowhere")
     times = CpuTimes()
@@ -69,7 +77,7 @@ def test_looks_that_took_much_are_left_out(monkeypatch):
     monkeypatch.setattr(cpu_times.os, "listdir", lambda _: [])
     times = CpuTimes()
     times.look()
-    times._spent_ns = 10**15
+    times._spent_ns = 10**15  # as if the first had taken long
     times.look()
 
     assert len(times.looks) == 1

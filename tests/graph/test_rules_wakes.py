@@ -10,7 +10,7 @@ import daydream
 from daydream import Trace, build
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.trace.schema import OFF_CPU
+from daydream.trace.schema import BY_CLOCK, OFF_CPU
 
 PERIOD = 2_000
 
@@ -199,12 +199,14 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
 # -- both readings ---------------------------------------------------------------------------------------
 
 
-def pausing_trace(*, kernel_us: float = 990, others: float = 0) -> Trace:
+def pausing_trace(*, kernel_us: float = 990, ran_us: float | None = None) -> Trace:
     #  thread 1   |launch 10|   nothing recorded, 990    |launch 10|   ...
     #  stream 7        |k: 990 or less .................||k
-    return trace(
-        [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us, n + 1) for n in range(8)]
-    )
+    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us, n + 1) for n in range(8)]
+    if ran_us is not None:
+        time = {"pid": PID, "tid": 1, "cpu_ns": round(1_000 * ran_us)}
+        rows += [[row("blocked", BY_CLOCK, 1_000 * n, 1_000 * n + 1_000, **time)] for n in range(8)]
+    return trace(rows)
 
 
 def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
@@ -220,6 +222,24 @@ def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
 
     assert starts(graph)["k"] == 7_010
     assert starts(graph.released())["k"] == 7 * (495 + 1) + 10  # launched ahead, 1 us between kernels
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "ran_us", "doubtful", "last"),
+    [
+        (990, 1_000, 0, 7 * 500 + 10),  # it worked
+        (100, 20, 0, 7 * (2.5 + 995) + 10),  # it waited for nothing recorded; a call takes 5
+        (990, 20, 7, 7 * 500 + 10),  # or for the device, perhaps
+        (990, 500, 7, 7 * 500 + 10),  # half of the time: not known
+    ],
+)
+def test_how_long_a_thread_ran_tells_what_its_pauses_are(kernel_us, ran_us, doubtful, last):
+    graph = build(pausing_trace(kernel_us=kernel_us, ran_us=ran_us))
+    assert len(doubtful_ns(graph)) == doubtful
+    graph.select(name="^k$").scale(0)
+    graph.select(kind="cpu").scale(0.5, gaps=True)
+
+    assert starts(graph)["k"] == pytest.approx(last, abs=0.1)
 
 
 # -- late starts ---------------------------------------------------------------------------------------

@@ -125,9 +125,7 @@ def collect(
     """
     try_folder_of(output)
     with own_folder("daydream-collect") as folder:
-        (folder / SETTINGS).write_text(
-            json.dumps({"name": output.name, "root": os.getpid(), **vars(recording)})
-        )
+        (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
         if flags := isolation_flags():
             command = isolated(command, flags)
             say(f"python {' '.join(flags)} ignores PYTHONPATH; the script runs inside a daydream process")

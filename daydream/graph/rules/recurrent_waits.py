@@ -23,7 +23,7 @@ last (`wait_in_spins`), and the return of a blocking call of another thread (`wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ WORKER_LOADER = regex(
 )  # torch's range of a loader's workers
 LOADER = "worker processes"  # the lane on which they make batches
 # What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
-FOR_THREADS = regex(r"cond_|sem_|futex|lock\b|threading|queue|Work\b")
+FOR_THREADS = regex(r"cond_|sem_|futex|(?<!c)lock\b|threading|queue|Work\b")
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
@@ -416,8 +416,8 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         )
         if len(clock.rows):
             slept = pauses_of(draft, lane)
-            slept.row = clock.rows[clock.place(slept.begin)]
-            slept = slept.only(2 * clock.off_at_least(slept.begin, slept.end) >= slept.length)
+            slept.row = np.resize(clock.rows, len(slept.task))
+            slept = slept.only(2 * clock.off(slept.begin, slept.end, at_most=False) >= slept.length)
             pieces = Pauses(*map(np.append, vars(pieces).values(), vars(slept).values()))
         order = np.argsort(pieces.begin, kind="stable")
         blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
@@ -496,25 +496,15 @@ class _Clock:
         self._end = self._begin + trace["duration_ns"][self.rows]
         self._ran = np.append(0, np.cumsum(trace["cpu_ns"][self.rows]))
 
-    def place(self, time: np.ndarray) -> np.ndarray:
-        """Return the span in which each time lies."""
-        return np.maximum(np.searchsorted(self._begin, time, side="right") - 1, 0)
-
-    def _within(self, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return how far the looks around stretches are apart, how long it ran, and where there are two."""
-        first = self.place(begin)
+    def off(self, begin: np.ndarray, end: np.ndarray, *, at_most: bool) -> np.ndarray:
+        """Return how long the thread may have been off the CPU in stretches, or was for certain, in ns."""
+        first = np.maximum(np.searchsorted(self._begin, begin, side="right") - 1, 0)
         last = np.minimum(np.searchsorted(self._end, end), len(self.rows) - 1)
+        ran = self._ran[last + 1] - self._ran[first]
         known = (self._begin[first] <= begin) & (self._end[last] >= end)
-        return self._end[last] - self._begin[first], self._ran[last + 1] - self._ran[first], known
-
-    def off_at_least(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return how long the thread was off the CPU in some stretches for certain, in ns."""
-        _, ran, known = self._within(begin, end)
-        return np.maximum(end - begin - ran, 0) * known
-
-    def off_at_most(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return how long the thread may have been off the CPU in some stretches, in ns."""
-        apart, ran, known = self._within(begin, end)
+        if not at_most:
+            return np.maximum(end - begin - ran, 0) * known
+        apart = self._end[last] - self._begin[first]
         return np.where(known, np.clip(apart - ran, 0, end - begin), end - begin)
 
 
@@ -524,7 +514,9 @@ def off_cpu(draft: Draft) -> dict[int, Callable[[np.ndarray, np.ndarray], np.nda
     if draft.trace.code("name", OFF_CPU) >= 0:
         found = {lane: Coverage(one.begin, one.end).within for lane, one, _ in _blocked(draft)}
     clocks = {lane: _Clock(draft.trace, rows) for lane, rows in _rows(draft)}
-    return found | {lane: clock.off_at_most for lane, clock in clocks.items() if len(clock.rows)}
+    return found | {
+        lane: partial(clock.off, at_most=True) for lane, clock in clocks.items() if len(clock.rows)
+    }
 
 
 def _resolve(draft: Draft, *, outside: bool) -> None:
@@ -588,10 +580,9 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
     worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
     threads = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
-    clock = np.array([name == BY_CLOCK for name in names], bool)
-    doubtful = (threads & (worked >= FILLED_SHARE * blocked.length)) | (
-        clock & (worked >= COVERED_SHARE * blocked.length)
-    )
+    clock = np.array(names) == BY_CLOCK
+    share = np.where(threads, FILLED_SHARE, COVERED_SHARE)
+    doubtful = (threads | clock) & (worked >= share * blocked.length)
     doubtful &= unknown & ~alone
     waker = np.full(len(told), -1)
     nearest = waker + WOKEN_NS
