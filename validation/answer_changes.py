@@ -262,13 +262,16 @@ def read_as_recorded(row: Row) -> bool:
 
 
 def read_both_ways(row: Row) -> bool:
-    """Doubtful pauses have two readings: intervals cover both, or lose what unknown causes had added."""
+    """Doubtful waits have two readings: intervals cover both, no longer a share; none lies below a stream's work."""
     end = re.search(r"_(low|high)_ns$", row.key)
+    of_streams = re.search(r"v100_recsys|v100_dlrm|dualpipe|modded_nanogpt|llama_tp2|s13c|s23_", row.trace)
+    if of_streams and (end or row.key.endswith("uncertainty_ns/unknown")):
+        return True
     if not end or str in {type(row.before), type(row.now)}:  # t4: a thread only waits; ranges' own time
         return "t4_mlp_amp" in row.trace or re.search("causes/.*/tasks$", row.key) is not None
     sides, headline = (row.sides.before, row.sides.now), row.key.replace(end[0], "_ns")
     was, now = (as_new(side.get(row.question, {})).get(headline) or 0 for side in sides)
-    outward = abs(now - was) <= AGREE * now and (row.now < row.before) == (end[1] == "low")
+    outward = abs(now - was) <= AGREE * now and (end[1] == "low" or row.now > row.before)
     return outward or "gpu_user_annotation" in row.trace
 
 

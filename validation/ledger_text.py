@@ -49,8 +49,8 @@ FALLS_SHORT = """
 
 RANGES = """Every prediction prints the range that should hold in nine cases of ten. Its half-width is the root of the sum of four
 squares (daydream/predict/interval.py): how well the median of the recorded steps is known; the replay error; the
-models' part; and what has no known cause (delays, device work that was not recorded, waits that could
-not be resolved), at most as much as the change moves. For the models' part the change is simulated once more with all
+models' part; and what has no known cause (delays, device work that was not recorded), at most as much as the
+change moves; where waits are doubtful it covers both readings. For the models' part the change is simulated once more with all
 time that it touches longer by the error of its sort, so that what stays hidden does not count. A change of nothing
 has the first two only.
 

@@ -236,11 +236,15 @@ class Draft(Graph):
         return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
 
     def ended_beside(self, tasks: np.ndarray) -> np.ndarray:
-        """Return the work of other streams of the device that ended last before each task, -1 for none."""
+        """Return the work of other streams of the device that ended last before each task, -1 for none.
+
+        It was launched before, too.
+        """
         source, ended = np.full((2, len(tasks)), -1)
         for lane, work in self.streams():
             over = np.maximum.accumulate(self.end_ns[work])
-            last = np.searchsorted(over, self.start_ns[tasks] + STREAM_CLOCK_NS, side="right") - 1
+            last = np.searchsorted(over, self.start_ns[tasks] + STREAM_CLOCK_NS, side="right")
+            last = np.minimum(last, np.searchsorted(self.order[work], self.order[tasks])) - 1
             later = self.beside(lane)[self.lane[tasks]] & (last >= 0) & (over[last] > ended)
             source[later], ended[later] = work[last[later]], over[last[later]]
         return source

@@ -248,11 +248,13 @@ class Graph(NotebookTables):
         """
         parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
         twin = self.retimed(*np.rint(parts))
-        src, dst = self.doubtful["src"], self.doubtful["dst"]
-        if len(dst):
-            usual = np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns)
-            twin.write("latency_ns", dst, usual)
-            latency = self.doubtful["latency_ns"]
+        table = self.doubtful
+        ahead = (
+            self.order[table["src"]] < self.order[table["dst"]]
+        )  # another order has to be found task by task
+        if ahead.any():
+            src, dst, latency = (table[name][ahead] for name in table)
+            twin.write("latency_ns", dst, np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns))
             twin.links.add(src=src, dst=dst, latency_ns=latency, cause=int(Cause.EVENT))
         return twin
 

@@ -349,7 +349,10 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     before, replayed_ns = comparison.replay.released, comparison.replayed_ns
     if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
-    other_ns = before.mean_after(_settled(comparison, graph.released()))
+    changed, same = graph.released(), before.timeline.graph
+    if changed.differs_in_times_only(same):  # then it has the same plan
+        changed = same.retimed(changed.duration_ns, changed.gap_ns)
+    other_ns = before.mean_after(_settled(comparison, changed))
     found = round(replayed_ns * other_ns / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
