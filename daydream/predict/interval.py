@@ -319,8 +319,11 @@ def paced_ns(comparison: Prediction) -> int:
     path = after.timeline.path(after.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     waits = cause == PathCause.OUTSIDE.code
-    if has_device_work(graph) and graph.recorded.code("name", OFF_CPU) < 0:
-        waits |= (cause == PathCause.UNTRACED.code) & (path.ns >= UNTOLD * comparison.replayed_ns)
+    trace = graph.recorded
+    if has_device_work(graph) and trace.code("name", OFF_CPU) < 0:
+        as_recorded = graph.name[path.task] == trace["name"][graph.row[path.task]]
+        long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
+        waits |= long & (cause == PathCause.UNTRACED.code)
     waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
     if waits_ns < APART * comparison.simulated_ns:
         return comparison.simulated_ns

@@ -101,7 +101,14 @@ def executors_are_late() -> Machine:
 
 def conditions() -> Machine:
     """Each step two threads are told to begin, and the main thread waits for both."""
-    both = [put("begin loader"), put("begin worker"), python(50 * US), take("done"), take("done")]
+    both = [
+        put("begin loader"),
+        put("begin worker"),
+        python(50 * US),
+        take("done"),
+        python(3 * US),
+        take("done"),
+    ]
 
     def step(number: int) -> list[Instruction]:
         joined = wait(COMPUTE, f"worker {number}")

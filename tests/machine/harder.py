@@ -6,6 +6,7 @@ No device rows of synchronization are written for them, so what waits for what h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from .engine import Instruction, Machine, Program
 from .instructions import (
@@ -181,7 +182,11 @@ def gathered_layers() -> Machine:
     """As in FSDP: each layer's parameters are gathered one layer ahead, beside the layer before."""
 
     def gather(layer: int) -> Instruction:
-        args = {"Collective name": "_allgather_base", "In msg nelems": 1 << 20, "dtype": "Float"}
+        args: dict[str, Any] = {
+            "Collective name": "_allgather_base",
+            "In msg nelems": 1 << 20,
+            "dtype": "Float",
+        }
         return op("c10d::_allgather_base_", 7_000, [
             record(f"used{layer}", COMPUTE), launch(COLLECTIVE, GATHER, 150 * US, **args),
             record(f"gathered{layer}", COLLECTIVE)], 2_000)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .engine import Instruction, Machine, Program
 from .instructions import (
@@ -239,7 +240,7 @@ def multi_stream(layers: int = 12, kernel_us: int = 60, collective_us: int = 260
     return Machine(Program(step), jitter=JITTER)
 
 
-def _collective(elements: int) -> dict[str, object]:
+def _collective(elements: int) -> dict[str, Any]:
     return {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements,
             "Group size": 8, "dtype": "Float", "Process Group Name": "0",
             "Process Group Description": "default_pg"}  # fmt: skip
