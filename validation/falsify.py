@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -30,7 +30,6 @@ sys.path[:0] = [str(ROOT / "tests")]
 import laws
 from machine.blocked import BLOCKED
 from machine.harder import HARDER
-from machine.loaders import LOADERS
 from machine.nsys import write_nsys
 from machine.programs import PROGRAMS
 from sanity import sources
@@ -46,10 +45,16 @@ from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 from daydream.trace.trace import Trace
 
 DERIVED = ("parent", "step", "phase", "op", "layer")
-QUESTIONS = (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0), ("cpu", 0.5))
-MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED}
-WINDOW = 12, 17  # steps of a machine's run that are recorded
 PAUSE_NS, LATER_NS = 50_000, (1_000, 50_000)
+QUESTIONS = (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0), ("cpu", 0.5))
+# Hand-offs of threads that block take 1 to 50 us, and batches vary by a tenth.
+VARYING = {
+    name: lambda make=make: replace(make(), hand_off=LATER_NS, variation=0.1)
+    for name, make in BLOCKED.items()
+}
+MACHINES = {**PROGRAMS, **HARDER, **BLOCKED, **{f"{name}, varying": make for name, make in VARYING.items()}}
+SMALL = 50_000  # bytes of a packed file
+WINDOW = 24, 29  # steps of a machine's run that are recorded
 LEAST, MOST = 0.01, 0.05  # of the rows, that are lost
 WIDE = 2.0
 REFUSED, TOO_WIDE = 0.05, 0.15  # of the answers, at most
@@ -243,7 +248,10 @@ class Source:
 @lru_cache(maxsize=256)
 def answered(source: Source) -> frozenset[tuple[str, float]]:
     """Return the questions that are answered about a recording as it is: what it lacks is no refusal."""
-    replay = daydream.replay(recorded(source)[0])
+    try:
+        replay = daydream.replay(recorded(source)[0])
+    except DaydreamError:
+        return frozenset()
     return frozenset(each for each in QUESTIONS if _ask(replay, *each) is not None)
 
 
@@ -253,11 +261,14 @@ def recorded(source: Source) -> tuple[Trace, Mapping[tuple[str, float], float]]:
     if source.path is not None:
         return daydream.load(source.path), {}
     machine = MACHINES[source.name]()
-    now = machine.run().steady_step_ns()
-    truths = {(on, by): machine.run(**{on: by}).steady_step_ns() / now for on, by in QUESTIONS}
-    run = machine.run(steps=WINDOW[1] + 2)
+    run = machine.run()
+    first, last = WINDOW
+    truths = {}
+    for on, by in QUESTIONS:
+        then = machine.run(**{on: by}).step_ends
+        truths[on, by] = (then[last] - then[first]) / (run.step_ends[last] - run.step_ends[first])
     with tempfile.TemporaryDirectory() as folder:
-        if source.name in BLOCKED:
+        if source.name.partition(",")[0] in BLOCKED:
             path = write_nsys(Path(folder) / "machine.sqlite", run, *WINDOW, switches=True)
         else:
             path = run.write(Path(folder) / "machine.json", *WINDOW)
@@ -265,23 +276,23 @@ def recorded(source: Source) -> tuple[Trace, Mapping[tuple[str, float], float]]:
 
 
 def all_sources(traces: Path) -> list[tuple[Source, float]]:
-    """Return what can be mutated with its weight: what is answered as it is, and the smaller, the more often."""
-    found = []
-    known = [Source(name, path) for name, path in sources(traces)] + [Source(name, None) for name in MACHINES]
-    for source in known:
-        try:
-            trace, _ = recorded(source)
-            daydream.whatif(trace, "scale", on="gpu", factor=0.5)
-        except DaydreamError:  # no device, no step, no trace: refused as it is
-            continue
-        found.append((source, max(len(trace), 5_000) ** -0.5))
+    """Return what can be mutated with its weight: the smaller the files of a recording, the more often."""
+    found = [(Source(name, None), SMALL**-0.5) for name in MACHINES]
+    for name, path in sources(traces):
+        size = sum(each.stat().st_size for each in [path, *path.glob("*")])
+        found.append((Source(name, path), max(size, SMALL) ** -0.5))
     return found
 
 
 def chosen(number: int, seed: int, weighted: Sequence[tuple[Source, float]]) -> tuple[Source, list[str]]:
-    """Return the source of a mutation and what is done to it: one thing, or two."""
+    """Return the source of a mutation and what is done to it: one thing, or two.
+
+    What is refused as it is has no device, no step or no rows, and is no source.
+    """
     chance = random.Random(f"{seed} {number}")
-    (source,) = chance.choices([each for each, _ in weighted], [weight for _, weight in weighted])
+    names, weights = zip(*weighted, strict=True)
+    while not answered(source := chance.choices(names, weights)[0]):
+        pass
     return source, chance.sample([*MUTATIONS], chance.choice((1, 1, 2)))
 
 
@@ -311,7 +322,10 @@ def _ask(replay: Replay, on: str, factor: float) -> Prediction | None:
 
 
 def hold(
-    found: Judged, replay: Replay, truths: Mapping[tuple[str, float], float], asked: frozenset[tuple[str, float]]
+    found: Judged,
+    replay: Replay,
+    truths: Mapping[tuple[str, float], float],
+    asked: frozenset[tuple[str, float]],
 ) -> None:
     """Hold the answers of a replay against the laws and what is known of their truth."""
     trace = replay.graph.trace
