@@ -171,7 +171,8 @@ def measure_latencies(draft: Draft) -> None:
             worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
             beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
         beside[beside] = draft.may_wait(tasks[beside])
-        _count_unexplained(draft, rest[late & ~beside])
+        lost = (rest > limit) & ~has_launch & (before > NEVER) & (draft.release_ns[tasks] > 0)  # the call
+        _count_unexplained(draft, rest[(late & ~beside) | lost])
         by_stream = np.flatnonzero(beside & ~last_is_launch)
         ahead = tasks[by_stream - 1]
         draft.gap_doubt[ahead] = rest[by_stream] / draft.gap_ns[ahead]
