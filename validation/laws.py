@@ -232,7 +232,9 @@ def a_device_gains_what_it_was_busy(replay: Replay, _path: Path) -> Iterator[tup
     """A faster device takes at most its share of the time that it was busy, and that where all else waits for it."""
     trace = replay.graph.trace
     found = None if trace is None else bounds(trace, replay.graph.steps)
-    for on, factor in (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0)) if found else ():
+    if found is None:
+        return
+    for on, factor in (("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0)):
         try:
             answer = daydream.whatif(replay, "scale", on=on, factor=factor)
         except DaydreamError:

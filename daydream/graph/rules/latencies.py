@@ -173,7 +173,8 @@ def measure_latencies(draft: Draft) -> None:
         source = draft.ended_beside(tasks)
         beside &= source >= 0
         draft.doubtful.add(src=source[beside], dst=tasks[beside])
-        _count_unexplained(draft, rest[late & ~beside])
+        lost = (rest > limit) & ~has_launch & (before > NEVER) & (draft.release_ns[tasks] > 0)  # the call
+        _count_unexplained(draft, rest[(late & ~beside) | lost])
         by_stream = np.flatnonzero(beside & ~last_is_launch)
         ahead = tasks[by_stream - 1]
         draft.gap_doubt[ahead] = rest[by_stream] / draft.gap_ns[ahead]

@@ -29,6 +29,9 @@ from daydream.graph.rules.thresholds import (
     UNKNOWN_LAUNCH_NS,
 )
 from daydream.graph.tables import CPU
+from daydream.lazy import regex
+
+COPY_CALL = regex(r"(?i)memcpy")
 
 
 def read_pauses(draft: Draft) -> None:
@@ -40,6 +43,7 @@ def read_pauses(draft: Draft) -> None:
     trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
     calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
     inner = recorded & calls & ~draft.named(is_sync)
+    lost = draft.named(COPY_CALL.search) & ~np.isin(np.arange(draft.size), draft.launch)  # what it copied
     ranges = recorded & trace.is_kind("annotation")[draft.row]
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
     inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
@@ -57,10 +61,10 @@ def read_pauses(draft: Draft) -> None:
             continue
         length, end = pause[paused], end[paused]
         worked = Coverage(draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others])
-        # Only another thread's call can hold the driver, also while it waits itself.
+        # Only another thread's call can hold the driver, also while it waits itself. A copy waits for the device.
         rows = draft.row[others[calls[others]]]
         held = Coverage(trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows])
-        in_call = (inner & (inside > gap))[tasks[paused]]
+        in_call = (inner & ~lost & (inside > gap))[tasks[paused]]
         by = np.where(in_call, held.within(end - length, end), worked.within(end - length, end))
         doubtful = by >= COVERED_SHARE * length
         if lane in off:

@@ -1,0 +1,80 @@
+"""Mutations of recordings are reproducible, and an answer that a law or the machine refutes is found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "validation"))
+
+import falsify
+import laws
+
+import daydream
+
+BUSY = falsify.Source("gpu_bound", None)  # one thread, which waits for the loss at the end of each step
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return daydream.replay(falsify.recorded(BUSY)[0]).as_recorded()
+
+
+def judged(replay, truths):
+    found = falsify.Judged(0, BUSY.name, "nothing", answers=4)
+    falsify.hold(found, replay, truths, frozenset(falsify.QUESTIONS))
+    return found
+
+
+def test_answers_about_a_recording_as_it_is_are_right(replay):
+    found = judged(replay, falsify.recorded(BUSY)[1])
+
+    assert found.wrong == []
+    assert (found.refused, found.wide, found.outside) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("true", "wrong"), [(0.9, 1), (0.52, 0)])
+def test_a_confident_wrong_answer_is_found(replay, true, wrong):
+    assert len(judged(replay, {("gpu", 0.5): true}).wrong) == wrong
+
+
+def test_a_mutation_of_one_number_is_the_same_again():
+    trace, _ = falsify.recorded(BUSY)
+    one, again, other = (falsify.mutated(trace, ["operators lost"], seed) for seed in (7, 7, 8))
+
+    assert all(np.array_equal(one[name], again[name]) for name in one.columns)
+    assert len(one) < len(trace)
+    assert len(one) != len(other) or not np.array_equal(one["start_ns"], other["start_ns"])
+
+
+def test_bounds_are_what_was_recorded(replay):
+    found = laws.bounds(replay.graph.trace, replay.graph.steps)
+
+    # One stream that is never idle for long: a step may get shorter by half of what it works, and no more.
+    least, most = found.allowed("gpu", 0.5, found.step_ns)
+    assert found.busy_ns == found.stream_ns
+    assert least == pytest.approx(found.step_ns - found.busy_ns / 2)
+    assert most == pytest.approx(found.step_ns - found.alone_ns / 2)
+    assert found.allowed("cpu", 0.0, found.step_ns) == (found.stream_ns, found.step_ns)
+
+
+def test_a_copy_whose_device_row_was_lost_makes_no_other_copy_work(replay):
+    # Each loss is copied in a call that waits for the device. Nothing says so any more of the first one.
+    trace = replay.graph.trace
+    copies = np.flatnonzero(trace.is_kind("memcpy"))
+    rows = falsify.Recording(
+        {name: np.delete(trace[name], copies[0]) for name in trace.columns if name not in falsify.DERIVED},
+        trace.texts,
+        dict(trace.metadata),
+    )
+
+    answer = daydream.whatif(
+        daydream.replay(falsify.derive(rows)).as_recorded(), "scale", on="gpu", factor=0.5
+    )
+
+    assert answer.simulated_ns / answer.replayed_ns == pytest.approx(
+        falsify.recorded(BUSY)[1]["gpu", 0.5], rel=0.01
+    )
