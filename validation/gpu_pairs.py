@@ -206,9 +206,10 @@ def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---|---:|---:|"
     for row, left_out in found:
         question = row.question
-        recorded = f"{question.series.folder} {question.before} → {question.after}"
+        recorded = f"{question.series.folder} {question.before} → {question.after} | `{question.asked}`"
         times = (_ms(ns) for ns in (row.before_ns, row.measured_ns, row.predicted_ns))
-        judged = " | ".join([recorded, f"`{question.asked}`", row.measure, *times])
+        first = row.measure == question.judged[0]  # of a question's rows
+        judged = " | ".join([recorded if first else "|", row.measure, *times])
         yield f"| {judged} | {row.interval} | {_error(row)} | {_error(left_out)} |"
     yield ""
     yield f"| series | {' | '.join(SUMMARY)} |"
@@ -241,13 +242,12 @@ def _ms(ns: float | None) -> str:
     return "" if ns is None or np.isnan(ns) else f"{ns / 1e6:,.3f}" if ns < 10e6 else f"{ns / 1e6:,.1f}"
 
 
-INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked as
-a person would type them, without a step marker; the truth is read with the marker that the recordings' authors wrote. A
-refusal where a person would expect an answer counts as a miss of 100 %. *Left out*: the error where every constant that
-recordings of the series fed (what kernels keep in 16 bits, casts, other runs) is fitted again without them, on the other series and on five
-models of an H200, or is a published or a neutral value where they tell nothing (`validation/held_out.py`). Rules that were made with a series
-in view stay. The MoE's recordings, few and cold
-passes, are 11 to 32 % from their own repetition: no interval covers that, and their rows cannot be judged closer.
+INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked
+without a step marker; the truth is read with the marker that the recordings' authors wrote. A
+refusal counts as a miss of 100 %. *Left out*: the error where every constant that
+recordings of the series fed (what kernels keep in 16 bits, casts, other runs) is fitted again without them, on the other series and five
+models of an H200, or published or neutral where these tell nothing (`validation/held_out.py`). Rules made with a series in view stay. The
+MoE's recordings, few and cold passes, are 11 to 32 % from their own repetition: no interval covers that.
 """
 
 
