@@ -216,9 +216,9 @@ def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
     yield "|---" * (len(SUMMARY) + 1) + "|"
     for series in [*dict.fromkeys(row.question.series.folder for row, _ in found), ""]:
         chosen = [both for both in found if series in both[0].question.series.folder]
-        shipped, left_out = (summary([both[side] for both in chosen]) for side in (0, 1))
-        cells = (a if a == b else f"{a} / {b}" for a, b in zip(shipped, left_out, strict=True))
-        yield f"| {series or 'all'} | {' | '.join(cells)} |"
+        cells = [summary([both[side] for both in chosen]) for side in (0, 1)]
+        told = (a if a == b else f"{a} / {b}" for a, b in zip(*cells, strict=True))
+        yield f"| {series or 'all'} | {' | '.join(told)} |"
     yield END
 
 
