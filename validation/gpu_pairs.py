@@ -206,18 +206,19 @@ def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---|---:|---:|"
     for row, left_out in found:
         question = row.question
-        recorded = f"{question.series.folder} {question.before} → {question.after}"
+        recorded = f"{question.series.folder} {question.before} → {question.after} | `{question.asked}`"
         times = (_ms(ns) for ns in (row.before_ns, row.measured_ns, row.predicted_ns))
-        judged = " | ".join([recorded, f"`{question.asked}`", row.measure, *times])
+        first = row.measure == question.judged[0]  # of a question's rows
+        judged = " | ".join([recorded if first else "|", row.measure, *times])
         yield f"| {judged} | {row.interval} | {_error(row)} | {_error(left_out)} |"
     yield ""
     yield f"| series | {' | '.join(SUMMARY)} |"
     yield "|---" * (len(SUMMARY) + 1) + "|"
     for series in [*dict.fromkeys(row.question.series.folder for row, _ in found), ""]:
         chosen = [both for both in found if series in both[0].question.series.folder]
-        shipped, left_out = (summary([both[side] for both in chosen]) for side in (0, 1))
-        cells = (a if a == b else f"{a} / {b}" for a, b in zip(shipped, left_out, strict=True))
-        yield f"| {series or 'all'} | {' | '.join(cells)} |"
+        cells = [summary([both[side] for both in chosen]) for side in (0, 1)]
+        told = (a if a == b else f"{a} / {b}" for a, b in zip(*cells, strict=True))
+        yield f"| {series or 'all'} | {' | '.join(told)} |"
     yield END
 
 
@@ -241,13 +242,13 @@ def _ms(ns: float | None) -> str:
     return "" if ns is None or np.isnan(ns) else f"{ns / 1e6:,.3f}" if ns < 10e6 else f"{ns / 1e6:,.1f}"
 
 
-INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked as
-a person would type them, without a step marker; the truth is read with the marker that the recordings' authors wrote. A
-refusal where a person would expect an answer counts as a miss of 100 %. *Left out*: the error where every constant that
-recordings of the series fed (what kernels keep in 16 bits, casts, other runs) is fitted again without them, on the other series and on five
-models of an H200, or is a published or a neutral value where they tell nothing (`validation/held_out.py`). Rules that were made with a series
-in view stay. The MoE's recordings, few and cold
-passes, are 11 to 32 % from their own repetition: no interval covers that, and their rows cannot be judged closer. The U-Net's 16 workers take 216 ms a step, 187 without the first, which waits 1.9 s for them to start: the start of processes is not modelled.
+INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked
+without a step marker; the truth is read with the marker that the recordings' authors wrote. A
+refusal counts as a miss of 100 %. *Left out*: the error where every constant that
+recordings of the series fed (what kernels keep in 16 bits, casts, other runs) is fitted again without them, on the other series and five
+models of an H200, or published or neutral where these tell nothing (`validation/held_out.py`). Rules made with a series in view stay. The
+MoE's recordings, few and cold passes, are 11 to 32 % from their own repetition: no interval covers that. The U-Net's 16 workers
+take 216 ms a step, 187 without the first, which waits 1.9 s for them to start: that is not modelled.
 """
 
 

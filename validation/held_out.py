@@ -8,7 +8,7 @@
 | `TO_32_REACHES`: of the bandwidth, of casts to 32 bits | T4 | none: all of it |
 | `KEPT_ON_MATRIX_UNITS`: of the share of the peak | T4 | `h100_qwen_0.5b_inference` alone |
 | `ANOTHER_RUN`: of the device | ViT, U-Net | fitted here on the other: kernels that a change leaves alone |
-| `ANOTHER_RUN`: of the CPU | GPT | none: as the device's |
+| `ANOTHER_RUN`: of the CPU | GPT | the U-Net's on four GPUs: 2 %, as the device's |
 
 Thresholds of waits were fed by them, too (`thresholds.py`).
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 CPU = 0  # the device type of a row
-DEVELOPED, JUDGED = "development", "judgement"  # as these pairs are in gpu_pairs.py
+DEVELOPED, JUDGED = "development", "judgement"  # looked at while models were made, or not
 T4, MOE, HOPPER = "pairs/t4_mlp_amp", "pairs/a100_switch_moe", "pairs/hopper_tf32"
 PARTICLES = "kineto/a100_particle_transformer_forward_batch"
 

@@ -19,7 +19,6 @@ import numpy as np
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
-from daydream.graph.rules.thresholds import STREAM_CLOCK_NS
 from daydream.graph.select import of_tasks
 from daydream.graph.tables import CODED, COLUMNS, CPU, TABLES, Table
 from daydream.trace.schema import PHASES
@@ -234,20 +233,6 @@ class Draft(Graph):
         """Return which of the lanes are others of the device of one: a mask."""
         places = [(each.rank, each.device) for each in self.lanes]
         return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
-
-    def ended_beside(self, tasks: np.ndarray) -> np.ndarray:
-        """Return the work of other streams of the device that ended last before each task, -1 for none.
-
-        It was launched before, too.
-        """
-        source, ended = np.full((2, len(tasks)), -1)
-        for lane, work in self.streams():
-            over = np.maximum.accumulate(self.end_ns[work])
-            last = np.searchsorted(over, self.start_ns[tasks] + STREAM_CLOCK_NS, side="right")
-            last = np.minimum(last, np.searchsorted(self.order[work], self.order[tasks])) - 1
-            later = self.beside(lane)[self.lane[tasks]] & (last >= 0) & (over[last] > ended)
-            source[later], ended[later] = work[last[later]], over[last[later]]
-        return source
 
     def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""

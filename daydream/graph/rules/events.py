@@ -30,7 +30,7 @@ import numpy as np
 from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.latencies import ready
+from daydream.graph.rules.latencies import ended_beside, ready
 from daydream.graph.rules.synchronization import device_records
 from daydream.graph.rules.thresholds import (
     EVENT_NS,
@@ -88,7 +88,7 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
     if way == _Search.by_forks:  # the last one
         resolved = {*draft.waits["wait"].tolist()}
         behind = np.array([wait.after for wait in search.waits if wait.call not in resolved], np.int64)
-        source = draft.ended_beside(behind)
+        source = ended_beside(draft, behind)
         known = (source >= 0) & (behind >= 0)
         draft.doubtful.add(src=source[known], dst=behind[known])
 

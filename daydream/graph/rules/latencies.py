@@ -26,6 +26,7 @@ from daydream.graph.rules.thresholds import (
     LONG_CALL_NS,
     LONG_CALL_TIMES,
     STAGED_LATENCY_NS,
+    STREAM_CLOCK_NS,
     USUAL_LATENCY_NS,
     USUAL_STARTUP_NS,
 )
@@ -170,7 +171,7 @@ def measure_latencies(draft: Draft) -> None:
         for each in unique(rank[beside]).tolist():
             worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
             beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
-        source = draft.ended_beside(tasks)
+        source = ended_beside(draft, tasks)
         beside &= source >= 0
         draft.doubtful.add(src=source[beside], dst=tasks[beside])
         lost = (rest > limit) & ~has_launch & (before > NEVER) & (draft.release_ns[tasks] > 0)  # the call
@@ -181,3 +182,18 @@ def measure_latencies(draft: Draft) -> None:
     later, _, rows = draft.held_by()
     of_waits = rows >= 0
     draft.waits["latency_ns"][rows[of_waits]] = of_event[later[of_waits]]
+
+
+def ended_beside(draft: Draft, tasks: np.ndarray) -> np.ndarray:
+    """Return the work of other streams of the device that ended last before each task, -1 for none.
+
+    It was launched before, too.
+    """
+    source, ended = np.full((2, len(tasks)), -1)
+    for lane, work in draft.streams():
+        over = np.maximum.accumulate(draft.end_ns[work])
+        last = np.searchsorted(over, draft.start_ns[tasks] + STREAM_CLOCK_NS, side="right")
+        last = np.minimum(last, np.searchsorted(draft.order[work], draft.order[tasks])) - 1
+        later = draft.beside(lane)[draft.lane[tasks]] & (last >= 0) & (over[last] > ended)
+        source[later], ended[later] = work[last[later]], over[last[later]]
+    return source

@@ -20,6 +20,7 @@ import numpy as np
 from daydream.arrays import combinations, run_starts
 from daydream.graph.draft import DeviceWork, Draft, runs_of
 from daydream.graph.plan import Cause
+from daydream.graph.rules.latencies import ended_beside
 from daydream.graph.rules.thresholds import BACK_TO_BACK_NS
 from daydream.graph.tables import DEVICE_KINDS, KERNEL, KINDS, ORDER_STEP, UNTRACED_NODES, Lane
 from daydream.text import counted
@@ -145,7 +146,7 @@ def follow_the_device(draft: Draft) -> None:
         return
     tasks = draft.on_streams()
     start, end, before = draft.start_ns, draft.end_ns, draft.ended_before(tasks)
-    source = draft.ended_beside(tasks)
+    source = ended_beside(draft, tasks)
     late = (start[tasks] - before > BACK_TO_BACK_NS) & (source >= 0) & (end[source] > before)
     late &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
     tasks, source = tasks[late], source[late]
