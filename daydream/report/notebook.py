@@ -22,8 +22,8 @@ from daydream.predict.replay import Replay
 from daydream.predict.scaling import Scaling
 from daydream.predict.sweep import Sweep
 from daydream.report.html.elements import Html, joined
-from daydream.report.text.answer import answer_lines, moved_text, recorded_step
-from daydream.report.text.breakdown import breakdown_rows
+from daydream.report.text.answer import answer_lines, recorded_step
+from daydream.report.text.breakdown import breakdown_rows, moved_bound
 from daydream.report.text.difference import (
     difference_headline,
     side_text,
@@ -163,7 +163,7 @@ def _comparison(comparison: Prediction) -> str:
         *typical_prediction(comparison),
         *recorded_step(comparison),
         _table(breakdown_rows(before, after)),
-        *filter(None, [moved_text(before, after)]),
+        *filter(None, [moved_bound(before, after)]),
         edits_text(comparison),
         _notes(comparison.notes),
     )
