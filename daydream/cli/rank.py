@@ -84,7 +84,7 @@ def _rank(
     best = best_of(ranking)
     if best is None:
         side = "gpu" if ranking.bound == "GPU" else "cpu"
-        print_next("whatif", "scale", "--on", side, "--factor", "0.5", *again)
+        print_next(*f"whatif scale --on {side} --factor 0.5".split(), *again)
     else:
         words = [best.optimization, *typed(best.options), *again]
         print_next("whatif", *words, *([] if table is None else ["--table", table]))

@@ -56,7 +56,7 @@ def show_trace(
         print_screen(trace_memory_text(report, verbose=verbose))
     tell(written)
     if not written and not as_json and (whatif := _advice(report)) is not None:
-        print_next("whatif", whatif, *(["--factor", "0.5"] if whatif == "batch-size" else []), *again)
+        print_next("whatif", whatif, *["--factor", "0.5"] * (whatif == "batch-size"), *again)
 
 
 def _show_view(

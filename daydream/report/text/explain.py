@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daydream.predict.basis import ESTIMATED, whole_recording
+from daydream.predict.basis import whole_recording
 from daydream.predict.explain import NOT_RECORDED
 from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
@@ -49,7 +49,6 @@ HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
 FIRST_COSTS, FEW_CAUSES, MOST_CAUSES = 2, 3, 8
-LARGE = 0.1  # of the step: such a cause is never among the rest
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
@@ -271,8 +270,8 @@ def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
     if after is None:
         without = f"without {'start-up' if replay.start_up_ns else 'profiler'}"
-        said = [*measured_text(replay.basis_measured_ns), replayed_text(replay)]
-        return "   ".join(["step time", *said, *[without] * (explanation.basis == ESTIMATED)])
+        measured = measured_text(replay.basis_measured_ns) or [without]  # none where it is estimated
+        return "   ".join(["step time", *measured, replayed_text(replay)])
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
     return f"step time   {times} after {name} ({error_text(replay.basis_error, replay.error)})"
@@ -283,7 +282,7 @@ def _causes(explanation: Explanation, most: int | None = None) -> Table:
     unit, size, _ = scale(explanation.step_ns)
     shown = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
     if most is not None:
-        shown = [each for place, each in enumerate(shown) if place < most or each.share >= LARGE]
+        shown = [each for place, each in enumerate(shown) if place < most or each.share >= 2 * WORTH_A_WORD]
     rest = [each for each in explanation.causes if each not in shown]
     steps = len(explanation.steps)
     head = "critical path of a step" if steps == 1 else f"critical path, mean of {steps}"
