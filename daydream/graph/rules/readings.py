@@ -60,7 +60,8 @@ def read_pauses(draft: Draft) -> None:
             continue
         length, end = pause[paused], end[paused]
         worked = Coverage(draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others])
-        # Only another thread's call can hold the driver, also while it waits itself. A copy waits for the device.
+        # Only another thread's call can hold the driver, also while it waits itself. A copy may wait for the
+        # device.
         rows = draft.row[others[calls[others]]]
         held = Coverage(trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows])
         in_call = (inner & ~lost & (inside > gap))[tasks[paused]]
