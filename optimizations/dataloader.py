@@ -8,7 +8,6 @@ from daydream import Graph, GraphError, Selection
 from daydream.memory import unchanged
 from daydream.model import (
     LoaderWaits,
-    batches_of_workers,
     loads_by_processes,
     recorded_waits,
     untraced_waits,
@@ -70,9 +69,6 @@ def dataloader(
             "several threads load already, as DALI's do: what of it torch's workers would do is not known"
         )
 
-    ahead = batches_of_workers(graph)
-    if len(ahead):
-        ahead.remove()
     get = graph.insert_after(
         waits.tasks, "fetch batch", duration_ns=np.minimum(waits.time_ns, least), gap_ns=0
     )
@@ -94,7 +90,7 @@ def dataloader(
 
 def suggested_options(graph: Graph) -> dict[str, int] | None:
     """Return twice the workers that load already, nothing where the main thread does; None where unknown."""
-    loading = graph.select(kind="cpu", phase="data") - batches_of_workers(graph)
+    loading = graph.select(kind="cpu", phase="data")
     if not len(loading) or not loads_by_processes(loading):
         return {}
     seen = recorded_waits(graph, loading).workers()
@@ -103,7 +99,7 @@ def suggested_options(graph: Graph) -> dict[str, int] | None:
 
 def _loading(graph: Graph) -> tuple[Selection | None, LoaderWaits]:
     """Return the recorded CPU work of loading, None where there is none, and the waits for batches."""
-    loading = graph.select(kind="cpu", phase="data") - batches_of_workers(graph)
+    loading = graph.select(kind="cpu", phase="data")
     if not len(loading):
         waits = untraced_waits(graph)
         if not len(waits.time_ns):

@@ -78,8 +78,8 @@ def test_amp_by_the_paper_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernel
     assert min(ratios) > 0.99
     said = amp.to_json()
     assert 1.9 < said["typical_replayed_ns"] / said["typical_predicted_ns"] < 2.3
-    # The run as a whole takes as long as four workers need for its batches, however fast the device is.
-    assert amp.speedup == pytest.approx(1, abs=0.002)
+    # The run as a whole spends 8.2 of its 9.7 s in the loader, which gains nothing.
+    assert 1.1 < amp.speedup < 1.2
 
 
 def test_amp_stops_at_the_cpu_floor_and_fusing_the_optimizer_lowers_it():

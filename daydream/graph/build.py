@@ -26,7 +26,6 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
 | `readings` | pauses that may be work or waits have both readings | `readings` |
 | `background` | threads that nothing waits for complete no step | `threads` |
-| `batches` | a loader's worker processes make batches at their own pace | `recurrent_waits` |
 | `graphs.heads` | work ahead of a stream's first task, launched before the window | `device_graphs` |
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
@@ -52,7 +51,6 @@ from daydream.graph.rules.latencies import cut_long_calls, measure_latencies, ty
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import (
-    load_batches,
     wait_for_lock,
     wait_for_wakers,
     wait_in_spins,
@@ -85,7 +83,6 @@ RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (
     ("pauses", follow_the_device),
     ("readings", read_pauses),
     ("background", tell_background),
-    ("batches", load_batches),
     ("graphs.heads", fill_heads),
     ("typical", typical_latencies),
     ("latencies", measure_latencies),

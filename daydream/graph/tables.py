@@ -18,7 +18,6 @@ KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
 CPU, KERNEL, MEMCPY, MEMSET, COLLECTIVE = range(len(KINDS))  # their codes in the column `kind`
 DEVICE_KINDS = KINDS[1:]
 UNTRACED_NODES = "untraced graph nodes"  # names of device work without a row
-BATCH = "load batch"  # what worker processes of a loader make
 UNTRACED_HEAD = "untraced work from before the window"
 ORDER_STEP = 4096  # program-order keys between two nanoseconds, room for inserted tasks
 

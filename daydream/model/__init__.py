@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     )
     from daydream.model.loading import (
         LoaderWaits,
-        batches_of_workers,
         loads_by_processes,
         recorded_waits,
         untraced_waits,
@@ -129,7 +128,7 @@ _HOMES = {
         "changes_layout", "doubt_of_products", "few_rows_ns", "in_16_bits",
     ),
     "daydream.model.loading": (
-        "LoaderWaits", "batches_of_workers", "loads_by_processes", "recorded_waits", "untraced_waits",
+        "LoaderWaits", "loads_by_processes", "recorded_waits", "untraced_waits",
     ),
     "daydream.model.optimizers": (
         "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP", "UPDATE_RULES", "Update", "UpdateRule",
@@ -150,7 +149,7 @@ __all__ = [
     "GUARDS", "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets",
     "Captured", "CompiledPart",
     "Gradients", "LoaderWaits", "Narrowed", "Trained", "Update", "UpdateRule", "attention_chains",
-    "autograd_node_count", "backward_chains", "batches_of_workers", "behind_last_saved",
+    "autograd_node_count", "backward_chains", "behind_last_saved",
     "block_of_layers", "border_kernel_ns", "breaks_of",
     "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
     "compiled_parts", "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",

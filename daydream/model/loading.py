@@ -14,11 +14,14 @@ from msgspec import Struct
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.graph.rules.recurrent_waits import WORKER_LOADER, bursts
 from daydream.graph.selection import Selection
-from daydream.graph.tables import BATCH
 
 TO_DEVICE = r"HtoD|HostToDevice"
+WORKER_LOADER = "MultiProcessing"  # in torch's range, where workers made the batch
+LEAST_CYCLES = 4  # of a pattern, to be seen as one
+UNLIKE = 0.3  # deviation of the waits' logarithms: those in a burst are short against the others
+SHORT_NS = 1000  # waits below it are alike
+ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it is near 0
 
 
 class LoaderWaits(Struct, frozen=True):
@@ -70,8 +73,18 @@ class LoaderWaits(Struct, frozen=True):
         return cost
 
     def workers(self) -> int | None:
-        """Return how many workers load, as their pattern shows; None where there is none."""
-        return bursts(self.time_ns)
+        """Return how many workers load, as their pattern shows; None where there is none.
+
+        Workers begin together, take a batch each, and batches are handed out in turn: a program that waits
+        for them gets as many batches at once as there are workers, then waits again.
+        """
+        time = np.log1p(self.time_ns / SHORT_NS)  # so that one long wait does not make the pattern
+        most = len(time) // LEAST_CYCLES
+        parts = [(time[lag:], time[:-lag]) for lag in range(2, most + 1)]
+        found = np.array([np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts])
+        if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
+            return None
+        return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
 
     def take_away(self) -> None:
         """Let no step wait for its batch."""
@@ -136,14 +149,9 @@ def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return columns["measured_start_ns"][ids] + columns["duration_ns"][ids] + columns["gap_ns"][ids]
 
 
-def batches_of_workers(graph: Graph) -> Selection:
-    """Return the batches that worker processes make beside the program, where it waits for them."""
-    return graph.select(kind="cpu", name=f"^{BATCH}$")
-
-
 def loads_by_processes(loading: Selection) -> bool:
     """Tell whether the CPU work inside the ranges of a loader is that of one with worker processes."""
-    return len(loading.where(within=WORKER_LOADER.pattern)) > 0
+    return len(loading.where(within=WORKER_LOADER)) > 0
 
 
 def recorded_waits(graph: Graph, loading: Selection) -> LoaderWaits:

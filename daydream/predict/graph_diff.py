@@ -140,7 +140,6 @@ class GraphDiff:
         cpu, transfer = kind == CPU, np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        ns[after.in_background[ids]] = 0  # steps only wait for it
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),

@@ -34,7 +34,8 @@ work, the step is simulated as if all did, too (`Graph.released`). Both readings
 predict differently: then the interval covers both.
 
 What a step waits for outside the trace takes as long after the change: a timer, a disk. A process that makes
-batches works on meanwhile, at its own pace: the interval covers that, too (`paced_ns`).
+batches works on meanwhile, at its own pace: the interval covers that, too (`paced_ns`). So may long pauses in
+which nothing was recorded of a thread: they may be no CPU work, which a faster CPU does not shorten.
 
 No step is shorter than the busiest stream's work in it, so no interval reaches below that.
 """
@@ -54,6 +55,7 @@ from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
+from daydream.model.loading import WORKER_LOADER
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
@@ -99,7 +101,7 @@ REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are
 # What it is doubtful whether threads and streams do, and what records it.
 OF_THREADS = (
     "works or waits in pauses that the step waits for, {:,.4g} ms of it",
-    "`nsys profile --cpuctxsw=process-tree`",
+    "`daydream collect` or `nsys profile --cpuctxsw=process-tree`",
 )
 OF_STREAMS = "waits for other streams where that would decide the step", "`daydream collect`"
 UNTOLD = 0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
@@ -202,7 +204,8 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         ends = found.ends(step_ns)
         least_ns = _least_ns(comparison, diff)
         of_the_change = replace(found, rerun=0.0, recording=0.0)
-        for other_ns in (paced_ns(comparison), *(comparison.released or ())[:1]):
+        others = paced_ns(comparison), _lasting_ns(comparison), *(comparison.released or ())[:1]
+        for other_ns in others:
             ends += of_the_change.ends(other_ns)
             least_ns = min(least_ns, other_ns)
         if whole_recording(replay.graph.trace):
@@ -318,16 +321,35 @@ def paced_ns(comparison: Prediction) -> int:
     steps = [*after.step_times()]
     path = after.timeline.path(after.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
-    waits = cause == PathCause.OUTSIDE.code
-    trace = graph.recorded
-    if has_device_work(graph) and trace.code("name", OFF_CPU) < 0:
-        as_recorded = graph.name[path.task] == trace["name"][graph.row[path.task]]
+    by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
+    loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
+    waits = loads | (cause == PathCause.OUTSIDE.code)
+    if _untold(graph):
+        as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
         waits |= long & (cause == PathCause.UNTRACED.code)
     waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
     if waits_ns < APART * comparison.simulated_ns:
         return comparison.simulated_ns
     return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
+
+
+def _lasting_ns(comparison: Prediction) -> int:
+    """Return the predicted step in ns if long pauses that the change shortens are no CPU work, and stay."""
+    before, graph, gap_ns = comparison.replay.graph, comparison.graph, comparison.graph.gap_ns.copy()
+    long = np.flatnonzero((before.gap_ns >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size])
+    long = long[gap_ns[long] < before.gap_ns[long]]
+    if not len(long) or not _untold(graph):
+        return comparison.simulated_ns
+    gap_ns[long] = before.gap_ns[long]
+    return round(comparison.simulated_ns + _longer_ns(comparison, graph.retimed(graph.duration_ns, gap_ns)))
+
+
+def _untold(graph: Graph) -> bool:
+    """Tell whether threads launch work and nothing was recorded of when they ran."""
+    trace = graph.recorded
+    told = trace.code("name", OFF_CPU) >= 0 or (trace["cpu_ns"] >= 0).any()
+    return has_device_work(graph) and not told
 
 
 def released(comparison: Prediction) -> tuple[int, str] | None:

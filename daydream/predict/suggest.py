@@ -27,7 +27,7 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
-from daydream.model.loading import TO_DEVICE, batches_of_workers, untraced_waits
+from daydream.model.loading import TO_DEVICE, untraced_waits
 from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
@@ -228,8 +228,7 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     batches = np.zeros(len(idle), bool)
     if not len(graph.select(phase="data")):
         with suppress(NotApplicableError):
-            waits = untraced_waits(graph).tasks | batches_of_workers(graph)
-            batches = idle & np.isin(chain.task, waits.ids)
+            batches = idle & np.isin(chain.task, untraced_waits(graph).tasks.ids)
     # Where worker processes load already, as many of them are asked about as the trace suggests.
     suggests = find("dataloader").suggested_options
     workers = {} if suggests is None else suggests(graph)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
-from daydream.graph.tables import BATCH, CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
+from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
     found[lane & ~on_cpu] = between.code
-    outside = np.array([text == BATCH for text in graph.texts["name"]] + [False])[graph.name]
+    outside = np.zeros(graph.size, bool)
     outside[graph.links["src"][graph.links["cause"] == Cause.OUTSIDE]] = True
     found[outside[task] & (work | lane)] = PathCause.OUTSIDE.code
     loads = (graph.phase[task] == DATA) & on_cpu & (work | lane) & ~waits

@@ -239,20 +239,21 @@ def test_without_a_number_of_workers_loading_is_hidden_whole_where_some_load_alr
 
 
 @pytest.mark.parametrize("change", ["pinned-memory", "remove-sync", "amp", "prefetch"])
-def test_a_step_that_waits_for_worker_processes_takes_what_they_need_for_a_batch(change):
-    # Four workers, measured 333.6 ms a step: what makes the rest of the step faster only waits longer.
+def test_where_a_step_waits_for_worker_processes_they_may_set_its_pace(change):
+    # Four workers, measured 333.6 ms a step: the rest of the step is faster, or only waits longer for them.
     replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
-    assert daydream.whatif(replay, change).predicted_ns == pytest.approx(333.6e6, rel=1e-3)
+    answer = daydream.whatif(replay, change)
+    assert answer.predicted_ns <= 333.6e6 <= 1.001 * answer.predicted_high_ns
 
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 @pytest.mark.parametrize(
-    ("wait", "whole", "faster"), [(80e3, 100e3, 100e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
+    ("wait", "whole", "faster"), [(80e3, 100e3, 90e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
 )
-def test_workers_that_are_waited_for_most_of_the_step_set_its_pace(wait, whole, faster):
-    #  thread  |wait for a batch 80 ms|launch, synchronize 20|    (in us: fetching may take so long)
+def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whole, faster):
+    #  thread  |wait for a batch 80 ms|launch, synchronize 20|
     #  stream                          |k                   |
     rows = []
     for n in range(10):
@@ -262,6 +263,7 @@ def test_workers_that_are_waited_for_most_of_the_step_set_its_pace(wait, whole, 
     replay = daydream.replay(trace(rows, steps=tuple(whole * n for n in range(11))))
     predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
     assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
+    assert predicted.predicted_high_ns >= 0.999e3 * whole
 
 
 def test_a_trace_suggests_twice_the_workers_that_load_already():

@@ -35,14 +35,9 @@ from daydream.graph.plan import Cause, around
 from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
-    ALIKE,
-    ALIKE_NS,
     COVERED_SHARE,
     FAR_NS,
-    FETCH_NS,
     FILLED_SHARE,
-    IDLE_SHARE,
-    LEAST_CYCLES,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
@@ -53,20 +48,15 @@ from daydream.graph.rules.thresholds import (
     SHORT_SHARE,
     SPIN_NS,
     THREAD_CLOCK_NS,
-    UNLIKE,
     WAKE_NS,
     WOKEN_NS,
 )
-from daydream.graph.tables import BATCH, CPU, ORDER_STEP, Lane, covered_steps, step_rank
+from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex
-from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU, PHASES
+from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU
 from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
-WORKER_LOADER = regex(
-    r"_MultiProcessingDataLoaderIter|MultiProcessing"
-)  # torch's range of a loader's workers
-LOADER = "worker processes"  # the lane on which they make batches
 # What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
 FOR_THREADS = regex(r"cond_|sem_|futex|(?<!c)lock\b|threading|queue|Work\b")
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
@@ -423,68 +413,6 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
         row = draft.row[blocked.task]
         yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
-
-
-def load_batches(draft: Draft) -> None:
-    """Let a loader's worker processes make batches at their own pace, where a thread waits for them.
-
-    How long the thread waits is no cause: if it asks for a batch sooner, it waits longer.
-
-        workers  |batch 2 ...................|batch 3 ..................|
-        thread   |step 1        |wait        |step 2       |wait        |step 3
-
-    Such are waits in the ranges of torch's loader that take most of the time, and those in the ranges or
-    outside the trace that come in bursts, as the batches of several workers do. Steps repeat: the workers go
-    on from the last batch of the covered steps to the first.
-    """
-    covered = covered_steps(draft)
-    links, took = draft.links, draft.duration_ns + draft.gap_ns
-    outside = np.isin(np.arange(draft.size), links["src"][links["cause"] == Cause.OUTSIDE])
-    asked = draft.named(WORKER_LOADER.search) & (draft.row >= 0)
-    for lane in draft.threads():
-        tasks, rank = draft.on(lane), draft.lanes[lane].rank
-        for kind in (asked, outside):
-            waits = tasks[kind[tasks] & covered[draft.step[tasks]]][:-1]
-            waits = waits[np.argsort(-took[waits], kind="stable")]
-            waits = waits[np.unique(draft.step[waits], return_index=True)[1]]  # the longest of each step
-            if len(waits) < LEAST_PAUSES or took[waits].mean() < FETCH_NS:
-                continue
-            most = took[waits].sum() > IDLE_SHARE * np.ptp(draft.start_ns[waits])
-            if not (most and kind is asked) and bursts(took[waits]) is None:
-                continue
-            waits = waits[took[waits] >= IDLE_SHARE * took[waits].mean()]
-            arrived = draft.start_ns[waits] + took[waits]
-            between = np.diff(arrived)
-            steps = (each for each in draft.steps if each.get("covered") and step_rank(each) == rank)
-            left = sum(step["measured_ns"] for step in steps) - between.sum()
-            made = draft.add(
-                len(waits) + 1,
-                name=draft.code("name", BATCH),
-                lane=draft.add_lane(Lane(LOADER, rank, background=True)),
-                order=np.append(draft.order[waits], draft.order[waits[-1]] + 1),
-                start_ns=np.append(arrived[:1], arrived),
-                duration_ns=np.concatenate([[0], between, [max(left, 0)]]),
-                phase=PHASES.index("data") if kind is asked else -1,
-                step=draft.step[np.append(waits, waits[-1])],
-            )
-            goes_on = tasks[np.searchsorted(draft.order[tasks], draft.order[waits], side="right")]
-            draft.link(made[:-1], goes_on, cause=Cause.HANDOFF)
-            draft.link(goes_on[:1], made[1:2], from_start=True, cause=Cause.HANDOFF)
-
-
-def bursts(wait_ns: np.ndarray) -> int | None:
-    """Return how many workers load, as the pattern of waits for batches shows; None where there is none.
-
-    Workers begin together, take a batch each, and batches are handed out in turn: a program that waits
-    for them gets as many batches at once as there are workers, then waits again.
-    """
-    time = np.log1p(wait_ns / ALIKE_NS)  # so that one long wait does not make the pattern
-    most = len(time) // LEAST_CYCLES
-    parts = [(time[lag:], time[:-lag]) for lag in range(2, most + 1)]
-    found = np.array([np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts])
-    if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
-        return None
-    return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
 
 
 class _Clock:

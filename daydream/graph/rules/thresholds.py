@@ -78,13 +78,6 @@ PAUSE_CHANCE = 0.1  # of any moment to lie so close behind such a point; more wo
 SPIN_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
 LEAST_LOCKED = 2  # calls of a name on a thread
 
-# Waits for the batches of a loader's workers.
-FETCH_NS = 2_000_000  # fetching a small batch that is there takes 1.2 to 1.7 ms (`dataloader`)
-LEAST_CYCLES = 4  # of a pattern, to be seen as one
-UNLIKE = 0.3  # deviation of the waits' logarithms: those in a burst are short against the others
-ALIKE_NS = 1_000  # waits below it are alike
-ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it is near 0
-
 # Collectives on threads of the CPU.
 GLOO_POOL = 2  # threads of a pool: torch gives gloo two a network interface
 GLOO_PAUSE_NS = (
