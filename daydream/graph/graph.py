@@ -241,6 +241,11 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
+    def doubted_links(self) -> np.ndarray:
+        """Return which links keep the length of waits that may be for recorded work: bool, shape (links,)."""
+        src = self.links["src"]
+        return (self.links["cause"] == Cause.OUTSIDE) & (self.doubt[src] + self.gap_doubt[src] > 0)
+
     def released(self) -> Graph:
         """Return a copy in which what may be a wait is one: it takes no time, and follows what it waits for.
 
@@ -248,6 +253,7 @@ class Graph(NotebookTables):
         """
         parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
         twin = self.retimed(*np.rint(parts))
+        twin.links.keep(~self.doubted_links())
         table = self.doubtful
         ahead = (
             self.order[table["src"]] < self.order[table["dst"]]

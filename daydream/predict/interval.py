@@ -97,7 +97,7 @@ WORDS = {  # of the causes
     "waiting": "waiting for peers",
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
-REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
+REPLAYS_ALIKE = 0.05  # of the step: pauses whose absence changes it by more are no waits
 # What it is doubtful whether threads and streams do, and what records it.
 OF_THREADS = (
     "works or waits in pauses that the step waits for, {:,.4g} ms of it",
@@ -321,8 +321,7 @@ def paced_ns(comparison: Prediction) -> int:
     steps = [*after.step_times()]
     path = after.timeline.path(after.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
-    by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
-    loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
+    loads = (cause == PathCause.LOADING.code) & _by_workers(graph)[path.task]
     waits = loads | (cause == PathCause.OUTSIDE.code)
     if _untold(graph):
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
@@ -336,13 +335,25 @@ def paced_ns(comparison: Prediction) -> int:
 
 def _lasting_ns(comparison: Prediction) -> int:
     """Return the predicted step in ns if long pauses that the change shortens are no CPU work, and stay."""
-    before, graph, gap_ns = comparison.replay.graph, comparison.graph, comparison.graph.gap_ns.copy()
-    long = np.flatnonzero((before.gap_ns >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size])
-    long = long[gap_ns[long] < before.gap_ns[long]]
-    if not len(long) or not _untold(graph):
+    before, graph, kept = comparison.replay.graph, comparison.graph, []
+    if not _untold(graph):
         return comparison.simulated_ns
-    gap_ns[long] = before.gap_ns[long]
-    return round(comparison.simulated_ns + _longer_ns(comparison, graph.retimed(graph.duration_ns, gap_ns)))
+    for was, now, doubt in (
+        (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, _by_workers(before))),
+        (before.gap_ns, graph.gap_ns.copy(), 1),
+    ):
+        pause = (doubt * was >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size]
+        pause &= now[: before.size] < was
+        now[: before.size][pause] = was[pause]
+        kept.append(now)
+    same = np.array_equal(kept, [graph.duration_ns, graph.gap_ns])
+    return comparison.simulated_ns + (0 if same else round(_longer_ns(comparison, graph.retimed(*kept))))
+
+
+def _by_workers(graph: Graph) -> np.ndarray:
+    """Return which tasks are the range in which a thread asks a loader's worker processes: bool, shape (ids,)."""
+    names = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
+    return names[graph.name]
 
 
 def _untold(graph: Graph) -> bool:
@@ -364,6 +375,8 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     src, dst = graph.doubtful["src"], graph.doubtful["dst"]
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
     part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
+    outside = graph.links["dst"][graph.doubted_links()]
+    part[(path.edge == Cause.OUTSIDE) & np.isin(path.task, outside)] = 1
     mine = timeline.copy == after.copy
     start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
     start[timeline.task[mine]], end[timeline.task[mine]] = timeline.start_ns[mine], timeline.end_ns[mine]
@@ -385,5 +398,6 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS
     return found, (
         f"Nothing recorded tells whether {most.name} {doubt.format(of_lane.max() / 1e6)}; "
-        f"with all such waits it takes {found / 1e6:,.4g} ms. A recording by {how} tells."
+        f"with all such waits it takes {found / 1e6:,.4g} ms."
+        + (f" A recording by {how} tells." if most.on_device or _untold(graph) else "")
     )
