@@ -321,7 +321,8 @@ def paced_ns(comparison: Prediction) -> int:
     steps = [*after.step_times()]
     path = after.timeline.path(after.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
-    loads = (cause == PathCause.LOADING.code) & _by_workers(graph)[path.task]
+    by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
+    loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
     waits = loads | (cause == PathCause.OUTSIDE.code)
     if _untold(graph):
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
@@ -338,8 +339,9 @@ def _lasting_ns(comparison: Prediction) -> int:
     before, graph, kept = comparison.replay.graph, comparison.graph, []
     if not _untold(graph):
         return comparison.simulated_ns
+    ranges = np.append(before.recorded.is_kind("annotation"), False)[before.row]  # their own time
     for was, now, doubt in (
-        (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, _by_workers(before))),
+        (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, ranges)),
         (before.gap_ns, graph.gap_ns.copy(), 1),
     ):
         pause = (doubt * was >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size]
@@ -348,12 +350,6 @@ def _lasting_ns(comparison: Prediction) -> int:
         kept.append(now)
     same = np.array_equal(kept, [graph.duration_ns, graph.gap_ns])
     return comparison.simulated_ns + (0 if same else round(_longer_ns(comparison, graph.retimed(*kept))))
-
-
-def _by_workers(graph: Graph) -> np.ndarray:
-    """Return which tasks are the range in which a thread asks a loader's worker processes: bool, shape (ids,)."""
-    names = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
-    return names[graph.name]
 
 
 def _untold(graph: Graph) -> bool:

@@ -35,6 +35,7 @@ from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 COPY_CALL = regex(r"(?i)memcpy")
+NATIVE = regex(r"^(aten|autograd|torch)::|Backward\d*$")
 
 
 def read_pauses(draft: Draft) -> None:
@@ -98,5 +99,5 @@ def _order(draft: Draft, lane: int, kinds: Iterable[np.ndarray]) -> None:
 
 def _native(trace: Trace) -> np.ndarray:
     """Return a mask of the rows of PyTorch's own operators: those that wait for a device call its runtime."""
-    native = np.array([text.startswith("aten::") for text in trace.text("name")] + [False])
+    native = np.array([NATIVE.search(text) is not None for text in trace.text("name")] + [False])
     return native[trace["name"]]
