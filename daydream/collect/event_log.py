@@ -127,7 +127,8 @@ class EventLog:
                 "nothing was logged: log what runs with log.event(identifier) or log.record(...)"
             )
         _need_nesting(events)
-        first, last = events[0].start_ns, max(event.end_ns for event in events)
+        first = events[0].start_ns
+        last = max(event.end_ns for event in events)
         if last - first > LONGEST_NS:
             raise TraceError(
                 "the events of the log lie more than 13 days apart; log the times of one clock, in ns"
@@ -197,7 +198,8 @@ def _recording(events: list[_Event]) -> Recording:
     for event in events:
         name = str(event.identifier)
         if event.identifier is None:
-            name, number = f"{STEP} {number}", number + 1
+            name = f"{STEP} {number}"
+            number += 1
         codes.append(names.setdefault(name, len(names)))
     origin = events[0].start_ns
     columns: dict[str, np.ndarray] = {

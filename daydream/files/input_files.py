@@ -94,7 +94,10 @@ class Counted:
     """A file that is unpacked as it is read. Raises `TraceError` when it gives more than `most` bytes."""
 
     def __init__(self, file: Readable, path: str | os.PathLike[str], most: int) -> None:
-        self._file, self._path, self._most, self._given = file, path, most, 0
+        self._file = file
+        self._path = path
+        self._most = most
+        self._given = 0
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, all that is left if it is negative."""

@@ -111,8 +111,10 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
 
     Sort, name, own time in ns, tasks, and which of their times are the part.
     """
-    kind, covered = graph.kind, covered_steps(graph)
-    cpu, calls = kind == CPU, np.zeros(graph.size, bool)
+    kind = graph.kind
+    covered = covered_steps(graph)
+    cpu = kind == CPU
+    calls = np.zeros(graph.size, bool)
     if graph.trace is not None and len(graph.trace):
         calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
     work, gap = ([name] for name in COSTS)
@@ -134,7 +136,8 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
         used, place = distinct(code[ids])
         labels: dict[str, int] = {}  # with their numbers: several names may have one
         numbers = [labels.setdefault(label(names[each]), len(labels)) for each in used.tolist()]
-        part, counts = np.array(numbers, np.int64)[place], covered[graph.step[ids]]
+        part = np.array(numbers, np.int64)[place]
+        counts = covered[graph.step[ids]]
         cost = sum(graph.columns[name][ids[counts]] for name in of)
         total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():

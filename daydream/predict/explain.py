@@ -141,7 +141,8 @@ class Explanation(Record, eq=False):
     @property
     def if_recording_cost_more(self) -> str:
         """At what cost of recording the device bounds the step, a sentence; empty where none is that high."""
-        measured_ns, busy = self.replay.measured_ns, self.device_busy_share
+        measured_ns = self.replay.measured_ns
+        busy = self.device_busy_share
         if self.basis != ESTIMATED or not busy or not measured_ns:
             return ""
         assumed, turn = (1 - share * self.replayed_ns / measured_ns for share in (1.0, busy))
@@ -204,7 +205,8 @@ def explain(
     causes = tuple(chain.shares())
     busy = chain.busy_ns()
     memory, unsaid = peak_memory(asker, capacity)
-    graph, steps = chain.graph, len(chain.steps)
+    graph = chain.graph
+    steps = len(chain.steps)
     chosen = (graph.kind == KERNEL) & graph.alive & covered_steps(graph)[graph.step]
     kernels = Selection(graph, np.flatnonzero(chosen))
     general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
@@ -290,7 +292,8 @@ def bound(
     Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
     is a little shorter, both bound the step: neither gains anything alone.
     """
-    step_ns, waits = max(without_cpu.replayed_ns, 1), shares_of(causes)
+    step_ns = max(without_cpu.replayed_ns, 1)
+    waits = shares_of(causes)
     on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
     if without_communication is not None and (without_communication.saving_ns or 0) >= MOST * step_ns:
         on_device = Bound.COMMUNICATION
@@ -345,7 +348,8 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     rate = peaks(number_formats(kernels, amounts, device), device)
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
-    took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
+    took = kernels.duration_ns
+    known = (arithmetic > 0) | (memory > 0)
     family, largest = labels(graph, kernels.ids, took * known)
     bounds = (np.bincount(family, times * known).tolist() for times in (arithmetic, memory))
     found = []
@@ -391,7 +395,8 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
         runner: asks what would make it smaller, on top of the change that is explained.
         capacity: what the device has, in bytes; by default what the trace says of it.
     """
-    graph, now = runner.replay.graph, runner.now
+    graph = runner.replay.graph
+    now = runner.now
     changes = now.memory_changes() if now.memory_changes else []
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:

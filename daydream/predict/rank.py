@@ -274,7 +274,10 @@ class _Trial:
     """
 
     def __init__(self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool) -> None:
-        self.before, self.capacity, self.only_apt, self.every = before, capacity, only_apt, every
+        self.before = before
+        self.capacity = capacity
+        self.only_apt = only_apt
+        self.every = every
         self.rows: list[Ranked] = []
         self.left_out: dict[str, str] = {}  # the reasons
         self.begun: dict[str, Edit] = {}  # of one each, by name: from its copies several go on
@@ -290,7 +293,9 @@ class _Trial:
 
     def _predicted(self, parsed: Sequence[Optimization]) -> Ranked:
         """Return what optimizations would give. Raises `DaydreamError` if that is nothing."""
-        first, graph, alone = parsed[0], self.before.graph, len(parsed) == 1
+        first = parsed[0]
+        graph = self.before.graph
+        alone = len(parsed) == 1
         if self.only_apt:
             several = graph.recorded.metadata.get("world_size", 1) > 1
             if any(each.of_jobs for each in parsed) and not (several or len(graph.select(kind="collective"))):

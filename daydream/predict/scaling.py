@@ -245,7 +245,8 @@ def scaling(
                 memory=memory,
             )
         )
-        found.network, found.contention = network.describe(), after.contention or found.contention
+        found.network = network.describe()
+        found.contention = after.contention or found.contention
         found.notes = list(dict.fromkeys([*before.notes, network.describe(), *after.notes, *model.notes]))
     found.notes.append("Each worker has as much work as the one that was recorded, whatever their number.")
     found.options = {**model.options, "jitter": jitter, "straggler": straggler, "seed": seed}
@@ -272,7 +273,8 @@ class _Ddp:
 
     def exchange(self, after: Prediction, workers: int) -> tuple[Network, np.ndarray, list[Message]]:
         """Return what joins so many workers, their collectives as task ids, and what each transfers."""
-        graph, used = after.graph, after.options
+        graph = after.graph
+        used = after.options
         self.options = {name: value for name, value in used.items() if name != "workers"}
         network = network_of(
             graph,
@@ -334,7 +336,8 @@ def _at_least(least: int, ns: int) -> int:
 
 def _limit(network: Network, messages: Sequence[Message]) -> tuple[Bound, float]:
     """Return what bounds transfers, and what part of them would be left if the bandwidth had no end."""
-    cluster, limit = network.cluster, Bound.BANDWIDTH
+    cluster = network.cluster
+    limit = Bound.BANDWIDTH
     if cluster is not None:
         beyond = network.workers > cluster.gpus_per_node
         slower = cluster.inter.bandwidth < cluster.intra.bandwidth

@@ -51,7 +51,9 @@ ALLOCATION = regex(r"(?i)malloc|free")
 MODEL = ("forward", "loss", "backward")
 READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
-MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
+MOST_COSTS = 3
+MOST_ASKED = 6
+MOST_TASKS = 50_000
 
 WhatIf: TypeAlias = tuple[str, Mapping[str, Any]]  # a name and its options
 
@@ -189,7 +191,8 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     Calls are told apart by their operator and by what they copy. A copy that blocks shows its
     wait in the copy itself or in the synchronization of the same operator call.
     """
-    graph, found = chain.graph, list[Avoidable]()
+    graph = chain.graph
+    found = list[Avoidable]()
     times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -349,7 +352,9 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
     if ns.sum() <= 0:
         return Place()
     code, ((label, label_ns), *_) = labels(graph, tasks, ns)
-    mine, own_ns, recorded = tasks[code == 0], ns[code == 0], graph.recorded
+    mine = tasks[code == 0]
+    own_ns = ns[code == 0]
+    recorded = graph.recorded
     source = None
     if recorded.text("stack"):  # of the operator call that holds most of the cost
         stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
@@ -384,8 +389,12 @@ class WhatIfs:
         *,
         bare: bool = False,
     ) -> None:
-        self.now, self.made, self.given, self.bare = now, made, given or {}, bare
-        self.replay, self.step_ns = now.replay, now.simulated_ns
+        self.now = now
+        self.made = made
+        self.given = given or {}
+        self.bare = bare
+        self.replay = now.replay
+        self.step_ns = now.simulated_ns
         self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
     def tried(
@@ -396,7 +405,9 @@ class WhatIfs:
         `alone` it is made in the changed graph, and named, as if there had been no change before.
         """
         made, given, start = ((), {}, self.now.graph) if alone else (self.made, self.given, None)
-        changes, options, interval = [*made, find(name)], {**given, **options}, not (self.bare or alone)
+        changes = [*made, find(name)]
+        options = {**given, **options}
+        interval = not (self.bare or alone)
         # Of calls that wait the line of code is known for those alone that read a value.
         reads = re.search(READS, str(options.get("which", READS)))
         code = code_of(name, self.replay.graph) if reads else None
@@ -452,9 +463,11 @@ class WhatIfs:
             cost.best = next((each for each in cost.whatifs if each.saving_ns is not None), None)
             cost.limit = None if cost.made_of is None else self.without(**cost.made_of)
             if cost.limit is not None:
-                cost.saving_ns, cost.without_ns = cost.limit.saving_ns, cost.limit.predicted_ns
+                cost.saving_ns = cost.limit.saving_ns
+                cost.without_ns = cost.limit.predicted_ns
             if cost.best is not None:
-                cost.saving_ns, cost.code = cost.best.saving_ns, cost.best.code
+                cost.saving_ns = cost.best.saving_ns
+                cost.code = cost.best.code
         return sorted(costs, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
 
 

@@ -209,7 +209,8 @@ class Chosen(NamedTuple):
 
         What they hold behind it is not kept, and would count as their own time.
         """
-        start, duration = columns["start_ns"], columns["duration_ns"].copy()
+        start = columns["start_ns"]
+        duration = columns["duration_ns"].copy()
         around = (columns["step"] == UNKNOWN) & (columns["tid"] != NO_ID)
         rank = np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
         for number, window in self.windows.items():

@@ -150,7 +150,8 @@ class Trace(NotebookTables):
         if len(self) and not -1 <= int(np.min(places)) <= int(np.max(places)) < len(handles):
             raise HandleError(f"a place is out of range; the map has {len(handles):,} identifiers")
         take_over(self, handles, places)
-        self.handles, self.cache = handles, None
+        self.handles = handles
+        self.cache = None
         notes = [*self.metadata.get("notes", []), f"{matched(self, handles, by)}."]
         if any(len(handles[one]) > 1 for one in handles):
             shared = {"flop": "by their FLOP", "bytes": "by their bytes"}.get(handles.rule, "equally")

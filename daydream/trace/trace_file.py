@@ -59,7 +59,8 @@ def read_columns(
             chosen = _chosen(path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra)
             groups = _groups(file.metadata, chosen)
             rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-            size, most = rows * len(names) * 8, most_unpacked(path, max_unpacked)
+            size = rows * len(names) * 8
+            most = most_unpacked(path, max_unpacked)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             kept = None if chosen is None else _kept(path, file, groups, chosen, names)

@@ -73,11 +73,13 @@ def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth:
 
     Rows that begin and end together: by kind, then by profiler id, which is given out in order of beginning.
     """
-    start, threads = recording["start_ns"], recording.threads
+    start = recording["start_ns"]
+    threads = recording.threads
     if (start[1:] < start[:-1]).any():
         rows = rows[np.argsort(start[rows], kind="stable")]
     rows = rows[np.argsort(threads[rows], kind="stable")]
-    times, lanes = start[rows], threads[rows]
+    times = start[rows]
+    lanes = threads[rows]
     tied = np.zeros(len(rows), bool)
     tied[1:] = (times[1:] == times[:-1]) & (lanes[1:] == lanes[:-1])
     tied[:-1] |= tied[1:]
@@ -116,11 +118,10 @@ def _nest_threads(
     engine = compiled.engine()
     if engine is None:
         return _nest_in_python(recording, order, end, depth, parent)
-    start, threads = (
-        np.require(recording["start_ns"], np.int64, "C"),
-        recording.threads.astype(np.int32),
-    )
-    rows, enclosing = order.astype(np.int32), np.empty(len(order), np.int32)
+    start = np.require(recording["start_ns"], np.int64, "C")
+    threads = recording.threads.astype(np.int32)
+    rows = order.astype(np.int32)
+    enclosing = np.empty(len(order), np.int32)
     crossings: int = engine.nest(rows, start, end, depth, threads, parent, enclosing, ROUNDING_NS)
     return crossings
 
@@ -147,7 +148,10 @@ def _nest_in_python(
             stop = until
             if thread != lane:
                 lane = thread
-                open_rows, open_starts, open_ends, open_levels = [], [], [], []
+                open_rows = []
+                open_starts = []
+                open_ends = []
+                open_levels = []
             while open_ends and open_ends[-1] <= at:
                 if open_ends[-1] == at == stop == open_starts[-1] and open_levels[-1] < level:
                     break  # both last no time: a call of an operator, too short for the clock
@@ -223,7 +227,8 @@ def link_launches(recording: Recording) -> np.ndarray:
     order = np.lexsort((calls, recording["start_ns"][calls], launches[calls], correlation[calls]))
     calls = calls[order]
     ids = correlation[calls]
-    start, end = recording["start_ns"][calls], (recording["start_ns"] + recording["duration_ns"])[calls]
+    start = recording["start_ns"][calls]
+    end = (recording["start_ns"] + recording["duration_ns"])[calls]
     unclear = np.zeros(len(calls), bool)  # ids that are none: calls one after the other have the same
     unclear[1:] = (ids[1:] == ids[:-1]) & launches[calls[:-1]] & (start[1:] >= end[:-1])
     slot = np.searchsorted(ids, correlation[work], side="right") - 1

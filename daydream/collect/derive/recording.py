@@ -114,7 +114,8 @@ class Recording:
 
     def _names_of(self, kinds: tuple[str, ...]) -> np.ndarray:
         """Return which names rows of some kinds have: bool, a flag a name."""
-        kind, name = self["kind"], self["name"]
+        kind = self["kind"]
+        name = self["name"]
         if self._names is None or self._names[0] is not kind or self._names[1] is not name:
             found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
             found[kind, name] = True
@@ -198,14 +199,16 @@ class GrowingColumns:
         size = len(next(iter(chunk.values()), ()))
         if not size:
             return
-        begin, self.rows = self.rows, self.rows + size
+        begin = self.rows
+        self.rows += size
         if self.rows > self._room:
             self._room = max(FIRST_ROWS, self.rows + self.rows // 8)
             for column in self.columns.values():
                 column.resize(self._room, refcheck=False)  # moves pages, copies nothing
         lacking = set(self.columns)
         for name, values in chunk.items():
-            low, high = int(values.min()), int(values.max())
+            low = int(values.min())
+            high = int(values.max())
             if low == high == null_of(name) and name not in ALWAYS:
                 continue
             fewest = min(values.dtype.itemsize, 1 if name in self._codes else 4)

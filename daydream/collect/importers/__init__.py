@@ -139,7 +139,8 @@ def _read_all(
         ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
-    items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
+    items = list(zip(seen, formats, strict=True))
+    how = (engine.elsewhere, max_unpacked)
     return list(zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True))
 
 
@@ -238,9 +239,11 @@ def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
     matches = [RANK_IN_NAME.search(name) for name in names]
     named = [int(match.group(1)) for match in matches if match]
     if len(named) == len(names) and len(set(named)) == len(named) and max(named) < LARGEST_RANK:
-        ranks, source = named, "the file names"
+        ranks = named
+        source = "the file names"
     else:
-        ranks, source = list(range(len(names))), "the order of the files"
+        ranks = list(range(len(names)))
+        source = "the order of the files"
     _set_ranks(recordings, ranks)
     why = "missing" if None in said else "the same in several files"
     recordings[0].note(f"The ranks were {why}; they were taken from {source}.")

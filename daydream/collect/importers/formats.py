@@ -43,7 +43,12 @@ def is_inspector_parquet(path: Path) -> bool:
 
 
 ROCPROF_KEY = b'"rocprofiler-sdk-tool"'
-KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
+KERNELS = "kernels"
+CALLS = "calls"
+COPIES = "copies"
+AGENTS = "agents"
+COUNTERS = "counters"
+OTHER = "other"
 """Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
 TIMES = frozenset({"start_timestamp", "end_timestamp"})
 NEEDED = {  # in this order: the first of which a table has all columns
@@ -130,7 +135,8 @@ def format_of(path: Path) -> str:
         )
     if head[:4] == PARQUET_MAGIC:
         return "inspector" if is_inspector_parquet(path) else "parquet"
-    text, plane = head.lstrip(), FIRST_PLANE.match(head)
+    text = head.lstrip()
+    plane = FIRST_PLANE.match(head)
     found = {
         "etdump": is_etdump(head),
         "nsys": head[:16] == SQLITE_MAGIC,

@@ -73,13 +73,15 @@ class RowBuilder:
         growing = self._growing
         if not growing.rows:
             raise TraceError(f"{path} {nothing}")
-        start, duration = growing.take("start_ns"), growing.take("duration_ns").astype(np.int64)
+        start = growing.take("start_ns")
+        duration = growing.take("duration_ns").astype(np.int64)
         order = outer_first(start, duration)
         start = start[order]
         odd = (np.abs(start - start[len(start) // 2]) > DAY_NS) | (duration[order] > DAY_NS)
         if odd.any():
             self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
-            order, start = order[~odd], start[~odd]
+            order = order[~odd]
+            start = start[~odd]
             if not len(start):
                 raise TraceError(f"{path}: its rows last longer than a day; they are not ns of one clock.")
         origin = int(start[0])

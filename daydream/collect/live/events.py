@@ -79,11 +79,14 @@ def read_events(
     left_open = _open_update(events, names, markers)
     if left_open is not None:
         row, update, _ = left_open
-        kinds[row], names[row], ours[row] = "annotation", update, False
+        kinds[row] = "annotation"
+        names[row] = update
+        ours[row] = False
     lines = _source_lines([each for each, name in zip(events, names, strict=True) if own_frame(name)])
     keep = [row for row, kind in enumerate(kinds) if kind is not None and (paths[row] or not ours[row])]
     events = [events[row] for row in keep]
-    names, paths = [waits[row] or names[row] for row in keep], [paths[row] for row in keep]
+    names = [waits[row] or names[row] for row in keep]
+    paths = [paths[row] for row in keep]
     kind = np.array(
         [KINDS.index("module" if path else kinds[row] or "") for row, path in zip(keep, paths, strict=True)],
         np.int8,
@@ -282,7 +285,8 @@ def _tell_collectives(recording: Recording) -> None:
     rows = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(HOST_COLLECTIVE))
     if not len(rows):
         return
-    names, shapes = recording.texts_of("name", rows), recording.texts_of("shapes", rows)
+    names = recording.texts_of("name", rows)
+    shapes = recording.texts_of("shapes", rows)
     counts = [elements_of_dims(json.loads(shape)) if shape else None for shape in shapes]
     operations = [collective_of_name(name or "") for name in names]
     dtypes = recording.texts_of("dtype", rows)

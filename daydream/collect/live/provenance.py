@@ -32,7 +32,8 @@ _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 _breaks: list[dict[str, Any]] = []
 _uncompiled: dict[str, dict[str, Any]] = {}  # by the function's source line
 RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
-MOST_BREAKS, LONGEST = 1_000, 200
+MOST_BREAKS = 1_000
+LONGEST = 200
 NO_WORK = -1
 COPY = "aten::copy_"
 UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say so
@@ -66,7 +67,8 @@ def _keep_uncompiled(error: Any, code: Any) -> None:
         return
     stack = list(getattr(error, "real_stack", None) or [])
     at = _place(stack[-1].filename, stack[-1].lineno, stack[-1].name) if stack else None
-    reason, sort = _first_line(getattr(error, "msg", "") or error), getattr(error, "gb_type", "")
+    reason = _first_line(getattr(error, "msg", "") or error)
+    sort = getattr(error, "gb_type", "")
     if sort and sort != reason:
         reason = f"{sort} ({reason})"[:LONGEST]
     _uncompiled[source] = {"source": source, "reason": reason, "at": at}
@@ -159,7 +161,8 @@ def _hint(size: Any) -> int:
 def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
     """Return a graph from what was kept of it, its kernel calls in order."""
     phase = "backward" if document.get("backward") else ""
-    described, nodes = document["described"], document["nodes"]
+    described = document["described"]
+    nodes = document["nodes"]
     order = document["order"]
     known = {name: [one for one in nodes.get(name, []) if one in described] for name in order}
     calls = {
@@ -168,7 +171,8 @@ def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
         if not FUSED.match(name)
     }
     called = {one for mine in calls.values() for one in mine}
-    names, handles = [], []
+    names = []
+    handles = []
     for name in order:
         # A call of a library does its own operator alone, and nothing else does that one.
         own = calls.get(name) or [one for one in known[name] if one not in called] or known[name]

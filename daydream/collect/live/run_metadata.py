@@ -206,7 +206,8 @@ def _versions() -> dict[str, str]:
         "cuda": torch.version.cuda,
         "hip": getattr(torch.version, "hip", None),
     }
-    cuda, backends = vars(torch)["cuda"], vars(torch)["backends"]
+    cuda = vars(torch)["cuda"]
+    backends = vars(torch)["backends"]
     if cuda.is_available() and cuda.is_initialized():
         cudnn = backends.cudnn.version()
         versions["cudnn"] = str(cudnn) if cudnn else None

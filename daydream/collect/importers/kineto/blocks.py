@@ -74,7 +74,8 @@ def mended(text: bytes) -> tuple[bytes, int]:
     parts: list[bytes] = []
     at = count = 0
     while found := TOKEN.search(text, at):
-        old, new = found.group(), b"null"
+        old = found.group()
+        new = b"null"
         parts.append(text[at : found.start()])
         at = found.end()
         if old == b",":
@@ -157,14 +158,16 @@ class EventReader:
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
         if buffer.lstrip()[:1] == b"[":
-            prefix, buffer = b"", buffer.lstrip()[1:]
+            prefix = b""
+            buffer = buffer.lstrip()[1:]
         else:
             while (key := EVENTS_KEY.search(buffer)) is None:
                 more = file.read(max(self.block_bytes, len(buffer)))
                 if not more:
                     self._explain_no_events(buffer)
                 buffer += more
-            prefix, buffer = buffer[: key.end()], buffer[key.end() :]
+            prefix = buffer[: key.end()]
+            buffer = buffer[key.end() :]
         following = iter(lambda: file.read(self.block_bytes), b"")
         if isinstance(file, Counted) or size >= WORTH_A_THREAD:
             following = ahead(following)

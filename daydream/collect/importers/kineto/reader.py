@@ -256,8 +256,10 @@ class _Importer:
     """Makes a recording of the rows of a file that was read."""
 
     def __init__(self, reader: EventReader, rows: Rows) -> None:
-        self.reader, self.rows = reader, rows
-        self.left_out, self.codes = rows.left_out, rows.codes
+        self.reader = reader
+        self.rows = rows
+        self.left_out = rows.left_out
+        self.codes = rows.codes
 
     def recording(self) -> Recording:
         columns = self._columns()
@@ -298,7 +300,8 @@ class _Importer:
     def _columns(self) -> dict[str, np.ndarray]:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
         growing = self.rows.growing
-        start, duration = growing.take("start_ns"), growing.take("duration_ns")
+        start = growing.take("start_ns")
+        duration = growing.take("duration_ns")
         order = outer_first(start, duration)
         start = start[order]
         if len(start):
@@ -306,7 +309,8 @@ class _Importer:
             odd |= duration[order] > DAY_NS
             if odd.any():
                 self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
-                order, start = order[~odd], start[~odd]
+                order = order[~odd]
+                start = start[~odd]
         columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
@@ -330,7 +334,8 @@ class _Importer:
         """
         overhead = np.flatnonzero(is_kind(columns, ("blocked",)) & (columns["pid"] == UNKNOWN))
         called = np.flatnonzero(is_kind(columns, CALLED))
-        start, end = columns["start_ns"], columns["start_ns"] + columns["duration_ns"]
+        start = columns["start_ns"]
+        end = columns["start_ns"] + columns["duration_ns"]
         edges = np.append(start[called], end[called])
         order = np.argsort(edges, kind="stable")
         edges = np.append(edges[order], NEVER)

@@ -61,8 +61,10 @@ class Rows:
         self.growing = GrowingColumns(frozenset({"kind", "name", *CODED}))
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
-        self.of_npu, self.vendor = False, ""
-        self.ids, self.threads = Numbers(UNKNOWN), Numbers(NO_ID)
+        self.of_npu = False
+        self.vendor = ""
+        self.ids = Numbers(UNKNOWN)
+        self.threads = Numbers(NO_ID)
         self.memory = MemoryRows()
         self._tables = TableColumns(self.names, self.codes, self.ids, self.threads)
         self._annotations: list[int] = []
@@ -112,9 +114,11 @@ class Rows:
         rows = table.columns.shape[1]
         if not rows:
             return
-        name, ranges = np.empty(rows, np.int32), False
+        name = np.empty(rows, np.int32)
+        ranges = False
         for code, kind in enumerate(KINDS):
-            chosen, known = table.rows(code), len(self.names)
+            chosen = table.rows(code)
+            known = len(self.names)
             if chosen.start < chosen.stop:
                 name[chosen] = self._tables.names_of(table, code)
                 if len(self.names) > known:
@@ -124,10 +128,13 @@ class Rows:
                     and bool(np.isin(name[chosen], [*self._modules, *self._annotations]).any())
                 )
         chunk = self._tables.chunk(table)
-        start, duration = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
-        chunk["start_ns"], chunk["duration_ns"] = start, duration
+        start = table.columns[PLACE["ts"]]
+        duration = table.columns[PLACE["dur"]]
+        chunk["start_ns"] = start
+        chunk["duration_ns"] = duration
         sizes = np.diff(table.edges[: len(KINDS) + 1])
-        chunk["name"], chunk["kind"] = name, np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
+        chunk["name"] = name
+        chunk["kind"] = np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
         if self._tables.on_queues(table):
             self.vendor = "xpu"
         if int(start.min()) == NO_ID or int(duration.min()) < 0:
@@ -231,7 +238,8 @@ class Rows:
 
     def _add_args(self, kind: str, events: list[Event], chunk: dict[str, np.ndarray]) -> None:
         args = [event.args or NO_ARGS for event in events]
-        codes, ids = self.codes, self.ids.of
+        codes = self.codes
+        ids = self.ids.of
         chunk["external_id"] = ids([a.external for a in args])
         if (chunk["external_id"] < 0).any():
             older = ids([a.external_2021 for a in args])

@@ -239,7 +239,8 @@ def element_types(columns: dict[str, np.ndarray], coded: dict[str, Codes]) -> No
             column = np.array([*found, UNKNOWN], np.int8)[columns.pop(name)]
             dtype = column if dtype is None else np.where(column >= 0, column, dtype)
     if dtype is not None:
-        columns["dtype"], coded["dtype"] = dtype, codes
+        columns["dtype"] = dtype
+        coded["dtype"] = codes
 
 
 MEMORY_ROW = "[memory]"
@@ -259,7 +260,8 @@ class MemoryRows:
     def add(self, rows: list[Event], threads: Numbers, *, exact: bool) -> None:
         """Keep some rows."""
         args = [row.args or NO_ARGS for row in rows]
-        numbers, signed = Numbers(UNKNOWN), Numbers(NONE)
+        numbers = Numbers(UNKNOWN)
+        signed = Numbers(NONE)
         time, bad = start_ns([row.ts for row in rows], exact=exact)
         self._parts.append({
             "bad": bad,
@@ -281,10 +283,12 @@ class MemoryRows:
         """
         if not self._parts:
             return None
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         del parts
-        bad, kind = columns.pop("bad"), columns.pop("kind")
+        bad = columns.pop("bad")
+        kind = columns.pop("kind")
         columns = {name: column.astype(np.int64) for name, column in columns.items()}
         bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (columns["device"] < 0))
         columns["time_ns"] = np.where(bad, 0, columns["time_ns"] - first_ns)

@@ -117,7 +117,8 @@ class _Importer:
         rows = len(columns["start_ns"])
         if not rows:
             raise TraceError(f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row.")
-        processes, contexts = columns.pop("process"), columns.pop("context")
+        processes = columns.pop("process")
+        contexts = columns.pop("context")
         origin = int(columns["start_ns"].min())
         columns["start_ns"] -= origin
         self._number_processes(columns, processes)
@@ -280,7 +281,8 @@ class _Importer:
     def _add(self, of_kind: str | None, rows: Mapping[str, np.ndarray], **columns: np.ndarray) -> None:
         if of_kind is not None:
             columns["kind"] = np.repeat(self._code("kind", [of_kind]), len(rows["start"]))
-        columns["start_ns"], columns["duration_ns"] = rows["start"], rows["end"] - rows["start"]
+        columns["start_ns"] = rows["start"]
+        columns["duration_ns"] = rows["end"] - rows["start"]
         if "globalTid" in rows:
             columns["pid"], columns["tid"] = pid_and_tid(rows["globalTid"])
         columns["process"] = process_of(rows["globalTid" if "globalTid" in rows else "globalPid"])

@@ -23,7 +23,8 @@ from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import UNKNOWN
 
-PREFIX, STRINGS = "rocpd_", "rocpd_string"
+PREFIX = "rocpd_"
+STRINGS = "rocpd_string"
 AXES = "xyz"
 
 
@@ -53,7 +54,9 @@ class _Process:
     """The tables of one process, into one builder."""
 
     def __init__(self, connection: sqlite3.Connection, suffix: str, path: Path) -> None:
-        self.connection, self.suffix, self.path = connection, suffix, path
+        self.connection = connection
+        self.suffix = suffix
+        self.path = path
         self.builder = RowBuilder()
         self.texts = self._named("string", "string")
         self.pids = self._named("info_process", "pid")

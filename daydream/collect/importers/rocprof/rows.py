@@ -25,7 +25,8 @@ COPY_NAMES = {
     "HOST_TO_HOST": "Memcpy HtoH (Host -> Host)",
 }
 Times = tuple[np.ndarray, np.ndarray]
-MARKERS, RCCL = "MARKER", "RCCL"
+MARKERS = "MARKER"
+RCCL = "RCCL"
 NO_LAUNCHES = (
     "No call into HIP or HSA was recorded: kernels have no launches, and what the CPU does is unknown. "
     "rocprofv3 --hip-trace records the calls."
