@@ -18,7 +18,7 @@ from daydream.collect.derive.recording import Recording
 from daydream.errors import HandleError, TraceError
 from daydream.text import counted
 from daydream.trace.handle_map import DebugHandleMap, Identifier, check_identifier
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns
 from daydream.trace.trace import Trace
 from daydream.trace.valid import LONGEST_NS
 
@@ -202,7 +202,7 @@ def _recording(events: list[_Event]) -> Recording:
             number += 1
         codes.append(names.setdefault(name, len(names)))
     origin = events[0].start_ns
-    columns: dict[str, np.ndarray] = {
+    columns: Columns = {
         "start_ns": np.array([event.start_ns - origin for event in events], np.int64),
         "duration_ns": np.array([event.end_ns - event.start_ns for event in events], np.int64),
         "kind": np.array([event.identifier is not None for event in events], np.int8),

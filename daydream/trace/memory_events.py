@@ -25,7 +25,7 @@ from msgspec import Struct, field
 
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
 
 MEMORY_KEY = b"daydream.memory"
@@ -69,7 +69,7 @@ class MemoryEvents:
         if len(lengths) > 1 or not {"time_ns", "bytes"} <= columns.keys() <= COLUMNS.keys():
             raise TraceError("its table of memory events lacks columns, or they differ in length")
         rows = lengths.pop() if lengths else 0
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: Columns = {}
         for name, (least, most, absent) in COLUMNS.items():
             column = columns.get(name)
             if column is None:

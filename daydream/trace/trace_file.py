@@ -20,7 +20,7 @@ from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Columns, Texts
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 from daydream.trace.sync_rows import tell_syncs
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 def read_columns(
     path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
-) -> tuple[
-    dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None, DebugHandleMap | None
-]:
+) -> tuple[Columns, Texts, dict[str, Any], MemoryEvents | None, DebugHandleMap | None]:
     """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
     Of some `steps`, `10:20` or `typical`, it is what the trace of these alone would hold.
@@ -64,8 +62,8 @@ def read_columns(
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             kept = None if chosen is None else _kept(path, file, groups, chosen, names)
-            columns: dict[str, np.ndarray] = {}
-            texts: dict[str, list[str]] = {}
+            columns: Columns = {}
+            texts: Texts = {}
             for name in names:  # one after the other: what Arrow makes of one is gone before the next
                 columns[name], codes_of = _read(path, file, groups, name)
                 if kept is not None:
@@ -108,7 +106,7 @@ def _handles(path: str | os.PathLike[str], text: bytes | None) -> DebugHandleMap
 
 def _read(
     path: str | os.PathLike[str], file: ParquetFile, groups: list[int], name: str
-) -> tuple[np.ndarray, dict[str, list[str]]]:
+) -> tuple[np.ndarray, Texts]:
     return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
 
 
@@ -201,9 +199,7 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _column(
-    path: str | os.PathLike[str], name: str, column: pa.ChunkedArray
-) -> tuple[np.ndarray, dict[str, list[str]]]:
+def _column(path: str | os.PathLike[str], name: str, column: pa.ChunkedArray) -> tuple[np.ndarray, Texts]:
     """Return a column as an array of the type that a trace has, and the texts of a coded one by its name."""
     import pyarrow as pa
 

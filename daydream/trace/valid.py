@@ -25,7 +25,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN, Columns, Texts
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -63,7 +63,7 @@ def check(trace: Trace) -> None:
         _check_parents(trace)
 
 
-def clear_nonsense(columns: dict[str, np.ndarray], texts: dict[str, list[str]]) -> None:
+def clear_nonsense(columns: Columns, texts: Texts) -> None:
     """Make unknown what no profiler means: ids below -1, amounts no machine has, shapes that are none."""
     for name, column in columns.items():
         if name not in FIELDS or not len(column):

@@ -21,7 +21,7 @@ import numpy as np
 from daydream import arrays
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import FIELDS, UNKNOWN
+from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 
 SAID = "diagnostics"  # metadata of a recording: what the profiler itself says went wrong
 ROUNDING_NS = 1000  # some profilers write whole microseconds
@@ -40,8 +40,8 @@ class Recording:
     `handles`: the map that the column `handle` points into, where the file says what compiled code is of.
     """
 
-    columns: dict[str, np.ndarray]
-    texts: dict[str, list[str]]
+    columns: Columns
+    texts: Texts
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
     handles: DebugHandleMap | None = None
@@ -189,12 +189,12 @@ class GrowingColumns:
     """
 
     def __init__(self, codes: frozenset[str]) -> None:
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: Columns = {}
         self.rows = 0
         self._codes = codes
         self._room = 0
 
-    def append(self, chunk: dict[str, np.ndarray]) -> None:
+    def append(self, chunk: Columns) -> None:
         """Add the rows of a chunk, whose columns are equally long."""
         size = len(next(iter(chunk.values()), ()))
         if not size:

@@ -18,7 +18,7 @@ from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
 from daydream.parallel.map_on import map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import FIELDS, UNKNOWN
+from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
@@ -273,8 +273,8 @@ def join_ranks(traces: list[Trace]) -> Trace:
     handles, places = DebugHandleMap.join(
         {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
     )
-    columns: dict[str, np.ndarray] = {}
-    texts: dict[str, list[str]] = {}
+    columns: Columns = {}
+    texts: Texts = {}
     for name in names:
         parts = []
         codes: dict[str, int] = {}

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.trace.schema import BY_CLOCK, FIELDS
+from daydream.trace.schema import BY_CLOCK, FIELDS, Columns, Texts
 
 THREADS = "/proc/self/task"
 SHARE = 100  # looks take at most this part of the time: 0.05 ms each where 20 threads sleep
@@ -53,8 +53,8 @@ def delay_ns(thread: int) -> int:
 
 
 def add_cpu_times(
-    columns: dict[str, np.ndarray],
-    texts: dict[str, list[str]],
+    columns: Columns,
+    texts: Texts,
     looks: Sequence[Look],
 ) -> None:
     """Add a row of kind `blocked` for each thread between two looks, with its CPU time."""

@@ -29,7 +29,7 @@ from daydream.collect.importers.kineto.events import HOST, KINDS, NOTHING, Args
 from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, plain_text, triple
 from daydream.collect.live.cpu_times import Look, add_cpu_times
 from daydream.collect.live.layer_hooks import LAYER_RANGE
-from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
+from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN, Columns, Texts
 from daydream.trace.sync_rows import SYNC_NAMES
 
 MEMORY_EVENT = "[memory]"
@@ -91,8 +91,8 @@ def read_events(
         [KINDS.index("module" if path else kinds[row] or "") for row, path in zip(keep, paths, strict=True)],
         np.int8,
     )
-    columns: dict[str, np.ndarray] = {"kind": kind}
-    texts: dict[str, list[str]] = {"kind": list(KINDS)}
+    columns: Columns = {"kind": kind}
+    texts: Texts = {"kind": list(KINDS)}
     columns["start_ns"] = np.array([event.start_ns() for event in events], np.int64)
     columns["duration_ns"] = np.maximum(np.array([event.duration_ns() for event in events], np.int64), 0)
     if left_open is not None:
@@ -189,17 +189,13 @@ def _path(name: str, layers: dict[int, str]) -> str | None:
     return layers.get(int(match.group(1))) if match else None
 
 
-def _add_coded(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], name: str, values: list[str | None]
-) -> None:
+def _add_coded(columns: Columns, texts: Texts, name: str, values: list[str | None]) -> None:
     codes = Codes()
     columns[name] = codes.of(values)
     texts[name] = codes.values_in_order()
 
 
-def _add_host(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], events: list[Any], kind: np.ndarray
-) -> None:
+def _add_host(columns: Columns, texts: Texts, events: list[Any], kind: np.ndarray) -> None:
     """Add what ties rows together, and operators' inputs."""
     host = kind < len(HOST)
     named = kind <= KINDS.index("annotation")
@@ -237,9 +233,7 @@ def _add_host(
     _add_coded(columns, texts, "dtype", types)
 
 
-def _add_arguments(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], events: list[Any], kind: np.ndarray
-) -> None:
+def _add_arguments(columns: Columns, texts: Texts, events: list[Any], kind: np.ndarray) -> None:
     """Add the arguments of device work and of collectives, which the profiler keeps as JSON text."""
     args = [_arguments(event) for event in events]
     if all(one is NO_ARGS for one in args):

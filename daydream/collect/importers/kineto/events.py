@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns
 
 Id = int | str | float | None
 NOTHING = msgspec.Raw(b"")
@@ -187,7 +187,7 @@ NAMED = ("operator", "annotation")
 DEVICE = ("kernel", "memcpy", "memset", "sync")
 
 
-def is_kind(columns: dict[str, np.ndarray], kinds: Iterable[str]) -> np.ndarray:
+def is_kind(columns: Columns, kinds: Iterable[str]) -> np.ndarray:
     """Return which rows are of some kinds: bool, shape (rows,)."""
     return np.isin(columns["kind"], [KINDS.index(kind) for kind in kinds])
 

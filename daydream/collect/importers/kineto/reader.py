@@ -50,7 +50,7 @@ from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 from daydream.text import counted
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns, Texts
 from daydream.trace.valid import is_amount
 
 DEVICE_FIELDS = {
@@ -297,7 +297,7 @@ class _Importer:
             add_details(recording, Path(self.reader.path))
         return recording
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def _columns(self) -> Columns:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
         growing = self.rows.growing
         start = growing.take("start_ns")
@@ -327,7 +327,7 @@ class _Importer:
             columns["stack"] = np.where(called, self.rows.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
 
-    def _place_overhead(self, columns: dict[str, np.ndarray]) -> None:
+    def _place_overhead(self, columns: Columns) -> None:
         """Give the profiler's own time to the thread that goes on right behind it, as Kineto names none.
 
         What is no thread's has no length. That the command buffer was full was the device's doing.
@@ -355,7 +355,7 @@ class _Importer:
         columns["name"] = columns["name"].astype(np.int32)
         columns["name"][overhead] = self.rows.names.of(named)
 
-    def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    def _texts(self, columns: Columns) -> Texts:
         """Return the texts of the coded columns, each once; the texts that say nothing become unknown."""
         element_types(columns, self.codes)
         read: dict[str, Callable[[Any], str]] = {"grid": triple, "block": triple, "shapes": compact_json}

@@ -36,7 +36,7 @@ from daydream.collect.importers.kineto.events import (
 )
 from daydream.collect.importers.kineto.values import MEMORY_ROW, Codes, Names, NeedsDigitsError, Numbers
 from daydream.compiled import engine
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -336,7 +336,7 @@ class TableColumns:
         """Return the codes of the names of the rows of a kind."""
         return self._names.of(table.columns[PLACE["name"], table.rows(kind)], table)
 
-    def chunk(self, table: Table) -> dict[str, np.ndarray]:
+    def chunk(self, table: Table) -> Columns:
         """Return the columns of a table but for its names and times, those that hold anything."""
         found: dict[str, np.ndarray | None] = {}
         for name, (field, kinds) in TEXTS.items():

@@ -22,7 +22,7 @@ from daydream.collect.derive.recording import narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents, events_of
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
 LARGEST_WHOLE_US = int(LARGEST_US)
@@ -225,7 +225,7 @@ def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     return order
 
 
-def element_types(columns: dict[str, np.ndarray], coded: dict[str, Codes]) -> None:
+def element_types(columns: Columns, coded: dict[str, Codes]) -> None:
     """Turn operators' input types and collectives' types into `dtype`."""
     codes = Codes()
     dtype: np.ndarray | None = None
@@ -254,7 +254,7 @@ class MemoryRows:
     """The `[memory]` rows of a file, gathered while it is read; `notes` says what was odd about them."""
 
     def __init__(self) -> None:
-        self._parts: list[dict[str, np.ndarray]] = []
+        self._parts: list[Columns] = []
         self.notes: list[str] = []
 
     def add(self, rows: list[Event], threads: Numbers, *, exact: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from daydream.collect.importers.database import open_database, quoted
 from daydream.errors import TraceError
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns
 
 MISSING = -(2**63)
 """Value of a time that is null."""
@@ -48,9 +48,7 @@ class Export:
     def __contains__(self, table: str) -> bool:
         return table in self.tables
 
-    def blocks(
-        self, table: str, fields: Sequence[str], *, text: str | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def blocks(self, table: str, fields: Sequence[str], *, text: str | None = None) -> Iterator[Columns]:
         """Yield integer columns of a table in blocks of rows; one text column may follow, as objects.
 
         Null is `MISSING` in times and `UNKNOWN` in other columns, as is a column the table lacks.

@@ -24,7 +24,7 @@ from daydream.collect.importers.nsys.processes import Processes, pid_and_tid, pr
 from daydream.collect.importers.nsys.waits import name_syncs, place_syncs, resolve_waits
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns
 from daydream.trace.valid import is_amount
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -93,7 +93,7 @@ class _Importer:
 
     def __init__(self, export: Export) -> None:
         self.export = export
-        self.parts: list[dict[str, np.ndarray]] = []
+        self.parts: list[Columns] = []
         self.codes: dict[str, dict[str, int]] = {
             name: {} for name in ("kind", "name", "grid", "block", "shapes")
         }
@@ -252,7 +252,7 @@ class _Importer:
         names = name_syncs(recording, rows, sync, self.export.enum("ENUM_CUPTI_SYNC_TYPE", "name"))
         columns["name"][rows] = self._code("name", names)
         recording.texts["name"] = list(self.codes["name"])
-        records: list[dict[str, np.ndarray]] = []
+        records: list[Columns] = []
         for table in EVENTS:
             if table in self.export:
                 fields = ("streamId", "correlationId", "eventId", "eventSyncId")
@@ -262,9 +262,7 @@ class _Importer:
             block["correlationId"] = self.processes.correlation(block["correlationId"], owner)
         resolve_waits(recording, rows, sync, records)
 
-    def _blocks(
-        self, table: str, fields: tuple[str, ...], *, text: str | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def _blocks(self, table: str, fields: tuple[str, ...], *, text: str | None = None) -> Iterator[Columns]:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
@@ -288,7 +286,7 @@ class _Importer:
         columns["process"] = process_of(rows["globalTid" if "globalTid" in rows else "globalPid"])
         self.parts.append(columns)
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def _columns(self) -> Columns:
         """Return whole columns in order of start, enclosing rows first."""
         sizes = [len(part["start_ns"]) for part in self.parts]
         names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(*self.parts)
@@ -303,7 +301,7 @@ class _Importer:
         order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
         return {name: column[order].astype(np.int64, copy=False) for name, column in columns.items()}
 
-    def _number_processes(self, columns: dict[str, np.ndarray], processes: np.ndarray) -> None:
+    def _number_processes(self, columns: Columns, processes: np.ndarray) -> None:
         """Give ranks to the processes with device work, and make correlation ids unique across processes."""
         on_device = np.isin(columns["kind"], [self.codes["kind"].get(kind, -2) for kind in DEVICE_KINDS])
         self.processes = Processes(processes, on_device, columns["device"])
@@ -356,7 +354,7 @@ class _Importer:
         return (np.concatenate(([UNKNOWN], codes)) if len(used) > len(texts) else codes)[which]
 
 
-def _on_device(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _on_device(rows: Mapping[str, np.ndarray]) -> Columns:
     columns = {
         "device": rows["deviceId"],
         "context": rows["contextId"],
