@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import HandleError, TraceError
-from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.files.input_files import StrPath, check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Columns, Texts
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def read_columns(
-    path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
+    path: StrPath, *, max_unpacked: int | None, steps: str | None
 ) -> tuple[Columns, Texts, dict[str, Any], MemoryEvents | None, DebugHandleMap | None]:
     """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
@@ -97,21 +96,19 @@ def _arrow_in_the_heap() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-def _handles(path: str | os.PathLike[str], text: bytes | None) -> DebugHandleMap | None:
+def _handles(path: StrPath, text: bytes | None) -> DebugHandleMap | None:
     try:
         return None if text is None else DebugHandleMap.from_json(text)
     except HandleError as error:
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _read(
-    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], name: str
-) -> tuple[np.ndarray, Texts]:
+def _read(path: StrPath, file: ParquetFile, groups: list[int], name: str) -> tuple[np.ndarray, Texts]:
     return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
 
 
 def _chosen(
-    path: str | os.PathLike[str], metadata: dict[str, Any], steps: str | None, rows: int, *, with_memory: bool
+    path: StrPath, metadata: dict[str, Any], steps: str | None, rows: int, *, with_memory: bool
 ) -> Chosen | None:
     """Return what is kept of a trace of so many rows; None if that is all of it."""
     from daydream.trace.metadata import mistake_in
@@ -149,7 +146,7 @@ def _limits(about: FileMetaData, group: int, name: str) -> tuple[int, int]:
 
 
 def _kept(
-    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
+    path: StrPath, file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
 ) -> np.ndarray:
     """Return which rows of the row groups are kept: bool, shape (rows,)."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -167,7 +164,7 @@ def _numbers(about: FileMetaData, groups: list[int]) -> np.ndarray:
     return np.concatenate([np.arange(begins[group], begins[group + 1]) for group in groups])
 
 
-def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -> MemoryEvents | None:
+def _memory(path: StrPath, text: bytes | None, most_bytes: int) -> MemoryEvents | None:
     if text is None:
         return None
     try:
@@ -176,7 +173,7 @@ def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     text = (raw or {}).get(METADATA_KEY)
     if text is None:
         raise TraceError(f"{path} is a parquet file, but daydream did not write it")
@@ -199,7 +196,7 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _column(path: str | os.PathLike[str], name: str, column: pa.ChunkedArray) -> tuple[np.ndarray, Texts]:
+def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarray, Texts]:
     """Return a column as an array of the type that a trace has, and the texts of a coded one by its name."""
     import pyarrow as pa
 

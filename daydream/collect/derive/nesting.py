@@ -130,10 +130,7 @@ def _nest_in_python(
     recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
 ) -> int:
     """Do what `_nest_threads` does, in portions, as lists of Python integers are large."""
-    open_rows: list[int] = []  # rows that enclose the present one, and their starts, ends and kinds
-    open_starts: list[int] = []
-    open_ends: list[int] = []
-    open_levels: list[int] = []
+    opened: list[tuple[int, int, int, int]] = []  # rows that enclose the present one: start, end and kind
     lane = -1
     crossings = 0
     for begin in range(0, len(order), PORTION):
@@ -148,34 +145,32 @@ def _nest_in_python(
             stop = until
             if thread != lane:
                 lane = thread
-                open_rows = []
-                open_starts = []
-                open_ends = []
-                open_levels = []
-            while open_ends and open_ends[-1] <= at:
-                if open_ends[-1] == at == stop == open_starts[-1] and open_levels[-1] < level:
+                opened = []
+            while opened:
+                _, began, ended, kind = opened[-1]
+                if ended > at:
+                    break
+                if ended == at == stop == began and kind < level:
                     break  # both last no time: a call of an operator, too short for the clock
-                open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
-            while open_ends:
-                over = stop - open_ends[-1]
-                in_call = open_levels[-1] == RUNTIME and level != RUNTIME
-                if in_call or (over > ROUNDING_NS and open_levels[-1] == ANNOTATION and level != ANNOTATION):
+                opened.pop()
+            while opened:
+                outer, _, ended, kind = opened[-1]
+                over = stop - ended
+                in_call = kind == RUNTIME and level != RUNTIME
+                if in_call or (over > ROUNDING_NS and kind == ANNOTATION and level != ANNOTATION):
                     # Only calls happen in a call: it ended before, the clock could not tell. And an
                     # annotation can be asynchronous: the operator is what the thread really did.
-                    crossings += not in_call or open_ends[-1] - at > ROUNDING_NS
-                    late.append((open_rows[-1], at))
-                    open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
+                    crossings += not in_call or ended - at > ROUNDING_NS
+                    late.append((outer, at))
+                    opened.pop()
                     continue
                 if over > 0:
                     crossings += over > ROUNDING_NS
-                    stop = open_ends[-1]
+                    stop = ended
                 break
-            parents.append(open_rows[-1] if open_rows else UNKNOWN)
+            parents.append(opened[-1][0] if opened else UNKNOWN)
             ends.append(stop)
-            open_rows.append(row)
-            open_starts.append(at)
-            open_ends.append(stop)
-            open_levels.append(level)
+            opened.append((row, at, stop, level))
         end[rows] = ends
         parent[rows] = parents
         for row, at in late:
@@ -204,10 +199,8 @@ def _enclosing_modules(
     found = np.where(last >= 0, modules[last], UNKNOWN)
     rows = host[order[is_host[order]] - len(modules)]
     found[(found >= 0) & (threads[found] != threads[rows])] = UNKNOWN
-    over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
-    while over.any():
+    while (over := (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])).any():
         found[over] = parent[found[over]]
-        over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
     module[rows] = found
 
 

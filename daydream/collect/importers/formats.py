@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import marked_encoding, reading
+from daydream.files.input_files import StrPath, marked_encoding, reading
 from daydream.lazy import regex
 
 ETDUMP_MAGIC = b"ED00"
@@ -173,7 +172,7 @@ def head_of(path: Path) -> bytes:
     return head if encoding is None else head.decode(encoding, "replace").encode()
 
 
-def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def trace_files(sources: Sequence[StrPath]) -> list[Path]:
     """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none.
 
     Of a folder these are the profiles that JAX wrote, else its traces; tables of rocprofv3, if there are no

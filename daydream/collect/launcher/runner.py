@@ -84,7 +84,7 @@ class Collected:
 
 
 def command_line(
-    target: str, args: Sequence[str], *, module: bool = False, nproc_per_node: int | None = None
+    target: str, args: Sequence[str], *, module: bool, nproc_per_node: int | None = None
 ) -> list[str]:
     """Return how Python runs this script or module, under torch's launcher where processes are asked for."""
     launcher = []
@@ -294,11 +294,12 @@ class _Run:
         """Return what processes say that could not save a trace, those that trained first."""
         told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
         lost = self._moved - set(self._ended)
+        trained = {pid: text for pid, text in told.items() if pid in self._moved}
         if self._saved is None:  # with a trace in hand, those that never trained do not matter
-            told = {pid: text for pid, text in told.items() if pid in self._moved} or told
+            told = trained or told
             told = {self._root: told[self._root]} if told and not self._moved and self._root in told else told
         else:
-            told = {pid: text for pid, text in told.items() if pid in self._moved}
+            told = trained
             lost = set()
         texts = list(dict.fromkeys(self._named(pid, text) for pid, text in sorted(told.items())))
         return texts + [_left(pid) for pid in sorted(lost)]
@@ -309,8 +310,10 @@ class _Run:
 
     def _interrupted(self, code: int) -> bool:
         """Return whether Ctrl-C ended the script, and no process that trained says otherwise."""
-        told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
-        failed = any(pid in self._moved and INTERRUPTED_EARLY not in text for pid, text in told.items())
+        failed = any(
+            each["failed"] and pid in self._moved and INTERRUPTED_EARLY not in str(each["failed"])
+            for pid, each in self._ended.items()
+        )
         return not failed and (signal.SIGINT in self._signals or code == 128 + signal.SIGINT)
 
     def _why_nothing(self) -> str:

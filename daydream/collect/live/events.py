@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -199,19 +200,24 @@ def _add_host(columns: Columns, texts: Texts, events: list[Any], kind: np.ndarra
     """Add what ties rows together, and operators' inputs."""
     host = kind < len(HOST)
     named = kind <= KINDS.index("annotation")
-    place = np.array([event.device_resource_id() for event in events], np.int64)
+    place, device, own, linked, sequence, forward = (
+        np.array([*map(methodcaller(asked), events)], np.int64)
+        for asked in (
+            "device_resource_id",
+            "device_index",
+            "correlation_id",
+            "linked_correlation_id",
+            "sequence_nr",
+            "fwd_thread_id",
+        )
+    )
     columns["tid"] = np.where(host, place, NO_ID)
     columns["pid"] = np.where(host, np.int64(os.getpid()), NO_ID)
     columns["stream"] = np.where(host, UNKNOWN, place)
-    device = np.array([event.device_index() for event in events], np.int64)
     columns["device"] = np.where(host, UNKNOWN, device)
     # An operator's own id is its correlation id; runtime calls and device work name it as the linked one.
-    own = np.array([event.correlation_id() for event in events], np.int64)
-    linked = np.array([event.linked_correlation_id() for event in events], np.int64)
     columns["correlation"] = np.where(host & (kind != KINDS.index("runtime")), UNKNOWN, own)
     columns["external_id"] = np.where(named, own, np.where(linked > 0, linked, UNKNOWN))
-    sequence = np.array([event.sequence_nr() for event in events], np.int64)
-    forward = np.array([event.fwd_thread_id() for event in events], np.int64)
     columns["sequence"] = np.where(named & (sequence >= 0), sequence, UNKNOWN)
     columns["forward_thread"] = np.where(named, forward, UNKNOWN)
     shapes: list[str | None] = []
@@ -240,19 +246,11 @@ def _add_arguments(columns: Columns, texts: Texts, events: list[Any], kind: np.n
         return
     device = kind >= KINDS.index("kernel")
     ids = Numbers(UNKNOWN)
-    read = {
-        "bytes": [one.bytes for one in args],
-        "graph_id": [one.graph_id for one in args],
-        "graph_node": [one.graph_node for one in args],
-        "wait_stream": [one.wait_stream for one in args],
-        "wait_correlation": [one.wait_correlation for one in args],
-        "elements": [
-            out if one.elements_in in (-1, 0) else one.elements_in
-            for one, out in ((one, one.elements_out) for one in args)
-        ],
-    }
-    for name, values in read.items():
-        columns[name] = ids.of(values)
+    for name in ("bytes", "graph_id", "graph_node", "wait_stream", "wait_correlation"):
+        columns[name] = ids.of([getattr(one, name) for one in args])
+    columns["elements"] = ids.of(
+        [one.elements_out if one.elements_in in (-1, 0) else one.elements_in for one in args]
+    )
     for name in ("device", "stream"):
         said = ids.of([getattr(one, name) for one in args])
         columns[name] = np.where(device & (said >= 0), said, columns[name])

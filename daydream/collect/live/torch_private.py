@@ -24,7 +24,7 @@ KINETO_LOG = "KINETO_LOG_LEVEL"
 Undo = Callable[[], None]
 
 
-def profiler_config(*, memory: bool = False) -> Any:
+def profiler_config(*, memory: bool) -> Any:
     """Return the profiler's experimental settings with the flags this torch knows; None if it has none.
 
     Where memory is recorded, threads that the script starts itself are not.

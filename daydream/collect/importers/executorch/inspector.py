@@ -33,7 +33,7 @@ NODE = regex(r"(_\d+)?_*")
 """What stands behind the operator in a node's name: `aten_relu_default_1_`."""
 
 
-def read_inspector(path: Path, *, max_unpacked: int | None = None) -> Recording:
+def read_inspector(path: Path, *, max_unpacked: int | None) -> Recording:
     """Return the recording in a table of Inspector. Raises `TraceError` if it is none."""
     check_regular(path)
     with path.open("rb") as file:

@@ -31,7 +31,7 @@ import msgspec
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
 from daydream.collect.importers.kineto.scanned import Scanner, Table
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, marked_encoding, most_unpacked, reading
+from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 
@@ -117,7 +117,7 @@ class EventReader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: StrPath,
         *,
         exact_times: bool = False,
         block_bytes: int = BLOCK_BYTES,
@@ -331,7 +331,7 @@ class Document(msgspec.Struct, gc=False):
 
 
 @contextmanager
-def opened(path: Path, max_unpacked: int | None = None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+def opened(path: Path, max_unpacked: int | None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
     """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
 
     Text that says its encoding is in UTF-8, and does not. Raises `TraceError` where it cannot be read.

@@ -259,11 +259,14 @@ def call_of_flow(event: Event) -> Event:
     return event
 
 
-def small_ids(correlation: np.ndarray) -> np.ndarray:
-    """Return correlation ids numbered anew where some are too large to be told apart between ranks."""
-    if not len(correlation) or int(correlation.max()) < LARGEST_ID:
-        return correlation
-    values, number = np.unique(correlation, return_inverse=True)
+def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
+    """Return ids as they are where all are below `most`, else numbered from 0 in their order; -1 stays.
+
+    By default they may be as large as correlation ids that can be told apart between ranks.
+    """
+    if not len(ids) or int(ids.max()) < most:
+        return ids
+    values, number = np.unique(ids, return_inverse=True)
     return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
 
 

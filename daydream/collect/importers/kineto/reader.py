@@ -14,14 +14,13 @@ This file and its neighbours `kineto_*` are the only ones that know Kineto's nam
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader, json_bytes
 from daydream.collect.importers.kineto.events import (
@@ -42,11 +41,12 @@ from daydream.collect.importers.kineto.values import (
     NeedsDigitsError,
     compact_json,
     element_types,
-    outer_first,
+    in_order,
     plain_text,
     triple,
 )
 from daydream.errors import TraceError
+from daydream.files.input_files import StrPath
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 from daydream.text import counted
@@ -217,12 +217,11 @@ def _shapes(shapes: str, formats: str) -> str | None:
 RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
 WORTH_A_THREAD = 4 << 20  # bytes of JSON
 RESUMES_NS = 100_000  # from the profiler's own time to the next row of its thread: 4 to 37 us
-DAY_NS = 86_400_000_000_000
 LARGEST_BASE_NS = NEVER = 2**62
 
 
 def read_kineto(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     progress: Callable[[float], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -300,18 +299,8 @@ class _Importer:
     def _columns(self) -> Columns:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
         growing = self.rows.growing
-        start = growing.take("start_ns")
-        duration = growing.take("duration_ns")
-        order = outer_first(start, duration)
-        start = start[order]
-        if len(start):
-            odd = np.abs(start - start[len(start) // 2]) > DAY_NS
-            odd |= duration[order] > DAY_NS
-            if odd.any():
-                self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
-                order = order[~odd]
-                start = start[~odd]
-        columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
+        order, start, duration = in_order(growing, self.left_out)
+        columns = {"start_ns": start, "duration_ns": duration}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
         if self.rows.of_npu and {"pid", "correlation"} <= columns.keys():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
-from daydream.collect.derive.recording import narrow
+from daydream.collect.derive.recording import GrowingColumns, narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents, events_of
@@ -28,6 +29,7 @@ LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
 LARGEST_WHOLE_US = int(LARGEST_US)
 EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
+DAY_NS = 86_400_000_000_000
 NOT_A_TIME = Decimal("NaN")
 
 
@@ -223,6 +225,25 @@ def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     rows = order[tied]
     order[tied] = rows[np.lexsort((rows, -duration[rows].astype(np.int64), start[rows]))]
     return order
+
+
+def in_order(growing: GrowingColumns, left_out: Counter[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Take the times of rows: their order, outer rows first, and starts and durations in it.
+
+    Rows at absurd times are left out, and counted.
+    """
+    start = growing.take("start_ns")
+    duration = growing.take("duration_ns")
+    order = outer_first(start, duration)
+    start = start[order]
+    if len(start):
+        odd = np.abs(start - start[len(start) // 2]) > DAY_NS
+        odd |= duration[order] > DAY_NS
+        if odd.any():
+            left_out["began or lasted more than a day away from the others"] += int(odd.sum())
+            order = order[~odd]
+            start = start[~odd]
+    return order, start, narrow(duration[order])
 
 
 def element_types(columns: Columns, coded: dict[str, Codes]) -> None:

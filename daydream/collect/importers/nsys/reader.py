@@ -8,7 +8,6 @@ named here (environment, samples, call chains) stays in the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, WAKES, define_blocked, wakers
-from daydream.collect.importers.nsys.export import Export, open_export
+from daydream.collect.importers.nsys.export import Export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
 from daydream.collect.importers.nsys.processes import Processes, pid_and_tid, process_of
@@ -64,21 +63,13 @@ DEVICE_FIELDS = {
 }
 
 
-def read_nsys(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Recording:
-    """Return the recording in an Nsight Systems .sqlite or .sqlite.gz export.
-
-    One that is packed may have `max_unpacked` bytes.
+def read_export(export: Export) -> Recording:
+    """Return the recording in an Nsight Systems export that is open.
 
     With several processes on GPUs, each is a rank, numbered by its lowest device (see
-    `nsys_processes.split_ranks`), and correlation ids, which count per process, are made unique.
-    Raises `TraceError` if the file is no such export or has no CUDA activity.
+    `nsys.processes.split_ranks`), and correlation ids, which count per process, are made unique.
+    Raises `TraceError` if the export has no CUDA activity.
     """
-    with open_export(path, max_unpacked) as export:
-        return read_export(export)
-
-
-def read_export(export: Export) -> Recording:
-    """Return the recording in an export that is open, as `read_nsys` does."""
     if not any(table in export for table in CUDA_TABLES):
         raise TraceError(
             f"{export.path} is an Nsight Systems export without CUDA activity; record again with "

@@ -129,7 +129,7 @@ class _Document(msgspec.Struct):
 
 
 def read_rocprof_json(
-    path: Path, *, progress: Callable[[float], None] | None = None, max_unpacked: int | None = None
+    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
 ) -> list[Recording]:
     """Return the recordings in a JSON or JSON.gz file of rocprofv3: one for each process that is in it.
 

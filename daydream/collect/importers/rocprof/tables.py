@@ -63,8 +63,8 @@ def _sort_in_name(path: Path) -> str:
 def read_rocprof_tables(
     paths: Sequence[Path],
     *,
-    progress: Callable[[float], None] | None = None,
-    max_unpacked: int | None = None,
+    progress: Callable[[float], None] | None,
+    max_unpacked: int | None,
 ) -> Recording:
     """Return the recording of one run, of its CSV or CSV.gz tables.
 

@@ -68,7 +68,7 @@ NOTHING = (
 
 
 def read_xplane(
-    path: Path, *, progress: Callable[[float], None] | None = None, max_unpacked: int | None = None
+    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
 ) -> Recording:
     """Return the recording in an `xplane.pb` or `xplane.pb.gz`.
 

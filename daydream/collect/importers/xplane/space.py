@@ -101,18 +101,14 @@ def _plane(data: bytes, where: Place) -> Plane:
             plane.lines.append(place(value))
         elif which == PLANE_STATS and sort == BYTES:
             plane.stats.append(place(value))
-        elif which == EVENT_NAMES and sort == BYTES:
+        elif which in (EVENT_NAMES, STAT_NAMES) and sort == BYTES:
             key, inner = _entry(data, place(value))
+            names = plane.event_names if which == EVENT_NAMES else plane.stat_names
             for one, kind, held in fields(data, *inner):
                 if one == META_NAME and kind == BYTES:
-                    plane.event_names[key] = text(data, held)
-                elif one == META_STATS and kind == BYTES:
+                    names[key] = text(data, held)
+                elif one == META_STATS and kind == BYTES and which == EVENT_NAMES:
                     plane.event_stats.setdefault(key, []).append(place(held))
-        elif which == STAT_NAMES and sort == BYTES:
-            key, inner = _entry(data, place(value))
-            for one, kind, held in fields(data, *inner):
-                if one == META_NAME and kind == BYTES:
-                    plane.stat_names[key] = text(data, held)
     return plane
 
 
