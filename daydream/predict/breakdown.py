@@ -269,8 +269,7 @@ class Chain(Path, frozen=True, eq=False):
         begins = self.begin_ns + self.shift_ns[self.window]
         ends = begins + self.ns
         running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
-        covered = Coverage(start, stop).within(begins, ends)
-        behind = Counter(sums(CAUSES, self.cause, covered))
+        behind = Counter(sums(CAUSES, self.cause, Coverage(start, stop).within(begins, ends)))
         del behind[PathCause.COMMUNICATION]
         total_ns = self.per_step(running.before_ns[-1])
         exposed_ns = self.per_step(self.ns[exposed])
@@ -335,8 +334,7 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     chain = trace_back(state, of)
     steps = chain.steps
     timeline = chain.timeline
-    total = Counter(sums(CAUSES, chain.cause, chain.ns))
-    by_cause = per_step(dict(total.most_common()), len(steps))
+    by_cause = per_step(dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), len(steps))
     busy = chain.busy_ns()
     transfers = chain.communication()
     beside = {

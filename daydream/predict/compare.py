@@ -279,8 +279,8 @@ def compare(
         ).having(own_notes=found.own_notes)
     else:  # what was measured tells more than an estimate of it
         if not found.basis == other.basis == UNPROFILED:
-            found = found.as_recorded()
-            other = other.as_recorded()
+            found = found.recording
+            other = other.recording
         one = _recorded(found, ranks)
     two = _recorded(other, ranks)
     if names is None:
@@ -319,8 +319,16 @@ def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     first = found.settled.step_times(0)
     steps = [step for step in first if not ranks or step_rank(graph.steps[step]) in ranks]
     parts = parts_of(found.settled._replace(copy=0), steps)
-    ends = {"low_ns": round(low), "high_ns": round(high)}
-    return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)
+    return _side(
+        found,
+        graph,
+        parts,
+        step_ns,
+        step_ns=step_ns,
+        recorded_ns=found.measured_ns,
+        low_ns=round(low),
+        high_ns=round(high),
+    )
 
 
 def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figures: Any) -> Side:
@@ -330,7 +338,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
     devices = metadata.get("devices", [])
     named = [each for each in devices if each.get("id") in used] or devices
     figures |= parts_json(parts)
-    side = Side(
+    return Side(
         name=str(metadata.get("source") or ""),
         basis=replay.basis,
         steps=len(replay.steps),
@@ -338,8 +346,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
         **figures,
-    )
-    return side.having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
+    ).having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
 
 
 def _notes(found: Difference) -> list[str]:

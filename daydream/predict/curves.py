@@ -18,16 +18,13 @@ from daydream.costs.kernel_names import family
 from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Record
 from daydream.simulate.steady_state import settle
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
-    from daydream.trace.trace import Trace
 
 FACTORS = (0.75, 0.5, 0.25, 0.0)
 LEAST_SHARE = 0.002  # of a step: what takes less on its own is left out, it cannot save more
@@ -76,7 +73,7 @@ class Curves(NotebookFigure, list[Curve]):
         return pd.DataFrame([curve.to_json() for curve in self])
 
 
-def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
+def curves(source: Replay | Graph | Source) -> Curves:
     """Return the curves of the parts that take longest, those first whose removal would save most.
 
     Returns:

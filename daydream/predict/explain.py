@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -34,16 +34,11 @@ from daydream.predict.breakdown import (
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
 from daydream.predict.prediction import whatif as ask
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.predict.suggest import LEAST, Avoidable, WhatIfResult, WhatIfs
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound, PathCause, has_cpu
 from daydream.transforms.compose import parse
-
-if TYPE_CHECKING:
-    import os
-
-    from daydream.trace.trace import Trace
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
@@ -168,7 +163,7 @@ class Explanation(Record, eq=False):
 
 
 def explain(
-    source: Replay | Graph | Trace | str | os.PathLike[str],
+    source: Replay | Graph | Source,
     whatif: str | Callable[..., None] | Sequence[Any] | None = None,
     *,
     capacity: int | None = None,
@@ -212,7 +207,7 @@ def explain(
     general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
         general_ns = 0
-    found = Explanation(
+    return Explanation(
         whatif=now.optimization or None,
         basis=before.basis,
         measured_ns=before.basis_measured_ns,
@@ -243,8 +238,7 @@ def explain(
         ),
         memory=memory,
         memory_unsaid=unsaid,
-    )
-    return found.having(replay=before, after=None if whatif is None else now)
+    ).having(replay=before, after=None if whatif is None else now)
 
 
 def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
@@ -405,15 +399,14 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
     names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []
-    peak = PeakMemory(
+    return PeakMemory(
         **asdict(answer.memory),
         peak_step=found.peak_step,
         peak_phase=found.peak_phase,
         peak_layer=found.peak_layer,
         by_kind=found.by_kind,
         whatifs=_smaller(runner, names, answer.memory),
-    )
-    return peak.having(holders=found), None
+    ).having(holders=found), None
 
 
 def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tuple[SmallerPeak, ...]:
@@ -423,8 +416,11 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
         result, prediction = runner.tried(name, OPTIONS.get(name, {}))
         if prediction is None:
             continue  # it does not apply
-        changes = prediction.memory_changes() if prediction.memory_changes else []
-        memory = answer_of(runner.replay.graph, changes, now.capacity_bytes).memory
+        memory = answer_of(
+            runner.replay.graph,
+            prediction.memory_changes() if prediction.memory_changes else [],
+            now.capacity_bytes,
+        ).memory
         if memory is not None and memory.after_bytes < now.after_bytes:
             found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))
 

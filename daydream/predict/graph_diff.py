@@ -191,8 +191,7 @@ class GraphDiff:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
         times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
         *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
-        waits = max(abs(changes_by_ns) - sum(found), 0.0)
-        return Affected._make([*found, waits, doubt, waiting])
+        return Affected._make([*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting])
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.

@@ -301,7 +301,7 @@ class Replay(NotebookFigure):
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
         graph = self.recording.graph
-        facts = self.recording.graph.facts
+        facts = graph.facts
         kernel = graph.alive & (graph.kind == KERNEL)
         parts = kernel & fused_parts(graph)
         kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
@@ -341,8 +341,10 @@ def _collectives(result: Replay) -> list[dict[str, Any]]:
     ranks = tasks.rank
     sizes = tasks.bytes
     place = {row: number for number, row in enumerate(tasks.row.tolist())}
-    met = match_collectives(graph.recorded).rows
-    groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
+    groups = [
+        [place.pop(row) for row in rows.tolist() if row in place]
+        for rows in match_collectives(graph.recorded).rows
+    ]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]
     groups.sort(key=lambda group: int(ends[group].max()))
     return [

@@ -25,7 +25,7 @@ from daydream.predict.contention_option import MEASURED, Choice, Option, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.ranks import slowdown_of
@@ -33,12 +33,9 @@ from daydream.simulate.steady_state import SETTLED
 from daydream.transforms.compose import Edit, apply, memory_changes, parse
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.trace.trace import Trace
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 NAME = "scaling"  # of what is predicted
@@ -137,7 +134,7 @@ class Scaling(Record, NotebookFigure, eq=False):
 
 
 def scaling(
-    source: Replay | Graph | Trace | str | os.PathLike[str],
+    source: Replay | Graph | Source,
     workers: Sequence[int] = WORKERS,
     *,
     jitter: float = 0.0,

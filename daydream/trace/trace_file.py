@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,16 @@ from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import StrPath, check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Columns, Texts
+from daydream.trace.schema import (
+    FIELDS,
+    IMPORT_AGAIN,
+    METADATA_KEY,
+    SCHEMA_VERSION,
+    UNKNOWN,
+    Columns,
+    Document,
+    Texts,
+)
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 from daydream.trace.sync_rows import tell_syncs
 
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 
 def read_columns(
     path: StrPath, *, max_unpacked: int | None, steps: str | None
-) -> tuple[Columns, Texts, dict[str, Any], MemoryEvents | None, DebugHandleMap | None]:
+) -> tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]:
     """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
     Of some `steps`, `10:20` or `typical`, it is what the trace of these alone would hold.
@@ -108,7 +117,7 @@ def _read(path: StrPath, file: ParquetFile, groups: list[int], name: str) -> tup
 
 
 def _chosen(
-    path: StrPath, metadata: dict[str, Any], steps: str | None, rows: int, *, with_memory: bool
+    path: StrPath, metadata: Document, steps: str | None, rows: int, *, with_memory: bool
 ) -> Chosen | None:
     """Return what is kept of a trace of so many rows; None if that is all of it."""
     from daydream.trace.metadata import mistake_in
@@ -173,12 +182,12 @@ def _memory(path: StrPath, text: bytes | None, most_bytes: int) -> MemoryEvents 
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> Document:
     text = (raw or {}).get(METADATA_KEY)
     if text is None:
         raise TraceError(f"{path} is a parquet file, but daydream did not write it")
     try:
-        metadata: dict[str, Any] = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        metadata: Document = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
         if b"\\ud" in text.lower():  # half a surrogate pair cannot be written again
             json.dumps(metadata, ensure_ascii=False).encode()
         version = metadata["schema_version"]

@@ -227,7 +227,8 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # they name what is not there
         hints = {}
-    parameters, options = [*signature.parameters.values()], []
+    parameters = [*signature.parameters.values()]
+    options = []
     for parameter in parameters[1:]:
         if file and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise GraphError(

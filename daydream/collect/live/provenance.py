@@ -25,12 +25,13 @@ from daydream.collect.live.torch_compiler import (
 )
 from daydream.handles.nodes import handle_of
 from daydream.trace.handle_map import Handle
+from daydream.trace.schema import Document
 
-_kept: list[tuple[str, dict[str, Any]]] = []
+_kept: list[tuple[str, Document]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
-_breaks: list[dict[str, Any]] = []
-_uncompiled: dict[str, dict[str, Any]] = {}  # by the function's source line
+_breaks: list[Document] = []
+_uncompiled: dict[str, Document] = {}  # by the function's source line
 RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
 MOST_BREAKS = 1_000
 LONGEST = 200
@@ -84,12 +85,12 @@ def _first_line(text: Any) -> str:
     return str(text).strip().partition("\n")[0][:LONGEST]
 
 
-def graph_breaks() -> list[dict[str, Any]]:
+def graph_breaks() -> list[Document]:
     """Return region, reason and source line of the graph breaks so far; each compiled frame has one."""
     return list(_breaks)
 
 
-def uncompiled_frames() -> list[dict[str, Any]]:
+def uncompiled_frames() -> list[Document]:
     """Return source line, reason and place of the reason of each function that was left uncompiled so far."""
     return list(_uncompiled.values())
 
@@ -158,7 +159,7 @@ def _hint(size: Any) -> int:
     return int(size) if symbol is None else int(symbol.hint)
 
 
-def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
+def graph_of(key: str, document: Document) -> CompiledGraph:
     """Return a graph from what was kept of it, its kernel calls in order."""
     phase = "backward" if document.get("backward") else ""
     described = document["described"]

@@ -50,7 +50,7 @@ from daydream.files.input_files import StrPath
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 from daydream.text import counted
-from daydream.trace.schema import UNKNOWN, Columns, Texts
+from daydream.trace.schema import UNKNOWN, Columns, Document, Texts
 from daydream.trace.valid import is_amount
 
 DEVICE_FIELDS = {
@@ -80,9 +80,9 @@ VERSION_FIELDS = (
 )
 
 
-def metadata_of(header: Header, path: Path) -> dict[str, Any]:
+def metadata_of(header: Header, path: Path) -> Document:
     """Return a trace's metadata: source (the file's name), devices, rank, world size, groups, versions."""
-    metadata: dict[str, Any] = {"source": plain_text(path.name), "notes": []}
+    metadata: Document = {"source": plain_text(path.name), "notes": []}
     if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
         metadata["devices"] = devices
     world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
@@ -93,7 +93,7 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
         metadata["backend"] = plain_text(world["backend"])
     if groups := [_group(one) for one in _dicts(world.get("pg_config"))]:
         metadata["groups"] = groups
-    versions: dict[str, Any] = {name: getattr(header, name) for name in VERSION_FIELDS}
+    versions: Document = {name: getattr(header, name) for name in VERSION_FIELDS}
     versions["nccl_version"] = world.get("nccl_version")
     told = {
         name: plain_text(str(told)) for name, told in versions.items() if isinstance(told, (str, int, float))
@@ -103,7 +103,7 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
     return metadata
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def _dicts(value: Any) -> list[Document]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
@@ -111,13 +111,13 @@ def _is_count(value: Any) -> bool:
     return is_amount(value) and value < 2**31
 
 
-def _device(given: dict[str, Any]) -> dict[str, Any]:
+def _device(given: Document) -> Document:
     device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if is_amount(given.get(theirs))}
     device.pop("name", None)
     return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
 
 
-def _group(given: dict[str, Any]) -> dict[str, Any]:
+def _group(given: Document) -> Document:
     ranks = given.get("ranks")
     return {
         "name": plain_text(str(given.get("pg_name", ""))),
@@ -231,7 +231,7 @@ def read_kineto(
 
     Raises `TraceError` if the file is no Kineto trace or holds no usable row.
     """
-    how: dict[str, Any] = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
+    how: Document = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
     try:
         return _gathered(EventReader(path, **how), progress)
     except NeedsDigitsError:

@@ -23,7 +23,7 @@ from daydream.collect.importers.nsys.processes import Processes, pid_and_tid, pr
 from daydream.collect.importers.nsys.waits import name_syncs, place_syncs, resolve_waits
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns, Document
 from daydream.trace.valid import is_amount
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -303,10 +303,10 @@ class _Importer:
                 f"{self.processes.ranks} processes did device work; they are ranks, by their lowest device."
             )
 
-    def _devices(self, used: np.ndarray) -> list[dict[str, Any]]:
+    def _devices(self, used: np.ndarray) -> list[Document]:
         """Return the properties of the devices, or their bare ids where the file does not describe them."""
         gpus = self.export.records("TARGET_INFO_GPU")
-        pairs: dict[Any, dict[str, Any]] = {}  # CUDA numbers the devices that a process sees
+        pairs: dict[Any, Document] = {}  # CUDA numbers the devices that a process sees
         for seen in self.export.records("TARGET_INFO_CUDA_DEVICE"):
             for row in gpus:
                 if row.get("id") == seen.get("gpuId") is not None:
@@ -318,7 +318,7 @@ class _Importer:
                 pairs.setdefault(next(filter(is_amount, numbers), None), row)
         devices = []
         for number, row in pairs.items():
-            device: dict[str, Any] = {"id": number}
+            device: Document = {"id": number}
             for theirs, ours in DEVICE_FIELDS.items():
                 value = row.get(theirs)
                 if isinstance(value, str) if ours == "name" else is_amount(value):

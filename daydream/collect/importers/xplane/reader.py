@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, p
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Document
 from daydream.trace.valid import is_amount
 
 HOST = "/host:CPU"
@@ -92,7 +91,7 @@ class _Reader:
         self.data = data
         self._progress = progress
         self.builder = RowBuilder()
-        self.devices: list[dict[str, Any]] = []
+        self.devices: list[Document] = []
         self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
         self.told: dict[tuple[str, str], Told] = {}  # by program and operator
         self.known: dict[str, Told | None] = {}  # by operator alone; None where programs differ
@@ -156,7 +155,7 @@ class _Reader:
         if used:
             vendor = str(told.get("device_vendor", "")).lower()
             self.vendor = self.vendor or ("rocm" if vendor == "amd" else "cuda")
-            device: dict[str, Any] = {"id": number}
+            device: Document = {"id": number}
             name = next((told[key] for key in NAMES if isinstance(told.get(key), str)), None)
             if name is None and all(is_amount(told.get(key)) for key in OF_CHIP):
                 chip = tuple(int(told[key]) for key in OF_CHIP)
@@ -218,7 +217,7 @@ class _Reader:
                 self.amounts[name, one.shapes] = None  # two programs, which the rows do not tell apart
         return self.builder.coded("shapes", [None if one is None else one.shapes for one in told])
 
-    def _operators(self) -> list[dict[str, Any]]:
+    def _operators(self) -> list[Document]:
         return [
             {"name": plain_text(name), "shapes": shapes, "family": one.family, "flop": one.flop,
              "bytes": one.nbytes}
