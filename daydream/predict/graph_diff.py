@@ -123,9 +123,10 @@ class GraphDiff:
         self.before = before
         self.after = after
         there = after.alive
-        new = after.columns
         self.was_there = was_there = np.append(before.alive, np.zeros(after.size - before.size, bool))
-        differs = [self.old(name) != new[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")]
+        differs = [
+            self.old(name) != after.columns[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
+        ]
         masks = was_there & there & np.any(differs, axis=0), there & ~was_there, was_there & ~there
         self.edited = np.any(masks, axis=0)
         self.counts = tuple(int(np.count_nonzero(mask)) for mask in masks)

@@ -6,7 +6,7 @@ resized.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from daydream.simulate.critical_path import Bound
 from daydream.simulate.ranks import slowdown_of
 from daydream.simulate.steady_state import SETTLED
 from daydream.transforms.compose import Edit, apply, memory_changes, parse
+from daydream.transforms.registry import Options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +108,7 @@ class Scaling(Record, NotebookFigure, eq=False):
     recorded_workers: int
     alone_ns: int
     network: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     contention: Choice | None = None
     rows: list[Scaled] = field(name="workers", default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -256,7 +257,7 @@ class _Ddp:
     recorded = 1
     notes: Sequence[str] = ()
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Options) -> None:
         self.ddp = parse("ddp")
         self.given = self.options = options
 
@@ -288,7 +289,7 @@ class _Ddp:
 class _RecordedJob:
     """The trace of one or more of several workers: what they exchanged is resized."""
 
-    def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, options: Options) -> None:
         wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
         if wrong:
             raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from daydream.trace.schema import UNKNOWN
 from daydream.transforms import stages
 from daydream.transforms.compose import edit_of, parse, spelled
 from daydream.transforms.real_change import code_of, why_not_offered
-from daydream.transforms.registry import Optimization, find
+from daydream.transforms.registry import Optimization, Options, find
 
 LEAST = 0.005  # of a step: what costs less is not worth a sentence
 LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
@@ -55,7 +55,7 @@ MOST_COSTS = 3
 MOST_ASKED = 6
 MOST_TASKS = 50_000
 
-WhatIf: TypeAlias = tuple[str, Mapping[str, Any]]  # a name and its options
+WhatIf: TypeAlias = tuple[str, Options]  # a name and its options
 
 
 class WhatIfResult(Predicted):
@@ -89,7 +89,7 @@ class WhatIfResult(Predicted):
         return stages.NEEDS.get(self.change.stage)
 
 
-def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
+def typed(options: Options) -> tuple[str, ...]:
     """Return options as the words that are typed."""
     words: list[str] = []
     for name, value in options.items():
@@ -141,7 +141,7 @@ class Avoidable(OfTasks, eq=False):
     without_ns: int | None = None
 
     asked = Live[Sequence[WhatIf]]()  # the what-ifs that may remove it, before any was simulated
-    made_of = Live[Mapping[str, Any] | None]()  # what it is made of, as options of `scale`
+    made_of = Live[Options | None]()  # what it is made of, as options of `scale`
     best = Live[WhatIfResult | None]()  # the what-if that saves most, None if none gives an answer
     limit = Live[WhatIfResult | None]()  # what the cost's absence gives
 
@@ -154,7 +154,7 @@ def _add(
     words: str,
     chosen: np.ndarray | list[int],
     *whatifs: str | WhatIf,
-    made_of: Mapping[str, Any] | None = None,
+    made_of: Options | None = None,
     place: Place | None = None,
     with_source: bool = False,
 ) -> None:
@@ -385,7 +385,7 @@ class WhatIfs:
         self,
         now: Prediction,
         made: Sequence[Optimization] = (),
-        given: Mapping[str, Any] | None = None,
+        given: Options | None = None,
         *,
         bare: bool = False,
     ) -> None:
@@ -398,7 +398,7 @@ class WhatIfs:
         self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
     def tried(
-        self, name: str, options: Mapping[str, Any], *, alone: bool = False
+        self, name: str, options: Options, *, alone: bool = False
     ) -> tuple[WhatIfResult, Prediction | None]:
         """Return the answer to a what-if on top of the change, and its prediction; None if it is refused.
 
@@ -474,7 +474,7 @@ class WhatIfs:
 def suggestion(
     prediction: Prediction,
     optimizations: Sequence[Optimization] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
 ) -> WhatIfResult | None:
     """Return the what-if to try on top of a change; None if none of the likely ones saves anything.
 
