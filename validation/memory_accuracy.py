@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,18 +22,6 @@ import memory_gpu
 import memory_public
 import numpy as np
 from memory_changes import CHANGES, UNCHANGED
-from memory_text import (
-    BEGIN,
-    DEVELOPMENT,
-    END,
-    FIRST,
-    INTRODUCTION,
-    JUDGEMENT,
-    OF_GPUS,
-    OF_RANKS,
-    ON_GPUS,
-    SPLIT,
-)
 from parts_of_pages import put
 
 import daydream
@@ -83,11 +71,8 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with pairs/ and kineto/ of public traces")
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     options = parser.parse_args()
-    text = "\n".join(page(list(rows()), list(of_gpus(options.traces)), list(on_gpus())))
-    if options.write is None:
-        print(text)
-    else:
-        put(options.write, text, BEGIN, END)
+    for name, lines in parts(list(rows()), list(of_gpus(options.traces)), list(on_gpus())):
+        put(options.write, name, lines)
 
 
 def measured() -> dict[str, Any]:
@@ -165,43 +150,36 @@ def _trace(path: Path) -> daydream.Trace:
     return daydream.load(path)
 
 
-def page(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[str]:
-    """Yield the lines of the page's part."""
+def parts(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the parts of the page with their names."""
     changes = [row for row in found if row.title != UNCHANGED]
     alone = [row for row in changes if not row.steps]
     ranks = [row for row in changes if row.steps]
-    yield BEGIN
-    yield INTRODUCTION
-    yield _checked()
-    yield SPLIT
-    yield FIRST
-    yield _where(alone)
-    yield "## How far off"
-    yield ""
-    yield from _summaries(alone, "one process", lambda row: row.role)
-    yield from _summaries(alone, "change", lambda row: row.title, by_role=True)
-    yield from _summaries(alone, "model", lambda row: f"{row.of} ({row.role})")
-    for role, title in (("judgement", JUDGEMENT), ("development", DEVELOPMENT)):
-        yield f"## {title}"
-        yield ""
-        yield from _table([row for row in found if row.role == role and not row.steps])
-    yield "## Two ranks"
-    yield ""
-    yield OF_RANKS
-    yield from _summaries(ranks, "two ranks", lambda row: row.role)
-    yield from _table(ranks)
-    yield "## Real changes on GPUs"
-    yield ""
-    yield ON_GPUS
-    yield from _summaries(on_gpu, "GPUs", lambda row: row.role)
-    yield from _summaries(on_gpu, "change", lambda row: row.title, by_role=True)
-    yield from _table(on_gpu)
-    yield "## Public pairs of GPUs"
-    yield ""
-    yield OF_GPUS
-    yield from _summaries(public, "pairs", lambda row: row.role)
-    yield from _table(public)
-    yield END
+    yield (
+        "memory",
+        [
+            _checked(),
+            _where(alone),
+            "## How far off\n",
+            *_summaries(alone, "one process", lambda row: row.role),
+            *_summaries(alone, "change", lambda row: row.title, by_role=True),
+            *_summaries(alone, "model", lambda row: f"{row.of} ({row.role})"),
+            "## Rows that judge\n",
+            *_table([row for row in found if row.role == "judgement" and not row.steps]),
+            "## Rows for development\n",
+            *_table([row for row in found if row.role == "development" and not row.steps]),
+        ],
+    )
+    yield "memory of two ranks", [*_summaries(ranks, "two ranks", lambda row: row.role), *_table(ranks)]
+    yield (
+        "memory on GPUs",
+        [
+            *_summaries(on_gpu, "GPUs", lambda row: row.role),
+            *_summaries(on_gpu, "change", lambda row: row.title, by_role=True),
+            *_table(on_gpu),
+        ],
+    )
+    yield "memory of public pairs", [*_summaries(public, "pairs", lambda row: row.role), *_table(public)]
 
 
 def _table(found: Sequence[Row]) -> Iterator[str]:
