@@ -10,6 +10,7 @@ prediction may know. A refusal counts as a miss of 100 %.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import memory_gpu
-import memory_public
 import numpy as np
+from gpu_recordings import CHANGES as ON_GPUS
 from memory_changes import CHANGES, UNCHANGED
 from parts_of_pages import put
 
@@ -35,6 +35,11 @@ from daydream.transforms.compose import memory_changes, parse
 HERE = Path(__file__).parent / "memory_peaks"
 MIB = 2**20
 MOVED = 0.05
+DEVELOPED, JUDGED = "development", "judgement"  # looked at while models were made, or not
+FOUND_HERE = {"convnext"}  # of the H100: what a factor of 32 bits does to the types behind it was seen there
+CPU = 0  # the device type of a row
+T4, MOE, HOPPER = "pairs/t4_mlp_amp", "pairs/a100_switch_moe", "pairs/hopper_tf32"
+PARTICLES = "kineto/a100_particle_transformer_forward_batch"
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,90 @@ class Row:
     def holds(self) -> bool:
         """Whether the range holds what was measured, to the byte."""
         return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One change of one model: the trace before it, the question, peaks in bytes."""
+
+    model: str
+    title: str
+    role: str
+    trace: Path
+    optimization: str
+    options: dict[str, Any]
+    before: int
+    after: int
+
+
+def measured_on_gpus() -> Iterator[Measured]:
+    """Yield every change whose peak was measured, but for graphs whose replays allocate nothing."""
+    folder = HERE.parent / "h200" / "after"
+    for model, peaks in json.loads((folder / "steps.json").read_text(encoding="utf-8")).items():
+        for variant, (title, name, options) in ON_GPUS.items():
+            if variant in peaks:
+                before, after = (peaks[each]["peak_allocated_bytes"] for each in ("base", variant))
+                trace = folder / f"{model}-base_memory.parquet"
+                yield Measured(f"H200 {model}", title, DEVELOPED, trace, name, options, before, after)
+    folder = HERE.parent / "h100"
+    document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    for model, recordings in {**document["recordings"], **document["unsteady"]}.items():
+        role = DEVELOPED if model in FOUND_HERE else JUDGED
+        for one in recordings:
+            for title, change in one["changes"].items():
+                if "peak_bytes" in change and change["optimization"] != "cuda-graphs":
+                    yield Measured(
+                        f"H100 {model}", title, role, folder / one["trace"], change["optimization"],
+                        change["options"], one["peak_bytes"], change["peak_bytes"],
+                    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two recordings, what was changed between them, and the question that a person would ask."""
+
+    before: str
+    after: str
+    optimization: str
+    options: dict[str, Any]
+    role: str
+
+    @property
+    def title(self) -> str:
+        """Both recordings, short."""
+        names = [Path(path).name.removesuffix(".json.gz") for path in (self.before, self.after)]
+        return f"{Path(self.before).parent.name} {names[0]} → {names[1]}"
+
+    @property
+    def asked(self) -> str:
+        """The question as it is typed."""
+        return " ".join([self.optimization, *(f"--{name} {value:g}" for name, value in self.options.items())])
+
+
+def pairs() -> Iterator[Pair]:
+    """Yield every pair and direction."""
+    for name in ("autocast+grad-scaler", "amp"):
+        yield Pair(f"{T4}/fp32.json.gz", f"{T4}/amp.json.gz", name, {}, DEVELOPED)
+    small, large, long = (f"{MOE}/{name}.json.gz" for name in ("b4_s128", "b8_s128", "b8_s1024"))
+    yield Pair(small, large, "batch-size", {"factor": 2.0}, DEVELOPED)
+    yield Pair(large, small, "batch-size", {"factor": 0.5}, DEVELOPED)
+    yield Pair(large, long, "sequence-length", {"length": 1024}, JUDGED)
+    yield Pair(long, large, "sequence-length", {"length": 128}, JUDGED)
+    yield Pair(small, long, "sequence-length+batch-size", {"factor": 2.0, "length": 1024}, JUDGED)
+    # Events are padded to the longest of the batch: 43 particles among 8 events, 128 among 128.
+    few, many = (f"{PARTICLES}{batch}.json.gz" for batch in (8, 128))
+    both = "sequence-length+batch-size"
+    yield Pair(few, many, both, {"factor": 16.0, "length": 128}, DEVELOPED)
+    yield Pair(many, few, both, {"factor": 1 / 16, "length": 43}, DEVELOPED)
+    yield Pair(f"{HOPPER}/gh200_fp32.json.gz", f"{HOPPER}/h100_tf32_1.json.gz", "tf32", {}, JUDGED)
+
+
+def peak_bytes(path: Path) -> int:
+    """Return the most of what a recording says is allocated on a GPU at once."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found = json.load(file)["traceEvents"]
+    rows = [row["args"] for row in found if row.get("name") == "[memory]"]
+    return int(max(row["Total Allocated"] for row in rows if row["Device Type"] != CPU))
 
 
 def main() -> None:
@@ -102,7 +191,7 @@ def rows() -> Iterator[Row]:
 
 def on_gpus() -> Iterator[Row]:
     """Yield the changes made on GPUs of ours that change memory at all."""
-    for one in memory_gpu.measured():
+    for one in measured_on_gpus():
         row = Row(one.model, one.title, one.role, one.before, one.after, "")
         row = _predicted(row, one.trace, one.optimization, one.options)
         if row.refused or row.low != row.high:
@@ -111,10 +200,10 @@ def on_gpus() -> Iterator[Row]:
 
 def of_gpus(traces: Path | None) -> Iterator[Row]:
     """Yield the public pairs that are at hand."""
-    for pair in memory_public.pairs():
+    for pair in pairs():
         paths = [] if traces is None else [traces / pair.before, traces / pair.after]
         if paths and all(path.exists() for path in paths):
-            before, after = (memory_public.peak_bytes(path) for path in paths)
+            before, after = (peak_bytes(path) for path in paths)
             row = Row(pair.title, pair.asked, pair.role, before, after, "")
             yield _predicted(row, paths[0], pair.optimization, pair.options)
 
