@@ -144,5 +144,4 @@ def run(
         sys.path.insert(0, str(PAGE.parents[1] / "validation"))
         from parts_of_pages import put
 
-        begin, end = f"<!-- begin: {title} -->", f"<!-- end: {title} -->"
-        put(PAGE, "\n".join([begin, *page(folder), end]), begin, end)
+        put(PAGE, title, page(folder))

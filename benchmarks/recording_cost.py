@@ -25,7 +25,6 @@ from typing import Any
 from process_tree import watched
 
 STEPS, ROUNDS = 300, 5
-BEGIN, END = "<!-- begin: recording cost -->", "<!-- end: recording cost -->"
 WAYS = {
     "alone": "the job alone",
     "again": "the job alone, again (A/A)",
@@ -53,13 +52,10 @@ def main() -> None:
         for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
             found[way].append(_measured(way))
             print(way, found[way][-1], file=sys.stderr, flush=True)
-    text = _table(found)
-    if options.write:
-        page = options.write.read_text(encoding="utf-8")
-        head, rest = page.split(BEGIN)
-        options.write.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-    else:
-        print(text)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "validation"))
+    from parts_of_pages import put
+
+    put(options.write, "recording cost", [_table(found)])
 
 
 def _measured(way: str) -> dict[str, float]:

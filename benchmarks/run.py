@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hta_environment import MissingError, hta_python, versions
-from machine_facts import machine
 from results import CONTROL_OFF, Part, aims_table, grid, markdown, options, read, say
 from traces import REPOSITORY
 from workers import HERE
 
+LIBRARIES = ("numpy", "pyarrow", "msgspec", "click", "networkx")
+VECTOR_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 PARTS = ("importing", "graphs", "engines", "many_ranks", "sweep", "memory", "startup", "growth")
 
 HEAD = f"""\
@@ -116,6 +120,58 @@ def _page(facts: dict[str, str], parts: list[Part]) -> list[str]:
     for part in parts:
         lines += markdown(part)
     return lines
+
+
+def machine() -> dict[str, str]:
+    """Return cores, CPU family, memory, system, versions, and the load as the run begins."""
+    facts = {
+        "CPU": f"{cpu_family()}, {os.cpu_count()} cores",
+        "memory": f"{round(memory_bytes() / 2**30)} GiB",
+        "system": f"{platform.system()}, {platform.machine()}",
+        "Python": platform.python_version(),
+        **{name: installed(name) for name in LIBRARIES},
+        "C++": compiler(),
+    }
+    if hasattr(os, "getloadavg"):
+        facts["load before"] = f"{os.getloadavg()[0]:.1f}"
+    return facts
+
+
+def cpu_family() -> str:
+    """Return the CPU's family and its widest vector instructions."""
+    try:
+        said = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or "unknown"
+    model = re.search(r"model name\s*:\s*(.*)", said)
+    name = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", "", model.group(1)) if model else "unknown"
+    vector = next((word for flag, word in VECTOR_SETS.items() if re.search(rf"\b{flag}\b", said)), "")
+    return " ".join([*name.split(), *([f"with {vector}"] if vector else [])])
+
+
+def memory_bytes() -> int:
+    """Return the machine's memory, 0 if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def installed(name: str) -> str:
+    """Return a library's version, or that it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def compiler() -> str:
+    """Return the C++ compiler's version."""
+    try:
+        said = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return f"g++ {said.strip()}"
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ BLOCKS, BLOCK_STEPS = 7, 8
 CONTROL = 0.05
 SPREAD = 1.25
 WHAT_IFS = ("GPT", "MLP", "LSTM")
-BEGIN, END = "<!-- begin: unprofiled -->", "<!-- end: unprofiled -->"
 
 
 def main() -> None:
@@ -58,14 +57,10 @@ def main() -> None:
             else:
                 left_out[name] += 1
             print(name, "ok" if one["quiet"] else "restless", _short(one), file=sys.stderr, flush=True)
-    text = "\n".join(_page(found, left_out, options.repeats))
-    if options.write:
-        page = options.write.read_text(encoding="utf-8")
-        head, rest = page.split(BEGIN)
-        tail = rest.split(END)[1]
-        options.write.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")
-    else:
-        print(text)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "validation"))
+    from parts_of_pages import put
+
+    put(options.write, "unprofiled", _page(found, left_out, options.repeats))
 
 
 # One recording -----------------------------------------------------------------------------------

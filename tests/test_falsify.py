@@ -15,7 +15,7 @@ import laws
 
 import daydream
 
-BUSY = falsify.Source("gpu_bound", None)  # one thread, which waits for the loss at the end of each step
+BUSY = ("gpu_bound", None)  # one thread, which waits for the loss at the end of each step
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def replay():
 
 
 def judged(replay, truths):
-    found = falsify.Judged(0, BUSY.name, "nothing", answers=4)
+    found = falsify.Judged(0, "gpu_bound", ["nothing"], answers=4)
     falsify.hold(found, replay, truths, frozenset(falsify.QUESTIONS))
     return found
 

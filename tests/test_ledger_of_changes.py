@@ -71,7 +71,6 @@ def test_the_page_says_which_public_traces_are_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(ledger, "entries", lambda _: iter([known]))
     lines = list(ledger.page(ledger.predicted()))
     assert sum("traces not at hand" in line for line in lines) == 9
-    assert (lines[0], lines[-1]) == (ledger.BEGIN, ledger.END)
 
 
 # -- ranges: fitted on some models, judged on another -------------------------------------------------

@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "validation"))
 
-import memory_public  # noqa: E402
 from memory_changes import CHANGES, DEVELOPED, MODELS, UNCHANGED  # noqa: E402
 from memory_reader import Steps, read  # noqa: E402
 
@@ -69,7 +68,7 @@ def test_a_public_peak_is_the_largest_total_of_a_gpu(tmp_path):
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"name": "other"}, *events]}).encode()))
 
-    assert memory_public.peak_bytes(path) == 2048
+    assert ledger.peak_bytes(path) == 2048
 
 
 # -- what was measured --------------------------------------------------------------------------------

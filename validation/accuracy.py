@@ -27,6 +27,7 @@ import ledger
 import ledger_plot
 import numpy as np
 import own_changes
+import ranges
 import thresholds
 from machine import Machine
 from machine.blocked import LOADERS
@@ -64,79 +65,37 @@ def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
-    parser.add_argument("--write", type=Path, help="the page to write; standard output without it")
+    parser.add_argument(
+        "--write", type=Path, help="the page whose parts are replaced; standard output without it"
+    )
     parser.add_argument("--ablation", type=Path, help="the page whose part on rules is replaced")
     options = parser.parse_args()
     if options.ablation:
-        put(options.ablation, "\n".join(_ablation(options.traces)), BEGIN, END)
+        put(options.ablation, "ablation", _ablation(options.traces))
         return
     found = ledger.predicted(options.traces)
-    page = "\n".join(_page(options.traces, found))
+    for name, lines in _parts(options.traces, found):
+        put(options.write, name, lines)
     if options.write:
-        options.write.write_text(page.rstrip() + "\n", encoding="utf-8")
         ledger_plot.write(found, options.write.with_suffix(".svg"))
-    else:
-        print(page)
 
 
-def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
-    yield INTRODUCTION
-    if traces is None:
-        yield "\nMade without the public traces; only the machine model is judged here.\n"
-        loaded = {}
-    else:
-        loaded = dict(_load(traces))
-        yield from _replays(loaded)
-        yield from _steady(loaded)
+def _parts(traces: Path | None, found: ledger.Ledger) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the parts of the page with their names."""
+    loaded = {} if traces is None else dict(_load(traces))
+    if loaded:
+        yield "replays", _replays(loaded)
     with tempfile.TemporaryDirectory() as folder:
-        yield from _machine_table(_machines(Path(folder), PROGRAMS))
-        yield HARDER_TITLE
-        yield from _table(_machines(Path(folder), {**HARDER, **LOADERS}))
-    if traces is not None:
-        yield ""
-        yield from _ablation(traces)
-        yield ""
-        with tempfile.TemporaryDirectory() as folder:
-            yield thresholds.part(traces, Path(folder) / "answers.json")
-        yield ""
-        yield from gpu_pairs.page(list(gpu_pairs.rows(traces)))
-    yield ""
-    yield from ledger.page(found)
-    yield ""
-    yield own_changes.part()
-
-
-WHY_LARGE = """Where a figure of the table is above 1 %:
-
-- `a100_event_sync_multi_stream` holds three kernels and no step marker; its "steps" are the time between single
-  launches, found by their period, and the error is 50 us.
-- Typical costs of `rtx3070ti_transformer_training_nvtx`: the GPU stood still for 249 ms in 111 stalls with work queued
-  (a guest system; the longest lies in a launch call that loads a module). No cost that is typical explains them.
-- Typical costs of `v100_recsys_rank1of2_copy_waits`: times in whole microseconds, and 450 us before some graph
-  launches that no row explains.
-"""
-HARDER_TITLE = """
-## Machines that are hard to read
-
-Forks and joins of streams, odd synchronizations, threads that take turns (tests/machine/harder.py), recorded without
-the device's own synchronization rows, so that every wait has to be inferred. What misses by more than 1 % stays here:
-most of it is the cost of entering a call that waits in every instance of the trace, which no trace can show.
-"""
-
-INTRODUCTION = """# How accurate is it?
-
-This page is made by `python validation/accuracy.py --traces FOLDER --write docs/accuracy.md`, with its picture. No
-figure in its tables is typed by hand, and what falls short stays in.
-
-Three questions, in the order in which they should be believed:
-
-1. **Does the replay meet the recording?** The untouched graph is simulated and each covered step is compared with
-   the measured one. Every cost in the graph was measured in the same trace, so this shows that no cause is missing
-   and none contradicts another; by itself it proves little. The column *typical costs* is the harder test: all
-   launch latencies and start-up costs are replaced by the trace's medians, so that no wait can hide in them.
-2. **Is the answer the same for every steady step?** A tool that keeps waits as work flips its answer with the step.
-3. **Does a prediction meet the truth?** The machine model is run again with the change, so the truth is exact; real
-   changes were made and measured, and are predicted again from the trace that was recorded before them."""
+        machines = _machine_table(_machines(Path(folder), PROGRAMS))
+        yield "machine model", [*_steady(loaded), *machines] if loaded else machines
+        yield "hard machines", _table(_machines(Path(folder), {**HARDER, **LOADERS}))
+        if traces is not None:
+            yield "ablation", _ablation(traces)
+            yield "thresholds", thresholds.part(traces, Path(folder) / "answers.json")
+            yield "gpu pairs", gpu_pairs.page(list(gpu_pairs.rows(traces)))
+    yield "ledger", ledger.page(found)
+    yield "ranges", ranges.table(found.pairs())
+    yield "own changes", own_changes.part()
 
 
 def _load(traces: Path) -> Iterator[tuple[str, daydream.Trace]]:
@@ -192,7 +151,6 @@ def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
         f"\nOver every covered step of the training traces: median error {statistics.median(medians):.4%}, "
         f"worst {max(worsts):.3%}.\n"
     )
-    yield WHY_LARGE
     if left_out:
         yield "Not judged, and why:\n"
         yield from (f"- {line}" for line in left_out)
@@ -226,7 +184,6 @@ def _steady(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
             yield f"| `{name}` | {len(ratios)} | {min(ratios):.3f}x | {max(ratios):.3f}x |"
 
 
-BEGIN, END = "<!-- begin: ablation -->", "<!-- end: ablation -->"
 ALWAYS = {"threads", "streams", "typical", "latencies", "fused"}  # no answer without them, or no heuristics
 ABLATED = (
     "kineto/*.json.gz", "kineto/v100_dlrm_4_of_8_ranks", "nsys*/*.gz", "pairs/*/*.gz", "cases/*.gz",
@@ -309,14 +266,12 @@ def _ablation(traces: Path) -> Iterator[str]:
         cells += [f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}"]
         cells += [f"{found[name][1]:.2f}x" for name in SHOWN.values()]
         rows.append(f"|{'|'.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])}|")
-    yield BEGIN
     yield "## What each rule is worth\n"
     yield ABLATION.format(len(usual))
     titles = ["left out", "replay, mean", "worst", "moved", "machine model, mean", "worst", *SHOWN]
     yield f"| {' | '.join(titles)} | late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms |"
     yield "|---" * (len(titles) + 1) + "|"
     yield from rows
-    yield END
 
 
 def _once(

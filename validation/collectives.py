@@ -24,7 +24,6 @@ from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.costs.network.trace_collectives import fitted_to_trace, measured_in
 from daydream.graph.build import build
 
-MARKS = ("<!-- tables: begin -->\n", "<!-- tables: end -->\n")
 MIB = 1 << 20
 SHOWN_MIB = (1, 2, 4, 8, 11, 16, 25, 64, 256, 1024)
 LONG_BYTES = 8_000_000
@@ -53,11 +52,7 @@ def main() -> None:
     if not (folder / "collectives").exists():
         parser.exit(1, "the public traces are not at hand; name their folder with --traces\n")
     parts = (_all_reduces, _ranks, _fitted, _contention)
-    tables = "\n".join(line for part in parts for line in part(folder)) + "\n"
-    if options.write is None:
-        print(tables)
-        return
-    put(options.write, MARKS[0] + tables + MARKS[1], *MARKS)
+    put(options.write, "collectives", (line for part in parts for line in part(folder)))
 
 
 def _all_reduces(folder: Path) -> Iterator[str]:

@@ -23,7 +23,6 @@ from daydream.collect.captures_beside import attach_capture
 from daydream.collect.handle_files import read_handles
 from daydream.collect.importers.kineto.blocks import launched_kernels
 
-BEGIN, END = "<!-- begin: public recordings -->", "<!-- end: public recordings -->"
 PAIRS = {
     "vLLM decode, MI300X": ("vllm_mi300x_replay_decode", "vllm_mi300x_capture_32_FULL"),
     "SGLang decode, MI300X": ("sglang_mi300x_replay_decode", "sglang_mi300x_capture_bs32"),
@@ -40,11 +39,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
     parser.add_argument("--write", type=Path, help="the page whose part between the marks is replaced")
     options = parser.parse_args()
-    text = "\n".join([BEGIN, *tables(options.traces), END])
-    if options.write is None:
-        print(text)
-    else:
-        put(options.write, text, BEGIN, END)
+    put(options.write, "public recordings", tables(options.traces))
 
 
 def tables(traces: Path) -> Iterator[str]:

@@ -29,7 +29,6 @@ from daydream.graph.selection import Selection
 
 MODELS = ("bert_small_inference", "vit_inference", "qwen_0.5b_inference")
 GPUS = {"h100": "H100 SXM", "mi300x": "MI300X"}
-BEGIN, END = "<!-- made by validation/cross_device.py -->", "<!-- end -->"
 
 
 def main() -> None:
@@ -41,11 +40,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     folder = options.traces / "kineto"
-    tables = "\n".join((*devices(folder), "", *batches(folder)))
-    if options.write is None:
-        print(tables)
-        return
-    put(options.write, f"{BEGIN}\n{tables}\n{END}", BEGIN, END)
+    put(options.write, "cross device", (*devices(folder), "", *batches(folder)))
 
 
 def devices(folder: Path) -> Iterator[str]:

@@ -28,7 +28,6 @@ import daydream
 from daydream.errors import DaydreamError
 from daydream.graph.tables import KERNEL
 
-BEGIN, END = "<!-- begin: gpu pairs -->", "<!-- end: gpu pairs -->"
 STEP, KERNELS = "step", "kernels"
 
 
@@ -199,9 +198,6 @@ def _kernels(graph: Any, question: Question) -> float:
 
 def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
     """Yield the tables."""
-    yield BEGIN
-    yield "## Real changes on real GPUs\n"
-    yield INTRODUCTION
     yield "| recorded | asked | judged | before ms | measured ms | predicted ms | 90 % interval | error | left out |"
     yield "|---|---|---|---:|---:|---:|---|---:|---:|"
     for row, left_out in found:
@@ -219,7 +215,6 @@ def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
         cells = [summary([both[side] for both in chosen]) for side in (0, 1)]
         told = (a if a == b else f"{a} / {b}" for a, b in zip(*cells, strict=True))
         yield f"| {series or 'all'} | {' | '.join(told)} |"
-    yield END
 
 
 SUMMARY = ("rows", "refused", "median error", "90th percentile", "worst", "interval holds")
@@ -242,16 +237,6 @@ def _ms(ns: float | None) -> str:
     return "" if ns is None or np.isnan(ns) else f"{ns / 1e6:,.3f}" if ns < 10e6 else f"{ns / 1e6:,.1f}"
 
 
-INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked
-without a step marker; the truth is read with the marker that the recordings' authors wrote. A
-refusal counts as a miss of 100 %. *Left out*: the error where every constant that
-recordings of the series fed (what kernels keep in 16 bits, casts, other runs) is fitted again without them, on the other series and five
-models of an H200, or published or neutral where these tell nothing (`validation/held_out.py`). Rules made with a series in view stay. The
-MoE's recordings, few and cold passes, are 11 to 32 % from their own repetition: no interval covers that. The U-Net's 16 workers
-take 216 ms a step, 187 without the first, which waits 1.9 s for them to start: that is not modelled.
-"""
-
-
 def main() -> None:
     """Print the tables, or put them in their place on a page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -261,8 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     options = parser.parse_args()
-    text = "\n".join(page(list(rows(options.traces, options.only))))
-    put(options.write, text, BEGIN, END) if options.write else print(text)
+    put(options.write, "gpu pairs", page(list(rows(options.traces, options.only))))
 
 
 if __name__ == "__main__":

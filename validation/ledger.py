@@ -23,13 +23,11 @@ import ledger_plot
 import numpy as np
 import public_pairs
 import ranges
-from ledger_text import FALLS_SHORT, FITTED, RANGES
 from parts_of_pages import put
 
 import daydream
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- begin: ledger -->", "<!-- end: ledger -->"
 PAPER: dict[str, dict[str, Any]] = {"fused-adam": {"model": "sum"}}  # one kernel for the sum of the old ones
 IN_TURNS = "Each is in a process of its own; before and after in blocks that take turns."
 CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
@@ -92,12 +90,10 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
     options = parser.parse_args()
     found = predicted(options.traces)
-    text = "\n".join(page(found))
-    if options.write is None:
-        print(text)
-        return
-    put(options.write, text, BEGIN, END)
-    ledger_plot.write(found, options.write.with_suffix(".svg"))
+    put(options.write, "ledger", page(found))
+    put(options.write, "ranges", ranges.table(found.pairs()))
+    if options.write:
+        ledger_plot.write(found, options.write.with_suffix(".svg"))
 
 
 def predicted(traces: Path | None = None) -> Ledger:
@@ -149,10 +145,6 @@ def _entry(
 
 def page(found: Ledger) -> Iterator[str]:
     """Yield the lines of the section."""
-    yield BEGIN
-    yield "## Real changes, measured"
-    yield ""
-    yield "![predicted and measured steps, and the error of each change](accuracy.svg)"
     for device in found.recorded:
         document, mine = device.document, device.entries
         yield ""
@@ -182,13 +174,6 @@ def page(found: Ledger) -> Iterator[str]:
     yield "| pair | asked | compared | before | after | predicted | error | range |"
     yield "|---|---|---|---:|---:|---:|---:|---:|"
     yield from public_pairs.rows(found.public)
-    yield FALLS_SHORT
-    yield "## Does the range hold?"
-    yield ""
-    yield RANGES
-    yield from ranges.table(found.pairs())
-    yield FITTED
-    yield END
 
 
 def _row(found: list[Entry]) -> str:

@@ -10,30 +10,18 @@ prediction may know. A refusal counts as a miss of 100 %.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import memory_gpu
-import memory_public
 import numpy as np
+from gpu_recordings import CHANGES as ON_GPUS
 from memory_changes import CHANGES, UNCHANGED
-from memory_text import (
-    BEGIN,
-    DEVELOPMENT,
-    END,
-    FIRST,
-    INTRODUCTION,
-    JUDGEMENT,
-    OF_GPUS,
-    OF_RANKS,
-    ON_GPUS,
-    SPLIT,
-)
 from parts_of_pages import put
 
 import daydream
@@ -47,6 +35,11 @@ from daydream.transforms.compose import memory_changes, parse
 HERE = Path(__file__).parent / "memory_peaks"
 MIB = 2**20
 MOVED = 0.05
+DEVELOPED, JUDGED = "development", "judgement"  # looked at while models were made, or not
+FOUND_HERE = {"convnext"}  # of the H100: what a factor of 32 bits does to the types behind it was seen there
+CPU = 0  # the device type of a row
+T4, MOE, HOPPER = "pairs/t4_mlp_amp", "pairs/a100_switch_moe", "pairs/hopper_tf32"
+PARTICLES = "kineto/a100_particle_transformer_forward_batch"
 
 
 @dataclass(frozen=True)
@@ -77,17 +70,98 @@ class Row:
         return self.low <= self.measured <= self.high
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One change of one model: the trace before it, the question, peaks in bytes."""
+
+    model: str
+    title: str
+    role: str
+    trace: Path
+    optimization: str
+    options: dict[str, Any]
+    before: int
+    after: int
+
+
+def measured_on_gpus() -> Iterator[Measured]:
+    """Yield every change whose peak was measured, but for graphs whose replays allocate nothing."""
+    folder = HERE.parent / "h200" / "after"
+    for model, peaks in json.loads((folder / "steps.json").read_text(encoding="utf-8")).items():
+        for variant, (title, name, options) in ON_GPUS.items():
+            if variant in peaks:
+                before, after = (peaks[each]["peak_allocated_bytes"] for each in ("base", variant))
+                trace = folder / f"{model}-base_memory.parquet"
+                yield Measured(f"H200 {model}", title, DEVELOPED, trace, name, options, before, after)
+    folder = HERE.parent / "h100"
+    document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    for model, recordings in {**document["recordings"], **document["unsteady"]}.items():
+        role = DEVELOPED if model in FOUND_HERE else JUDGED
+        for one in recordings:
+            for title, change in one["changes"].items():
+                if "peak_bytes" in change and change["optimization"] != "cuda-graphs":
+                    yield Measured(
+                        f"H100 {model}", title, role, folder / one["trace"], change["optimization"],
+                        change["options"], one["peak_bytes"], change["peak_bytes"],
+                    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two recordings, what was changed between them, and the question that a person would ask."""
+
+    before: str
+    after: str
+    optimization: str
+    options: dict[str, Any]
+    role: str
+
+    @property
+    def title(self) -> str:
+        """Both recordings, short."""
+        names = [Path(path).name.removesuffix(".json.gz") for path in (self.before, self.after)]
+        return f"{Path(self.before).parent.name} {names[0]} → {names[1]}"
+
+    @property
+    def asked(self) -> str:
+        """The question as it is typed."""
+        return " ".join([self.optimization, *(f"--{name} {value:g}" for name, value in self.options.items())])
+
+
+def pairs() -> Iterator[Pair]:
+    """Yield every pair and direction."""
+    for name in ("autocast+grad-scaler", "amp"):
+        yield Pair(f"{T4}/fp32.json.gz", f"{T4}/amp.json.gz", name, {}, DEVELOPED)
+    small, large, long = (f"{MOE}/{name}.json.gz" for name in ("b4_s128", "b8_s128", "b8_s1024"))
+    yield Pair(small, large, "batch-size", {"factor": 2.0}, DEVELOPED)
+    yield Pair(large, small, "batch-size", {"factor": 0.5}, DEVELOPED)
+    yield Pair(large, long, "sequence-length", {"length": 1024}, JUDGED)
+    yield Pair(long, large, "sequence-length", {"length": 128}, JUDGED)
+    yield Pair(small, long, "sequence-length+batch-size", {"factor": 2.0, "length": 1024}, JUDGED)
+    # Events are padded to the longest of the batch: 43 particles among 8 events, 128 among 128.
+    few, many = (f"{PARTICLES}{batch}.json.gz" for batch in (8, 128))
+    both = "sequence-length+batch-size"
+    yield Pair(few, many, both, {"factor": 16.0, "length": 128}, DEVELOPED)
+    yield Pair(many, few, both, {"factor": 1 / 16, "length": 43}, DEVELOPED)
+    yield Pair(f"{HOPPER}/gh200_fp32.json.gz", f"{HOPPER}/h100_tf32_1.json.gz", "tf32", {}, JUDGED)
+
+
+def peak_bytes(path: Path) -> int:
+    """Return the most of what a recording says is allocated on a GPU at once."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found = json.load(file)["traceEvents"]
+    rows = [row["args"] for row in found if row.get("name") == "[memory]"]
+    return int(max(row["Total Allocated"] for row in rows if row["Device Type"] != CPU))
+
+
 def main() -> None:
     """Print the page, or write its part."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with pairs/ and kineto/ of public traces")
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     options = parser.parse_args()
-    text = "\n".join(page(list(rows()), list(of_gpus(options.traces)), list(on_gpus())))
-    if options.write is None:
-        print(text)
-    else:
-        put(options.write, text, BEGIN, END)
+    for name, lines in parts(list(rows()), list(of_gpus(options.traces)), list(on_gpus())):
+        put(options.write, name, lines)
 
 
 def measured() -> dict[str, Any]:
@@ -117,7 +191,7 @@ def rows() -> Iterator[Row]:
 
 def on_gpus() -> Iterator[Row]:
     """Yield the changes made on GPUs of ours that change memory at all."""
-    for one in memory_gpu.measured():
+    for one in measured_on_gpus():
         row = Row(one.model, one.title, one.role, one.before, one.after, "")
         row = _predicted(row, one.trace, one.optimization, one.options)
         if row.refused or row.low != row.high:
@@ -126,10 +200,10 @@ def on_gpus() -> Iterator[Row]:
 
 def of_gpus(traces: Path | None) -> Iterator[Row]:
     """Yield the public pairs that are at hand."""
-    for pair in memory_public.pairs():
+    for pair in pairs():
         paths = [] if traces is None else [traces / pair.before, traces / pair.after]
         if paths and all(path.exists() for path in paths):
-            before, after = (memory_public.peak_bytes(path) for path in paths)
+            before, after = (peak_bytes(path) for path in paths)
             row = Row(pair.title, pair.asked, pair.role, before, after, "")
             yield _predicted(row, paths[0], pair.optimization, pair.options)
 
@@ -165,43 +239,36 @@ def _trace(path: Path) -> daydream.Trace:
     return daydream.load(path)
 
 
-def page(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[str]:
-    """Yield the lines of the page's part."""
+def parts(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the parts of the page with their names."""
     changes = [row for row in found if row.title != UNCHANGED]
     alone = [row for row in changes if not row.steps]
     ranks = [row for row in changes if row.steps]
-    yield BEGIN
-    yield INTRODUCTION
-    yield _checked()
-    yield SPLIT
-    yield FIRST
-    yield _where(alone)
-    yield "## How far off"
-    yield ""
-    yield from _summaries(alone, "one process", lambda row: row.role)
-    yield from _summaries(alone, "change", lambda row: row.title, by_role=True)
-    yield from _summaries(alone, "model", lambda row: f"{row.of} ({row.role})")
-    for role, title in (("judgement", JUDGEMENT), ("development", DEVELOPMENT)):
-        yield f"## {title}"
-        yield ""
-        yield from _table([row for row in found if row.role == role and not row.steps])
-    yield "## Two ranks"
-    yield ""
-    yield OF_RANKS
-    yield from _summaries(ranks, "two ranks", lambda row: row.role)
-    yield from _table(ranks)
-    yield "## Real changes on GPUs"
-    yield ""
-    yield ON_GPUS
-    yield from _summaries(on_gpu, "GPUs", lambda row: row.role)
-    yield from _summaries(on_gpu, "change", lambda row: row.title, by_role=True)
-    yield from _table(on_gpu)
-    yield "## Public pairs of GPUs"
-    yield ""
-    yield OF_GPUS
-    yield from _summaries(public, "pairs", lambda row: row.role)
-    yield from _table(public)
-    yield END
+    yield (
+        "memory",
+        [
+            _checked(),
+            _where(alone),
+            "## How far off\n",
+            *_summaries(alone, "one process", lambda row: row.role),
+            *_summaries(alone, "change", lambda row: row.title, by_role=True),
+            *_summaries(alone, "model", lambda row: f"{row.of} ({row.role})"),
+            "## Rows that judge\n",
+            *_table([row for row in found if row.role == "judgement" and not row.steps]),
+            "## Rows for development\n",
+            *_table([row for row in found if row.role == "development" and not row.steps]),
+        ],
+    )
+    yield "memory of two ranks", [*_summaries(ranks, "two ranks", lambda row: row.role), *_table(ranks)]
+    yield (
+        "memory on GPUs",
+        [
+            *_summaries(on_gpu, "GPUs", lambda row: row.role),
+            *_summaries(on_gpu, "change", lambda row: row.title, by_role=True),
+            *_table(on_gpu),
+        ],
+    )
+    yield "memory of public pairs", [*_summaries(public, "pairs", lambda row: row.role), *_table(public)]
 
 
 def _table(found: Sequence[Row]) -> Iterator[str]:

@@ -26,7 +26,6 @@ from parts_of_pages import put
 HERE = Path(__file__).parent / "own_changes"
 ROOT = HERE.parents[1]
 MEASURED = HERE / "found.json"
-BEGIN, END = "<!-- begin: own changes -->", "<!-- end: own changes -->"
 CHANGES = (
     "relu_for_gelu", "pruned_linear", "fake_quantized", "rematerialized_blocks", "activation_statistic",
 )  # fmt: skip
@@ -39,19 +38,6 @@ BLOCKS = ("--rounds", "5", "--block-steps", "2")
 BUSY = 2.0  # processes that run or wait, the measured one among them
 RESTLESS = 0.05  # an A/A control further from 1: the machine did not hold still
 KEPT = ("predicted_speedup", "confirmed_speedup", "error", "control", "replay_error", "baseline_ns")
-INTRODUCTION = f"""## Changes of one's own
-
-Files of `validation/own_changes`, each a prediction and the change itself, by tool or by hand. What new code costs was timed by
-`calibrate --tool` in a run of {CALIBRATED} blocks; predicted and measured is a run of {CONFIRMED}, by `confirm --cpu-time`, on one
-thread of an x86 machine of two cores: the unchanged step against itself says how far a row can be believed. Misses stay. Blocks
-computed again are predicted from the trace alone.
-
-The first table was recorded with nothing else on the machine, all of it in one go. The second was recorded before it with the same code
-at a load of 10 to 15: `calibrate --tool` and recorded steps are of wall time, which other programs stretch, the measured
-blocks of CPU time. Of runs before both, `relu_for_gelu` missed by +10.8, -10.8 and -11.0 % and `rematerialized_blocks` by -11.7 %, the
-last three before the second step with a tool was left out (it is slow, and was counted). A run that was started twice at once was
-thrown away; its five rows missed by -0.7 to -16.0 % (`fake_quantized`).
-"""
 HEADER = """| model | change | predicted | measured | error of the step | step against itself |
 |---|---|---|---|---|---|"""
 
@@ -68,17 +54,14 @@ def main() -> None:
         for model in [options.model] if options.model else MODELS:
             for change in [options.only] if options.only else CHANGES:
                 keep(model, change, measure(MODELS[model], change))
-    if options.write:
-        put(options.write, part(), BEGIN, END)
-    else:
-        print(part())
+    put(options.write, "own changes", part())
 
 
-def part() -> str:
-    """Return the part of the page, its marks included."""
+def part() -> list[str]:
+    """Return the part of the page."""
     rows = json.loads(MEASURED.read_text())
     tables = [table([row for row in rows if row["at_rest"] is rest]) for rest in (True, False)]
-    return "\n".join([BEGIN, INTRODUCTION, tables[0], "", "On a busy machine:", "", tables[1], "", END])
+    return [tables[0], "", "On a busy machine:", "", tables[1]]
 
 
 def measure(script: Path, change: str) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def put(page: Path, text: str, begin: str, end: str) -> None:
-    """Put a text, its marks included, in the place of what stands between these on a page; else at its end."""
-    whole = page.read_text(encoding="utf-8")
-    if begin in whole:
-        head, rest = whole.split(begin)
-        whole = head + text + rest.split(end)[1]
-    else:
-        whole = f"{whole.rstrip()}\n\n{text}\n"
-    page.write_text(whole, encoding="utf-8")
+def put(page: Path | None, name: str, lines: Iterable[str]) -> None:
+    """Put lines between the marks of a name on a page, at its end without them; print them without a page."""
+    text = "\n".join(lines).strip()
+    if page is None:
+        print(text)
+        return
+    begin, end = (f"<!-- {mark}: {name} -->" for mark in ("begin", "end"))
+    whole = page.read_text(encoding="utf-8") if page.exists() else ""
+    head, _, rest = whole.partition(begin)
+    made = f"{head.rstrip()}\n\n{begin}\n\n{text}\n\n{end}\n\n{rest.partition(end)[2].lstrip()}"
+    page.write_text(f"{made.strip()}\n", encoding="utf-8")

@@ -31,6 +31,7 @@ from laws import (
     a_faster_device_is_never_slower,
 )
 from optimizations_page import EXAMPLES
+from parts_of_pages import put
 
 import daydream
 from daydream.errors import DaydreamError
@@ -316,37 +317,18 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f} ms"
 
 
-PAGE = """# Sanity
-
-Made by `python validation/sanity.py --traces FOLDER --write docs/sanity.md`. Every optimization is asked about every
-public trace, {questions:,} questions, and every answer is held against laws that no truth can break. They say nothing of how
-accurate an answer is ([accuracy.md](accuracy.md) does), only that it cannot be absurd:
-
-{laws}
-
-| trace | steps | answered | cannot be predicted | refused | laws broken |
-|---|---:|---:|---:|---:|---:|
-{table}
-
-{findings}
-"""
-
-
-def page(found: Sequence[Judged]) -> str:
-    """Return the page."""
-    laws = "\n".join(f"- {(law.__doc__ or '').strip()}" for law in (*OF_ANSWERS, *OF_TRACES))
-    table = "\n".join(
-        f"| `{each.trace}` | {each.why_not or each.steps} | {each.answered} | {each.unknown} | {each.refused} "
-        f"| {len(each.findings)} |"
-        for each in found
-    )
+def page(found: Sequence[Judged]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield f"{sum(each.answered + each.refused for each in found):,} questions.\n"
+    yield from (f"- {(law.__doc__ or '').strip()}" for law in (*OF_ANSWERS, *OF_TRACES))
+    yield "\n|trace|steps|answered|cannot be predicted|refused|laws broken|\n|---|---:|---:|---:|---:|---:|"
+    for each in found:
+        steps = each.why_not.partition(". ")[0] or each.steps
+        cells = f"`{each.trace}`", steps, each.answered, each.unknown, each.refused, len(each.findings)
+        yield f"|{'|'.join(map(str, cells))}|"
     broken = [finding for each in found for finding in each.findings]
-    listed = "\n".join(f"| `{f.trace}` | {f.asked} | {f.law} | {f.said} |" for f in broken)
-    head = "| trace | asked | law | found |\n|---|---|---|---|\n"
-    return PAGE.format(
-        questions=sum(each.answered + each.refused for each in found), laws=laws, table=table,
-        findings=f"Broken laws:\n\n{head}{listed}" if broken else "No law is broken.",
-    )  # fmt: skip
+    yield "\n|trace|asked|law|found|\n|---|---|---|---|" if broken else "\nNo law is broken."
+    yield from (f"|`{one.trace}`|{one.asked}|{one.law}|{one.said}|" for one in broken)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -368,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for finding in judged.findings:
             print(f"  {finding.asked}: {finding.law}: {finding.said}", file=sys.stderr)
     if options.write is not None:
-        options.write.write_text(page(found), encoding="utf-8")
+        put(options.write, "laws", page(found))
     return 1 if any(each.findings for each in found) else 0
 
 

@@ -40,7 +40,6 @@ RECORDINGS = (
 )  # fmt: skip
 UNTOLD = ", untold"
 OFF = 0.01
-BEGIN, END = "<!-- begin: thresholds -->", "<!-- end: thresholds -->"
 # By threshold and factor: step, low, high and truth of each change, in ns.
 Answers = dict[str, list[list[Any]]]
 
@@ -107,9 +106,6 @@ def page(found: dict[str, Answers]) -> Iterator[str]:
         (name, value): [all(two) for two in zip(*(right(one, value) for one in each), strict=True)]
         for name, each in series.items() for value in each[0]
     }  # fmt: skip
-    yield BEGIN
-    yield "## Thresholds of waits\n"
-    yield INTRODUCTION
     yield "| series | recordings | values right on all others | right here | the interval holds |"
     yield "|---|---:|---:|---:|---:|"
     values = [f"{name} {factor}" for name in NAMES for factor in FACTORS]
@@ -124,15 +120,9 @@ def page(found: dict[str, Answers]) -> Iterator[str]:
             if (off := [f"{factor:g}" for factor in FACTORS if not verdict[one, f"{name} {factor}"][0]])
         ]  # fmt: skip
         yield f"| `{name}` | {SHIPPED[name]:,} | {'; '.join(moved)} |"
-    yield END
 
 
-INTRODUCTION = """Each threshold times 0.5, 0.7, 1, 1.4 and 2, alone (`validation/thresholds.py`): is GPU x 0.5 within 1 % of the truth (machine model, and its
-other changes) or of the answer as shipped? *Untold*: without rows of who was blocked.
-"""
-
-
-def part(traces: Path, kept: Path) -> str:
+def part(traces: Path, kept: Path) -> Iterator[str]:
     """Return the tables; a file keeps what was answered, and is gone on with."""
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     for name, changes, path in judged(traces):
@@ -140,7 +130,7 @@ def part(traces: Path, kept: Path) -> str:
             if name + UNTOLD * (not told) not in found:
                 found[name + UNTOLD * (not told)] = ask(path, changes, told=told)
                 kept.write_text(json.dumps(found))
-    return "\n".join(page(found))
+    return page(found)
 
 
 def main() -> None:
@@ -150,8 +140,7 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, required=True, help="a file of answers")
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     options = parser.parse_args()
-    text = part(options.traces, options.kept)
-    put(options.write, text, BEGIN, END) if options.write else print(text)
+    put(options.write, "thresholds", part(options.traces, options.kept))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from daydream.simulate.steady_state import settle
 
 HERE = Path(__file__).parent
 FOLDERS = ("cpu", "compiled", "h100", "h200/modes")
-BEGIN, END = "<!-- begin: typical cost -->", "<!-- end: typical cost -->"
 DEVELOPED = ("modes_",)  # of the program whose recordings gave the typical cost
 LEAST = 0.1  # of the step: where recording costs less, what is missed of it says little
 
@@ -83,11 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
-    text = "\n".join(["", *table(list(found())), ""])
-    if options.write is None:
-        print(text)
-    else:
-        put(options.write, f"{BEGIN}\n{text}\n{END}", BEGIN, END)
+    put(options.write, "typical cost", table(list(found())))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from daydream.optimizations._stragglers import blocked_ns, waited_for_others_ns, waiting_words
-from small_traces import call, kernel, launched, op, starts, total, trace
+from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
+from daydream.trace.schema import OFF_CPU
 
 
 def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
@@ -38,6 +39,13 @@ def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
     assert waited_for_others_ns(graph, hubs) == {0: 50_000, 1: 0}
     assert blocked_ns(graph) == {0: pytest.approx(91_000 - 30_000, abs=5_000)}
     assert "rank 0 0.05 ms, rank 1 0.00 ms" in waiting_words(graph, hubs)
+
+
+def test_blocked_time_is_of_threads_and_not_of_what_ranks_do_together():
+    blocked = [row("blocked", OFF_CPU, 30, 80, rank=rank, pid=PID, tid=1) for rank in (0, 1)]
+    rows = [launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91), launched("a", 0, 10, 70, 1, rank=1)]
+    graph = build(trace(rows, member(1, 71, 91), blocked))
+    assert transfers(graph) == {0: 20, 1: 20}
 
 
 def test_a_root_that_ended_before_the_last_arrived_did_not_wait():

@@ -372,8 +372,8 @@ def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
     every = np.flatnonzero(trace.is_kind("blocked"))
     rank = np.maximum(trace["rank"][every], 0)
     thread = np.stack([rank, trace["pid"][every], trace["tid"][every]], axis=1)
-    for lane in draft.threads() if len(every) else ():
-        yield lane, every[(thread == draft.thread_ids[lane]).all(axis=1)]
+    for lane, identity in enumerate(draft.thread_ids if len(every) else ()):
+        yield lane, every[(thread == identity).all(axis=1)]
 
 
 def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
