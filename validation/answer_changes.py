@@ -272,7 +272,8 @@ def read_both_ways(row: Row) -> bool:
     if of_streams and (end or row.key.endswith("uncertainty_ns/unknown")):
         return True
     if not end or str in {type(row.before), type(row.now)}:  # t4: a thread only waits; ranges' own time
-        return "t4_mlp_amp" in row.trace or re.search("causes/.*/tasks$", row.key) is not None
+        thread = "t4_mlp_amp" in row.trace and "/avoidable/" in row.key
+        return thread or re.search("causes/.*/tasks$", row.key) is not None
     sides, headline = (row.sides.before, row.sides.now), row.key.replace(end[0], "_ns")
     was, now = (as_new(side.get(row.question, {})).get(headline) or 0 for side in sides)
     high = as_new(sides[1].get(row.question, {})).get(row.key.replace("low", "high")) or 0
@@ -284,16 +285,12 @@ def read_both_ways(row: Row) -> bool:
 
 
 def loading_is_no_cpu_work(row: Row) -> bool:
-    """What a step waits for in its loader is no wait for the CPU: the share of the CPU is less by it."""
-    loads = {
-        answer.get("/after/ns_by_cause/data loading")
-        for question, answer in row.sides.now.items()
-        if question.startswith("whatif")
-    }
+    """What a step waits for in its loader is no wait for the CPU: it is the bound itself, or lessens the CPU's share."""
     step_ns = row.sides.now.get(row.question, {}).get(row.key.replace("bound_share", "predicted_ns"))
     if not row.key.endswith("/bound_share") or not step_ns:
         return False
-    return any(row.is_now(1 - (each or 0) / step_ns) for each in loads)
+    loads = (each.get("/after/ns_by_cause/data loading") or 0 for each in row.sides.now.values())
+    return any(row.is_now(share) for ns in loads for share in (ns / step_ns, 1 - ns / step_ns))
 
 
 def _of_its_own(answer: Answer) -> Answer:
