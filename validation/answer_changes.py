@@ -152,17 +152,18 @@ def of_the_measured_step(row: Row) -> bool:
 
 
 def adds_up(row: Row) -> bool:
-    """A part of a step or of an interval of another basis: the parts add up to the headline."""
+    """A part of a step (a range's own time is no operator's) or of an interval adds up to the headline with the rest."""
     answer = as_new(row.sides.now.get(row.question, {}))
-    if not row.sides.worlds:
-        return False
-    if row.key.startswith("/uncertainty_ns/"):
+    if row.key.startswith("/causes/"):
+        parts = sum(value or 0 for key, value in answer.items() if re.fullmatch("/causes/[^/]+/ns", key))
+        return replace(row, now=parts).is_now(answer.get("/step_ns"))
+    if row.key.startswith("/uncertainty_ns/") and row.sides.worlds:
         parts = (
             sum((value or 0) ** 2 for key, value in answer.items() if key.startswith("/uncertainty_ns/"))
             ** 0.5
         )
         return bool(replace(row, now=answer["/predicted_high_ns"]).is_now(answer["/predicted_ns"] + parts))
-    found = re.match(r"/(before|after)/(by_phase|by_cause)/", row.key)
+    found = re.match(r"/(before|after)/(ns_)?by_(phase|cause|layer)/", row.key)
     whole = answer.get("/replayed_ns" if found and found[1] == "before" else "/predicted_ns")
     parts = sum(value or 0 for key, value in answer.items() if found and key.startswith(found[0]))
     return found is not None and replace(row, now=whole).is_now(parts)
@@ -213,9 +214,10 @@ def not_offered(row: Row) -> bool:
     return name is not None and any(re.fullmatch(gone, each) for each in name[1].split("+"))
 
 
-def loading_is_hidden(row: Row) -> bool:
-    """`dataloader` without a number of workers answers loading fully hidden; it was refused."""
-    return "dataloader" in row.question and (row.before, row.now) == (1, "answered")
+def an_option_was_not_given(row: Row) -> bool:
+    """`dataloader` without a number of workers hides loading (it was refused); `compile` has no graph breaks given."""
+    unsaid = row.key == "/options/graph_breaks" and (row.before, row.now) == (0, None)
+    return unsaid or ("dataloader" in row.question and (row.before, row.now) == (1, "answered"))
 
 
 def one_step_has_no_variation(row: Row) -> bool:
@@ -236,6 +238,8 @@ def reserved_as_recorded(row: Row) -> bool:
     once = 0 if isinstance(row.before, str) else row.before or 0
     ends = (recorded, once + recorded - next(filter(None, replayed), 0))
     on_h200 = "train_gpt_h200" in row.trace and row.is_now(row.before, 80 * AGREE)
+    if row.key.endswith(("by_kind/unknown", "by_kind/workspace")):
+        return "train_gpt_h200" in row.trace and abs(row.now - row.before) == 2 * (32 << 20) - 17_039_360
     return row.key.endswith("_bytes") and (on_h200 or any(row.is_now(each, 0) for each in ends))
 
 
@@ -268,18 +272,25 @@ def read_both_ways(row: Row) -> bool:
     if of_streams and (end or row.key.endswith("uncertainty_ns/unknown")):
         return True
     if not end or str in {type(row.before), type(row.now)}:  # t4: a thread only waits; ranges' own time
-        return "t4_mlp_amp" in row.trace or re.search("causes/.*/tasks$", row.key) is not None
+        thread = "t4_mlp_amp" in row.trace and "/avoidable/" in row.key
+        return thread or re.search("causes/.*/tasks$", row.key) is not None
     sides, headline = (row.sides.before, row.sides.now), row.key.replace(end[0], "_ns")
     was, now = (as_new(side.get(row.question, {})).get(headline) or 0 for side in sides)
+    high = as_new(sides[1].get(row.question, {})).get(row.key.replace("low", "high")) or 0
+    if end[1] == "low" and 2 * now - high < row.now <= now:  # the busiest stream's work is longer
+        return True
     outward = abs(now - was) <= AGREE * now and (end[1] == "low" or row.now > row.before)
     # gpu_only: a pause of 45 % of the step may be a wait for a process, which no slower CPU lengthens.
     return outward or re.search(r"gpu_user_annotation|gpu_only", row.trace) is not None
 
 
-def batches_at_their_pace(row: Row) -> bool:
-    """Workers make batches at their own pace; nothing hides a layer's transfers; loading is no wait for the CPU."""
-    named = re.search(r"rtx2080ti_resnet|unet3d_a100/baseline|t4_mlp_amp|rtx4090_llama", row.trace)
-    return bool(named or re.search(r"bound(_share)?$|by_bound", row.key))
+def loading_is_no_cpu_work(row: Row) -> bool:
+    """What a step waits for in its loader is no wait for the CPU: it is the bound itself, or lessens the CPU's share."""
+    step_ns = row.sides.now.get(row.question, {}).get(row.key.replace("bound_share", "predicted_ns"))
+    if not row.key.endswith("/bound_share") or not step_ns:
+        return False
+    loads = (each.get("/after/ns_by_cause/data loading") or 0 for each in row.sides.now.values())
+    return any(row.is_now(share) for ns in loads for share in (ns / step_ns, 1 - ns / step_ns))
 
 
 def _of_its_own(answer: Answer) -> Answer:
@@ -290,6 +301,6 @@ def _of_its_own(answer: Answer) -> Answer:
 OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered,
-    loading_is_hidden, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    late_starts, read_as_recorded, who_was_blocked, read_both_ways, batches_at_their_pace,
+    an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
+    late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
 )  # fmt: skip
