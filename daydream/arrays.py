@@ -100,7 +100,8 @@ def turns(numbers: np.ndarray) -> np.ndarray:
     """Return how often the number at each place came before."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
-    index, found = np.arange(len(numbers)), np.empty(len(numbers), np.int64)
+    index = np.arange(len(numbers))
+    found = np.empty(len(numbers), np.int64)
     found[order] = index - np.maximum.accumulate(np.where(run_starts(ordered), index, 0))
     return found
 

@@ -140,15 +140,11 @@ def test_the_readmes_accuracy_is_that_of_the_accuracy_page() -> None:
 
     assert [re.findall(r"(\d\.\d%)(?: and |, the worst )(\d+\.\d%)", trust)] == [summaries]
     assert f"in {held_out} of the cases" in trust
-    judged = re.search(
-        r"^Judgement rows: .* median error ([\d.]+%), 90th percentile ([\d.]+%), worst ([\d.]+%);"
-        r".* holds in (\d+ of \d+)",
-        page, re.MULTILINE,
-    )  # fmt: skip
-    assert judged is not None
-    median, most, worst, holds = judged.groups()
-    assert f"the median error is {median}, the 90th percentile {most} and the worst {worst};" in trust
-    assert f"the printed interval holds in {holds}." in trust
+    (row,) = re.findall(r"^\| all \|(.*) \|$", page, re.MULTILINE)
+    median, most, worst, holds = (cell.strip().split(" / ") for cell in row.split("|")[-4:])
+    fitted = f"{median[0]} ({median[-1]} when fitted without the series that it judges)"
+    assert f"the median error is {fitted}, the 90th percentile {most[0]} and the worst {worst[0]};" in trust
+    assert f"the printed interval holds in {holds[0]} ({holds[-1]})." in trust
 
 
 def test_the_readmes_optimization_is_the_example() -> None:

@@ -120,7 +120,10 @@ def loading_steps(load: float, between: float = 0) -> Trace:
         at = borders[-1] + load
         behind = at + 5 + between
         end = max(at + 66, behind + 46) + 2
-        rows += [op("load", borders[-1], at, op="load"), op("between", at + 5, behind, op="between")]
+        rows += [
+            op("aten::load", borders[-1], at, op="aten::load"),
+            op("aten::between", at + 5, behind, op="aten::between"),
+        ]
         rows += launched("first", at, at + 6, at + 66, 2 * n + 1)
         rows += launched("second", behind, behind + 6, behind + 46, 2 * n + 2, stream=8)
         rows.append(call("cudaDeviceSynchronize", behind + 5, end))

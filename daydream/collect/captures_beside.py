@@ -61,7 +61,8 @@ def attach_capture(trace: Trace, capture: Trace, launched: Mapping[int, str]) ->
     begin: dict[int, int] = {}  # capture -> place of its first launch
     places = np.full(len(trace), UNKNOWN, np.int64)
     agreed = compared = 0
-    kernel_names, codes = trace.text("name"), trace["name"]
+    kernel_names = trace.text("name")
+    codes = trace["name"]
     for kernels in graphs:
         names = [kernel_names[code] for code in codes[kernels].tolist()]
         which, same, known = _best(captures, names)
@@ -72,7 +73,8 @@ def attach_capture(trace: Trace, capture: Trace, launched: Mapping[int, str]) ->
             for handle in _handles(capture, captures[which].rows):
                 entries[len(entries)] = (handle,)
         places[kernels] = begin[which] + np.arange(len(kernels))
-        agreed, compared = agreed + same, compared + known
+        agreed += same
+        compared += known
     if not entries:
         raise HandleError(_no_fit(captures, graphs))
     trace.set_handles(DebugHandleMap(entries), places, by="capture")

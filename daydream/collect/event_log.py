@@ -18,7 +18,7 @@ from daydream.collect.derive.recording import Recording
 from daydream.errors import HandleError, TraceError
 from daydream.text import counted
 from daydream.trace.handle_map import DebugHandleMap, Identifier, check_identifier
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns
 from daydream.trace.trace import Trace
 from daydream.trace.valid import LONGEST_NS
 
@@ -127,7 +127,8 @@ class EventLog:
                 "nothing was logged: log what runs with log.event(identifier) or log.record(...)"
             )
         _need_nesting(events)
-        first, last = events[0].start_ns, max(event.end_ns for event in events)
+        first = events[0].start_ns
+        last = max(event.end_ns for event in events)
         if last - first > LONGEST_NS:
             raise TraceError(
                 "the events of the log lie more than 13 days apart; log the times of one clock, in ns"
@@ -197,10 +198,11 @@ def _recording(events: list[_Event]) -> Recording:
     for event in events:
         name = str(event.identifier)
         if event.identifier is None:
-            name, number = f"{STEP} {number}", number + 1
+            name = f"{STEP} {number}"
+            number += 1
         codes.append(names.setdefault(name, len(names)))
     origin = events[0].start_ns
-    columns: dict[str, np.ndarray] = {
+    columns: Columns = {
         "start_ns": np.array([event.start_ns - origin for event in events], np.int64),
         "duration_ns": np.array([event.end_ns - event.start_ns for event in events], np.int64),
         "kind": np.array([event.identifier is not None for event in events], np.int8),

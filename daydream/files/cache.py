@@ -100,7 +100,8 @@ def unpack(file: int, key: str) -> Contents:
         raise CacheError("its header cannot be read") from None
     if not isinstance(fields, dict) or fields.get("key") != key:
         raise CacheError("it is that of another trace")
-    document, entries = fields.get("document"), fields.get("arrays")
+    document = fields.get("document")
+    entries = fields.get("arrays")
     if not isinstance(document, dict) or not isinstance(entries, list):
         raise CacheError("it lacks a part")
     return Contents(document, dict(_array(mapped, begin, entry) for entry in entries))
@@ -130,7 +131,8 @@ def _array(mapped: mmap.mmap, begin: int, entry: Any) -> tuple[str, np.ndarray]:
 
 def _digest(header: bytes, size: int, parts: list[bytes | memoryview]) -> bytes:
     """Return the digest of the header and of the sums of the parts, each of whole rows."""
-    columns, rows = np.zeros(WORDS, np.uint64), []
+    columns = np.zeros(WORDS, np.uint64)
+    rows = []
     for part in parts:
         table = np.frombuffer(part, np.uint64).reshape(-1, WORDS)
         columns += table.sum(axis=0)  # modulo 2^64
@@ -152,7 +154,8 @@ VARIABLE = "DAYDREAM_CACHE"
 OFF = ("off", "0")
 FOLDER = "replays"  # in the user's folder: ours alone
 MOST_BYTES = 2 * 10**9  # of all entries; a trace of 100,000 rows takes 40 MB
-ENTRY, UNFINISHED = ".entry", ".unfinished"
+ENTRY = ".entry"
+UNFINISHED = ".unfinished"
 ABANDONED_S = 3600  # who writes for so long was killed
 ERRORS = (OSError, ValueError, TypeError, OverflowError, MemoryError)
 

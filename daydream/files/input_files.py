@@ -14,6 +14,7 @@ from typing import Protocol
 
 from daydream.errors import FileError, TraceError
 
+StrPath = str | os.PathLike[str]
 LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tenth of it
 MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
 ALWAYS_BYTES = 64 * 10**6  # nothing so small does harm
@@ -23,7 +24,7 @@ SORTS = (
 )  # fmt: skip
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
+def check_regular(path: StrPath) -> None:
     """Raise `FileError` at once if a path is a pipe, a socket or a device: none may ever end."""
     try:
         mode = Path(path).stat().st_mode
@@ -35,7 +36,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+def reading(path: StrPath) -> Iterator[None]:
     """Raise `TraceError`, with the file and the reason in one line, where what is inside cannot read it."""
     check_regular(path)
     try:
@@ -56,7 +57,7 @@ def marked_encoding(head: bytes) -> str | None:
     return json.detect_encoding(head) if marked else None
 
 
-def read_text(path: str | os.PathLike[str], what: str = "a file") -> str:
+def read_text(path: StrPath, what: str = "a file") -> str:
     """Return the text of a file that an option names.
 
     Args:
@@ -76,7 +77,7 @@ def read_text(path: str | os.PathLike[str], what: str = "a file") -> str:
         raise FileError(f"{path} cannot be read as {what} ({error})") from None
 
 
-def most_unpacked(path: str | os.PathLike[str], asked: int | None) -> int:
+def most_unpacked(path: StrPath, asked: int | None) -> int:
     """Return to how many bytes a file may unpack: `asked` if given, else by its size."""
     if asked is not None:
         return asked
@@ -93,8 +94,11 @@ class Readable(Protocol):
 class Counted:
     """A file that is unpacked as it is read. Raises `TraceError` when it gives more than `most` bytes."""
 
-    def __init__(self, file: Readable, path: str | os.PathLike[str], most: int) -> None:
-        self._file, self._path, self._most, self._given = file, path, most, 0
+    def __init__(self, file: Readable, path: StrPath, most: int) -> None:
+        self._file = file
+        self._path = path
+        self._most = most
+        self._given = 0
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, all that is left if it is negative."""
@@ -106,7 +110,7 @@ class Counted:
         return found
 
 
-def too_large(path: str | os.PathLike[str], found: str, most: int) -> str:
+def too_large(path: StrPath, found: str, most: int) -> str:
     """Return what is said of a file that unpacks to more than it may."""
     packed = Path(path).stat().st_size
     return (

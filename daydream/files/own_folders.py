@@ -70,7 +70,7 @@ def _locked_folder(above: Path, begin: str) -> tuple[Path, int]:
         os.close(lock)  # it was removed before we held the lock
 
 
-def remove_abandoned(purpose: str, parent: str | os.PathLike[str] | None = None) -> None:
+def remove_abandoned(purpose: str, parent: str | os.PathLike[str] | None) -> None:
     """Remove the folders of this purpose whose owner is gone."""
     if fcntl is None:
         return

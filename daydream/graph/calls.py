@@ -45,7 +45,8 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     key = "call", name, inner
     if key not in graph._of_trace:
         trace = graph.recorded
-        parent, wanted = trace["parent"], trace.is_kind("operator")
+        parent = trace["parent"]
+        wanted = trace.is_kind("operator")
         if name is not None:
             try:
                 match = re.compile(name).search

@@ -241,6 +241,11 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
+    def doubted_links(self) -> np.ndarray:
+        """Return which links keep the length of waits that may be for recorded work: bool, shape (links,)."""
+        src = self.links["src"]
+        return (self.links["cause"] == Cause.OUTSIDE) & (self.doubt[src] + self.gap_doubt[src] > 0)
+
     def released(self) -> Graph:
         """Return a copy in which what may be a wait is one: it takes no time, and follows what it waits for.
 
@@ -248,6 +253,7 @@ class Graph(NotebookTables):
         """
         parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
         twin = self.retimed(*np.rint(parts))
+        twin.links.keep(~self.doubted_links())
         table = self.doubtful
         ahead = (
             self.order[table["src"]] < self.order[table["dst"]]
@@ -288,7 +294,8 @@ class Graph(NotebookTables):
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number; further lanes of one name get a number, too."""
         names = {each.name for each in self.lanes}
-        name, number = lane.name, 1
+        name = lane.name
+        number = 1
         while name in names:
             number += 1
             name = f"{lane.name} ({number})"
@@ -369,7 +376,8 @@ class Graph(NotebookTables):
         duration, gap = (int(nanoseconds(value)) for value in (duration_ns, gap_ns))
         values = encode(self, columns)
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
-        launch, latency = -1, 0
+        launch = -1
+        latency = 0
         behind = causes
         if len(caller):
             call = self.insert(
@@ -380,7 +388,8 @@ class Graph(NotebookTables):
                 after=caller[:1],
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
-            launch, latency = int(call.ids[0]), self.facts.launch_latency_ns
+            launch = int(call.ids[0])
+            latency = self.facts.launch_latency_ns
             behind = np.append(causes, launch)
         near = [*causes, *followers, *behind]
         if near:
@@ -422,7 +431,8 @@ class Graph(NotebookTables):
 
         One task on either side stands for all of them.
         """
-        sources, targets = ids_of(self, src), ids_of(self, dst)
+        sources = ids_of(self, src)
+        targets = ids_of(self, dst)
         if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
             raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
         self.links.add(

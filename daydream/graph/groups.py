@@ -112,7 +112,8 @@ class Groups(NotebookTables):
     def span(self, ends: Selection) -> Groups:
         """Return each group from its first to its last task that is in `ends`; without one, nothing of it."""
         seen = np.append(0, np.cumsum(np.isin(self._ids, ends.ids)))
-        before, through = seen[self._starts[self._number]], seen[self._starts[self._number + 1]]
+        before = seen[self._starts[self._number]]
+        through = seen[self._starts[self._number + 1]]
         within = (seen[1:] > before) & (seen[:-1] < through)
         return Groups(self.by_group, np.where(within, self._number, -1), self.keys)
 
@@ -247,7 +248,8 @@ class Groups(NotebookTables):
         Copies run on the lanes of what they copy. Raises `NotApplicableError` where some device work was
         launched by a call outside of its group.
         """
-        own, copies = self.by_group, self.repeat(times, stay=True)
+        own = self.by_group
+        copies = self.repeat(times, stay=True)
         if len(copies) != len(own) * times:
             raise NotApplicableError("some of the work to be copied was launched by calls outside of it")
         keys = [(key, 0) for key in self.keys]
@@ -274,7 +276,8 @@ class Groups(NotebookTables):
         steps = tasks.step
         for step in np.unique(steps).tolist():
             ids = tasks.ids[steps == step]
-            begin, end = int(order[ids].min()), int(order[ids].max())
+            begin = int(order[ids].min())
+            end = int(order[ids].max())
             if end - begin < len(ids):
                 order[order > end] += len(ids) - (end - begin)
                 end = begin + len(ids)
@@ -307,7 +310,8 @@ class Groups(NotebookTables):
         own: one call launches all parts of a fused kernel, which may be of several groups.
         """
         graph = self.selection.graph
-        ids, group = self._ids, self._number
+        ids = self._ids
+        group = self._number
         launch = graph.launch[ids].astype(np.int64)
         launched = launch >= 0
         # What was launched before the window cannot be launched again.

@@ -38,12 +38,12 @@ def insert_next_to(
     *,
     behind: bool,
     duration_ns: Any,
-    kind: str | None = None,
-    lane: str | Sequence[str] | None = None,
-    gap_ns: Any = None,
-    launched: bool = True,
-    after: Any = None,
-    before: Any = None,
+    kind: str | None,
+    lane: str | Sequence[str] | None,
+    gap_ns: Any,
+    launched: bool,
+    after: Any,
+    before: Any,
     **columns: Any,
 ) -> Selection:
     """Insert one task beside each of `tasks`; return the new ones, in the same order.

@@ -136,7 +136,8 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
     """
     from difflib import get_close_matches  # which only who mistyped waits for
 
-    parts, paths = wanted.split("."), [layer.split(".") for layer in layers]
+    parts = wanted.split(".")
+    paths = [layer.split(".") for layer in layers]
     for place, part in enumerate(parts):
         paths = [path for path in paths if len(path) > place]
         here = sorted({path[place] for path in paths})
@@ -311,7 +312,8 @@ def of_tasks(
     Each text that is used is looked at once.
     """
     codes, texts = coded(tasks.graph, column, tasks.ids)
-    told, used = np.zeros(len(texts) + 1, dtype), np.zeros(len(texts) + 1, bool)
+    told = np.zeros(len(texts) + 1, dtype)
+    used = np.zeros(len(texts) + 1, bool)
     used[codes] = True  # the last: of no text, -1
     for each in np.flatnonzero(used).tolist():
         told[each] = tell(texts[each] if each < len(texts) else None)

@@ -327,7 +327,8 @@ class Selection(NotebookTables):
 
         The factor is one number, or one for each task.
         """
-        graph, ids = self.to_edit().graph, self.ids
+        graph = self.to_edit().graph
+        ids = self.ids
         try:
             factors = np.asarray(factor, np.float64)
         except (TypeError, ValueError):
@@ -357,7 +358,8 @@ class Selection(NotebookTables):
         `phase`, `layer`, `op`, `step`, and what the trace says of the work: `dtype`, `bytes`,
         `shapes`, `collective`, `group`, `elements`.
         """
-        graph, ids = self.to_edit().graph, self.ids
+        graph = self.to_edit().graph
+        ids = self.ids
         for name, value in columns.items():
             given = nanoseconds(value, name) if name in TIMES else encode(graph, {name: value})[name]
             given = one_each(given, len(ids), name)
@@ -456,8 +458,10 @@ class Selection(NotebookTables):
 
     def stop_waiting(self) -> Selection:
         """Let these calls no longer wait for device work; they keep what they cost by themselves."""
-        calls, graph = self.to_edit(), self.graph
-        task, rows = graph.syncs["task"], row_numbers(graph, calls.ids)
+        calls = self.to_edit()
+        graph = self.graph
+        task = graph.syncs["task"]
+        rows = row_numbers(graph, calls.ids)
         # A blocking call is a call and its return; the return, a task of the same row, waits.
         dropped = np.isin(task, calls.ids) | np.isin(row_numbers(graph, task), rows[rows >= 0])
         dropped &= graph.alive[task]
@@ -484,7 +488,8 @@ class Selection(NotebookTables):
 
     def start_waiting(self, lane: str | None = None) -> Selection:
         """Let these calls wait for all device work launched before them, or for that of one lane."""
-        graph, ids = self._calls().graph, self.ids
+        graph = self._calls().graph
+        ids = self.ids
         lanes = ALL_LANES if lane is None else lanes_for(graph, lane, graph.lane[ids], on_device=True)
         graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)
         return self

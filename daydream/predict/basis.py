@@ -56,7 +56,8 @@ class TimedSteps(NamedTuple):
         """Return what is left out and what it adds, a sentence."""
         if not self.left_out:
             return []
-        number, whole = len(self.left_out), len(self.kept) + len(self.left_out)
+        number = len(self.left_out)
+        whole = len(self.kept) + len(self.left_out)
         takes = f"took {_time(fmean(self.left_out))}{' each' if number > 1 else ''}"
         verb = "is" if number == 1 else "are"
         adds = f"{'it' if number == 1 else 'they'} would add {self.added_ns / 1e6:,.3g} ms per step"

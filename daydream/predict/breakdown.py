@@ -69,7 +69,8 @@ class OfTasks(Record, kw_only=True):
 
     def of(self, tasks: Selection) -> Self:
         """Return the record with the tasks that it is about."""
-        self.selection, self.tasks = tasks.words, len(tasks)
+        self.selection = tasks.words
+        self.tasks = len(tasks)
         return self.having(selected=tasks)
 
 
@@ -184,7 +185,8 @@ class Chain(Path, frozen=True, eq=False):
         timeline = self.timeline
         ranks = np.array([-1 if lane.background else lane.rank for lane in self.graph.lanes], np.int64)
         rank = ranks[timeline.plan.lane[entries]]
-        begin, end = timeline.start_ns[entries], timeline.end_ns[entries]
+        begin = timeline.start_ns[entries]
+        end = timeline.end_ns[entries]
         if waiting:
             begin, end = begin - timeline.waits_of(entries), begin
         found = [np.empty((3, 0), np.int64)]
@@ -197,8 +199,10 @@ class Chain(Path, frozen=True, eq=False):
         """Return the causes of the path, those first that take longest; together they are the step."""
         found = []
         for code in unique(self.cause).tolist():
-            cause, mask = CAUSES[code], self.cause == code
-            task, ns = self.task[mask], self.per_step(self.ns[mask])
+            cause = CAUSES[code]
+            mask = self.cause == code
+            task = self.task[mask]
+            ns = self.per_step(self.ns[mask])
             _, parts = labels(self.graph, task, self.ns[mask])
             largest = tuple(Part(name, round(each / self.number)) for name, each in parts[:MOST_PARTS])
             share = Share(cause, cause.bound, ns, ns / max(self.step_ns, 1), largest)
@@ -210,10 +214,13 @@ class Chain(Path, frozen=True, eq=False):
 
         The profiler's own wait, behind all launches of the window and like no wait before, is left out.
         """
-        timeline, graph = self.timeline, self.graph
-        plan, start = timeline.plan, timeline.start_ns
+        timeline = self.timeline
+        graph = self.graph
+        plan = timeline.plan
+        start = timeline.start_ns
         edges = np.flatnonzero(plan.edge_cause == cause)
-        src, dst = plan.edge_src[edges], plan.edge_dst[edges]
+        src = plan.edge_src[edges]
+        dst = plan.edge_dst[edges]
         held = unique(dst[start[src] + plan.edge_delay_ns[edges] == start[dst]])
         held = held[(graph.kind[timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
         task = timeline.task[held]
@@ -229,7 +236,8 @@ class Chain(Path, frozen=True, eq=False):
 
     def launching(self) -> Launching | None:
         """Return what launch calls take within the steps; None if nothing is launched."""
-        graph, task = self.graph, self.timeline.task
+        graph = self.graph
+        task = self.timeline.task
         calls = graph.launch[graph.alive & device_work(graph)]
         entry, begin, end = self.within(np.flatnonzero(np.isin(task, calls, kind="table")))
         if not len(entry):
@@ -240,7 +248,8 @@ class Chain(Path, frozen=True, eq=False):
 
     def busy_ns(self) -> float | None:
         """Return how long the device runs recorded work, per step; None without a device."""
-        graph, task = self.graph, self.timeline.task
+        graph = self.graph
+        task = self.timeline.task
         on_device = np.flatnonzero(device_work(graph)[task])
         on_device = on_device[~untraced_device_work(graph, task[on_device])]
         if not len(on_device):
@@ -250,7 +259,8 @@ class Chain(Path, frozen=True, eq=False):
 
     def communication(self) -> Communication | None:
         """Return what collectives take and what hides them; None if the steps have none."""
-        task, exposed = self.timeline.task, self.of(PathCause.COMMUNICATION)
+        task = self.timeline.task
+        exposed = self.of(PathCause.COMMUNICATION)
         entry, start, stop = self.within(np.flatnonzero(self.graph.kind[task] == COLLECTIVE))
         # The critical path may go through a collective of another rank.
         found = self.tasks(np.append(task[entry], self.task[exposed]), "collectives of the steps")
@@ -259,10 +269,10 @@ class Chain(Path, frozen=True, eq=False):
         begins = self.begin_ns + self.shift_ns[self.window]
         ends = begins + self.ns
         running = Coverage(np.append(start, begins[exposed]), np.append(stop, ends[exposed]))
-        covered = Coverage(start, stop).within(begins, ends)
-        behind = Counter(sums(CAUSES, self.cause, covered))
+        behind = Counter(sums(CAUSES, self.cause, Coverage(start, stop).within(begins, ends)))
         del behind[PathCause.COMMUNICATION]
-        total_ns, exposed_ns = self.per_step(running.before_ns[-1]), self.per_step(self.ns[exposed])
+        total_ns = self.per_step(running.before_ns[-1])
+        exposed_ns = self.per_step(self.ns[exposed])
         meanwhile = tuple(
             Behind(cause, round(ns / self.number)) for cause, ns in behind.most_common() if ns > 0
         )
@@ -272,7 +282,8 @@ class Chain(Path, frozen=True, eq=False):
 def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
     """Return the critical path of the steps of a steady state, or of some steps of the same pass."""
     steps = tuple(state.step_times() if of is None else of)
-    graph, path = state.timeline.graph, state.timeline.path(state.copy, steps)
+    graph = state.timeline.graph
+    path = state.timeline.path(state.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     # Work of kernels that were traced; memory sets are none, and their bound is not asked.
     chosen = (cause == PathCause.KERNELS.code) & (graph.kind[path.task] == KERNEL)
@@ -321,10 +332,11 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
     chain = trace_back(state, of)
-    steps, timeline = chain.steps, chain.timeline
-    total = Counter(sums(CAUSES, chain.cause, chain.ns))
-    by_cause = per_step(dict(total.most_common()), len(steps))
-    busy, transfers = chain.busy_ns(), chain.communication()
+    steps = chain.steps
+    timeline = chain.timeline
+    by_cause = per_step(dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), len(steps))
+    busy = chain.busy_ns()
+    transfers = chain.communication()
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),
         SYNC_WAIT: chain.waits_ns(Cause.SYNC),

@@ -181,9 +181,12 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
 
     def __post_init__(self) -> None:
         """Fill in what follows from both sides."""
-        one, two = self.before, self.after
-        old, new = one.simulated_ns, two.simulated_ns
-        self.change_ns, self.speedup = new - old, old / new if new else float("inf")
+        one = self.before
+        two = self.after
+        old = one.simulated_ns
+        new = two.simulated_ns
+        self.change_ns = new - old
+        self.speedup = old / new if new else float("inf")
         self.error = self.speedup - 1 if one.prediction and not one.reason else None
         self.notes = _notes(self)
 
@@ -195,7 +198,8 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
     def overlap(self) -> bool:
         """Whether the ranges of both steps have something in common."""
         sides = self.before, self.after  # a step that cannot be predicted has no range
-        low, high = max(side.low_ns or 0 for side in sides), min(side.high_ns or -1 for side in sides)
+        low = max(side.low_ns or 0 for side in sides)
+        high = min(side.high_ns or -1 for side in sides)
         return low <= high
 
     @property
@@ -275,7 +279,8 @@ def compare(
         ).having(own_notes=found.own_notes)
     else:  # what was measured tells more than an estimate of it
         if not found.basis == other.basis == UNPROFILED:
-            found, other = found.as_recorded(), other.as_recorded()
+            found = found.recording
+            other = other.recording
         one = _recorded(found, ranks)
     two = _recorded(other, ranks)
     if names is None:
@@ -302,17 +307,28 @@ def compare(
 
 def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
-    graph, step_ns = found.graph, found.basis_ns
-    low, high = step_ns, step_ns
+    graph = found.graph
+    step_ns = found.basis_ns
+    low = step_ns
+    high = step_ns
     if found.basis_measured_ns is not None:  # it was measured
-        step_ns, times = found.basis_measured_ns, [step.measured_ns for step in found.steps]
+        step_ns = found.basis_measured_ns
+        times = [step.measured_ns for step in found.steps]
         timed = timed_steps(graph.recorded, times) if found.basis == UNPROFILED else None
         low, high = percentile(times if timed is None else timed.kept, [10, 90]).tolist()
     first = found.settled.step_times(0)
     steps = [step for step in first if not ranks or step_rank(graph.steps[step]) in ranks]
     parts = parts_of(found.settled._replace(copy=0), steps)
-    ends = {"low_ns": round(low), "high_ns": round(high)}
-    return _side(found, graph, parts, step_ns, step_ns=step_ns, recorded_ns=found.measured_ns, **ends)
+    return _side(
+        found,
+        graph,
+        parts,
+        step_ns,
+        step_ns=step_ns,
+        recorded_ns=found.measured_ns,
+        low_ns=round(low),
+        high_ns=round(high),
+    )
 
 
 def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figures: Any) -> Side:
@@ -322,7 +338,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
     devices = metadata.get("devices", [])
     named = [each for each in devices if each.get("id") in used] or devices
     figures |= parts_json(parts)
-    side = Side(
+    return Side(
         name=str(metadata.get("source") or ""),
         basis=replay.basis,
         steps=len(replay.steps),
@@ -330,8 +346,7 @@ def _side(replay: Replay, graph: Graph, parts: Parts, simulated_ns: int, **figur
         devices=sorted({str(each["name"]) for each in named if each.get("name")}),
         max_replay_error=replay.max_error,
         **figures,
-    )
-    return side.having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
+    ).having(graph=graph, breakdown=parts, simulated_ns=simulated_ns)
 
 
 def _notes(found: Difference) -> list[str]:
@@ -403,12 +418,15 @@ def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
     CPU work is by operator, waits not counted; what belongs to none has its own name. A call of an operator
     counts once, in however many pieces it was recorded.
     """
-    covered, on_cpu = covered_steps(graph), graph.kind == CPU
+    covered = covered_steps(graph)
+    on_cpu = graph.kind == CPU
     mask = on_cpu & ~graph.in_background if cpu else ~on_cpu
     # Where ranks meet, an arrival stands in the graph that takes no time and is no work.
     works = (graph.row >= 0) | (graph.duration_ns > 0)
     tasks = np.flatnonzero(mask & graph.alive & works & covered[graph.step])
-    name, op, piece = graph.name[tasks], graph.op[tasks], tasks
+    name = graph.name[tasks]
+    op = graph.op[tasks]
+    piece = tasks
     if cpu:
         name = np.where(op >= 0, -1, name)
         call = graph.column("call", tasks)
@@ -416,7 +434,8 @@ def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
         piece = np.where(whole >= 0, whole, -1 - tasks)  # what an edit inserted is a piece of nothing else
     first, group = distinct_rows([graph.layer[tasks], op, name])
     counted, _ = distinct_rows([group, piece])
-    count, ns = np.bincount(group[counted]), np.bincount(group, graph.duration_ns[tasks])
+    count = np.bincount(group[counted])
+    ns = np.bincount(group, graph.duration_ns[tasks])
     amounts = (count / covered.sum()).tolist(), (ns / covered.sum()).tolist()
     texts = (graph.column(column, tasks[first]).tolist() for column in ("layer", "op", "name"))
     found = []
@@ -462,7 +481,8 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
 
     rows: dict[Any, list[Row]] = defaultdict(list)
     for group in [*matched, *([each] for each in left)]:
-        first, names = group[0][1], frozenset((side, each.name) for side, each in group)
+        first = group[0][1]
+        names = frozenset((side, each.name) for side, each in group)
         rows[None if what == "name" else first.layer, first.operator, names] += group
     changes = []
     for (layer, operator, _), row in rows.items():

@@ -19,7 +19,8 @@ FEWEST_ROUNDS = 3  # of fewer no median is worth much
 ROUNDS, BLOCK_STEPS = 5, 5  # if not asked otherwise
 SHORT_BLOCKS = 2  # steps of a block, for scripts of few steps
 APART = 0.1  # recorded steps that tell a speedup this far from the timed ones' were held up by something
-PREDICTION, CHANGED = "the prediction", "the changed steps"
+PREDICTION = "the prediction"
+CHANGED = "the changed steps"
 RESTLESS = 0.05  # an A/A control further from 1 tells of a machine that changes its speed
 
 
@@ -133,10 +134,13 @@ def confirmation(comparison: Prediction, recorded: Trace, changed: Trace | None)
     if changed is not None:
         with suppress(GraphError):  # too few steps were recorded before the script ended
             found = compare(comparison, changed, names=(PREDICTION, CHANGED))
-    blocks, times = blocks_of(recorded), comparison.speedup
+    blocks = blocks_of(recorded)
+    times = comparison.speedup
     confirmed_ns = round(blocks.confirmed_ns)
     predicted = None if times is None else blocks.baseline_ns / times
-    low, high, recorded_speedup = None, None, None
+    low = None
+    high = None
+    recorded_speedup = None
     if predicted is not None and comparison.predicted_ns:
         scale = predicted / comparison.predicted_ns
         low = round(scale * (comparison.predicted_low_ns or 0))
@@ -186,7 +190,8 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
         begin + steps_needed(*each)
         for each in ((FEWEST_ROUNDS, block_steps), (rounds, block_steps), (FEWEST_ROUNDS, SHORT_BLOCKS))
     )
-    ran, times = asked.get("ran"), trace.metadata.get("unprofiled_step_ns")
+    ran = asked.get("ran")
+    times = trace.metadata.get("unprofiled_step_ns")
     said = f"the script ended {done}.\n{counted(rounds, 'round')} take {whole:,} training steps"
     if rounds > FEWEST_ROUNDS:
         said += f", the fewest, {FEWEST_ROUNDS}, take {least:,}"

@@ -18,7 +18,10 @@ from daydream.results import Record
 from daydream.simulate.contention import Contention
 from daydream.text import counted
 
-MEASURED, OFF, GIVEN, UNMEASURED = "measured", "off", "given", "unmeasured"
+MEASURED = "measured"
+OFF = "off"
+GIVEN = "given"
+UNMEASURED = "unmeasured"
 PARTS = ("kernel", "matrix", "other", "transfer")
 Option = str | float | Sequence[float]
 
@@ -63,7 +66,8 @@ class Choice(Record):
         if self.mode == UNMEASURED:
             return f"Contention is not modelled: {self.reason}; --contention F sets a factor."
         parts = []
-        ran, transfer = self.evidence["kernel"], self.evidence["transfer"]
+        ran = self.evidence["kernel"]
+        transfer = self.evidence["transfer"]
         if ran is not None:
             runs = f"{counted(ran.beside, 'run')} at {counted(ran.places, 'place')} of the step"
             if max(self.matrix_factor, self.other_factor) == 1:
@@ -102,7 +106,8 @@ def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
 
     Raises `GraphError` for another, or a factor below 1.
     """
-    chosen, recorded = parsed(option), untouched.kind[untouched.alive]
+    chosen = parsed(option)
+    recorded = untouched.kind[untouched.alive]
     kinds = np.append(recorded, graph.kind[graph.alive])
     if not (kinds == COLLECTIVE).any():
         return None
@@ -120,7 +125,8 @@ def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
         if not found.met:
             reason = "no kernel ran during a transfer"
         return Choice(UNMEASURED, kernels=kernels, reason=reason)
-    matrix, other = found.matrix, found.other
+    matrix = found.matrix
+    other = found.other
     if matrix is None or other is None or (matrix.low <= other.high and other.low <= matrix.high):
         matrix = other = found.kernel  # the two are not apart
     evidence = {part: getattr(found, part) for part in PARTS}

@@ -18,16 +18,13 @@ from daydream.costs.kernel_names import family
 from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Record
 from daydream.simulate.steady_state import settle
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
-    from daydream.trace.trace import Trace
 
 FACTORS = (0.75, 0.5, 0.25, 0.0)
 LEAST_SHARE = 0.002  # of a step: what takes less on its own is left out, it cannot save more
@@ -76,7 +73,7 @@ class Curves(NotebookFigure, list[Curve]):
         return pd.DataFrame([curve.to_json() for curve in self])
 
 
-def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
+def curves(source: Replay | Graph | Source) -> Curves:
     """Return the curves of the parts that take longest, those first whose removal would save most.
 
     Returns:
@@ -111,8 +108,10 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
 
     Sort, name, own time in ns, tasks, and which of their times are the part.
     """
-    kind, covered = graph.kind, covered_steps(graph)
-    cpu, calls = kind == CPU, np.zeros(graph.size, bool)
+    kind = graph.kind
+    covered = covered_steps(graph)
+    cpu = kind == CPU
+    calls = np.zeros(graph.size, bool)
     if graph.trace is not None and len(graph.trace):
         calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
     work, gap = ([name] for name in COSTS)
@@ -134,7 +133,8 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
         used, place = distinct(code[ids])
         labels: dict[str, int] = {}  # with their numbers: several names may have one
         numbers = [labels.setdefault(label(names[each]), len(labels)) for each in used.tolist()]
-        part, counts = np.array(numbers, np.int64)[place], covered[graph.step[ids]]
+        part = np.array(numbers, np.int64)[place]
+        counts = covered[graph.step[ids]]
         cost = sum(graph.columns[name][ids[counts]] for name in of)
         total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():

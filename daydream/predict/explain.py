@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -34,16 +34,11 @@ from daydream.predict.breakdown import (
 from daydream.predict.memory import answer_of, held_now
 from daydream.predict.prediction import Prediction
 from daydream.predict.prediction import whatif as ask
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.predict.suggest import LEAST, Avoidable, WhatIfResult, WhatIfs
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound, PathCause, has_cpu
 from daydream.transforms.compose import parse
-
-if TYPE_CHECKING:
-    import os
-
-    from daydream.trace.trace import Trace
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
@@ -141,7 +136,8 @@ class Explanation(Record, eq=False):
     @property
     def if_recording_cost_more(self) -> str:
         """At what cost of recording the device bounds the step, a sentence; empty where none is that high."""
-        measured_ns, busy = self.replay.measured_ns, self.device_busy_share
+        measured_ns = self.replay.measured_ns
+        busy = self.device_busy_share
         if self.basis != ESTIMATED or not busy or not measured_ns:
             return ""
         assumed, turn = (1 - share * self.replayed_ns / measured_ns for share in (1.0, busy))
@@ -167,7 +163,7 @@ class Explanation(Record, eq=False):
 
 
 def explain(
-    source: Replay | Graph | Trace | str | os.PathLike[str],
+    source: Replay | Graph | Source,
     whatif: str | Callable[..., None] | Sequence[Any] | None = None,
     *,
     capacity: int | None = None,
@@ -204,13 +200,14 @@ def explain(
     causes = tuple(chain.shares())
     busy = chain.busy_ns()
     memory, unsaid = peak_memory(asker, capacity)
-    graph, steps = chain.graph, len(chain.steps)
+    graph = chain.graph
+    steps = len(chain.steps)
     chosen = (graph.kind == KERNEL) & graph.alive & covered_steps(graph)[graph.step]
     kernels = Selection(graph, np.flatnonzero(chosen))
     general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
         general_ns = 0
-    found = Explanation(
+    return Explanation(
         whatif=now.optimization or None,
         basis=before.basis,
         measured_ns=before.basis_measured_ns,
@@ -241,8 +238,7 @@ def explain(
         ),
         memory=memory,
         memory_unsaid=unsaid,
-    )
-    return found.having(replay=before, after=None if whatif is None else now)
+    ).having(replay=before, after=None if whatif is None else now)
 
 
 def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
@@ -290,7 +286,8 @@ def bound(
     Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
     is a little shorter, both bound the step: neither gains anything alone.
     """
-    step_ns, waits = max(without_cpu.replayed_ns, 1), shares_of(causes)
+    step_ns = max(without_cpu.replayed_ns, 1)
+    waits = shares_of(causes)
     on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
     if without_communication is not None and (without_communication.saving_ns or 0) >= MOST * step_ns:
         on_device = Bound.COMMUNICATION
@@ -345,7 +342,8 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     rate = peaks(number_formats(kernels, amounts, device), device)
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
-    took, known = kernels.duration_ns, (arithmetic > 0) | (memory > 0)
+    took = kernels.duration_ns
+    known = (arithmetic > 0) | (memory > 0)
     family, largest = labels(graph, kernels.ids, took * known)
     bounds = (np.bincount(family, times * known).tolist() for times in (arithmetic, memory))
     found = []
@@ -391,7 +389,8 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
         runner: asks what would make it smaller, on top of the change that is explained.
         capacity: what the device has, in bytes; by default what the trace says of it.
     """
-    graph, now = runner.replay.graph, runner.now
+    graph = runner.replay.graph
+    now = runner.now
     changes = now.memory_changes() if now.memory_changes else []
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:
@@ -400,15 +399,14 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
     names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []
-    peak = PeakMemory(
+    return PeakMemory(
         **asdict(answer.memory),
         peak_step=found.peak_step,
         peak_phase=found.peak_phase,
         peak_layer=found.peak_layer,
         by_kind=found.by_kind,
         whatifs=_smaller(runner, names, answer.memory),
-    )
-    return peak.having(holders=found), None
+    ).having(holders=found), None
 
 
 def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tuple[SmallerPeak, ...]:
@@ -418,8 +416,11 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
         result, prediction = runner.tried(name, OPTIONS.get(name, {}))
         if prediction is None:
             continue  # it does not apply
-        changes = prediction.memory_changes() if prediction.memory_changes else []
-        memory = answer_of(runner.replay.graph, changes, now.capacity_bytes).memory
+        memory = answer_of(
+            runner.replay.graph,
+            prediction.memory_changes() if prediction.memory_changes else [],
+            now.capacity_bytes,
+        ).memory
         if memory is not None and memory.after_bytes < now.after_bytes:
             found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))
 

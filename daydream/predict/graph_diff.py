@@ -120,10 +120,13 @@ class GraphDiff:
     """
 
     def __init__(self, before: Graph, after: Graph) -> None:
-        self.before, self.after = before, after
-        there, new = after.alive, after.columns
+        self.before = before
+        self.after = after
+        there = after.alive
         self.was_there = was_there = np.append(before.alive, np.zeros(after.size - before.size, bool))
-        differs = [self.old(name) != new[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")]
+        differs = [
+            self.old(name) != after.columns[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
+        ]
         masks = was_there & there & np.any(differs, axis=0), there & ~was_there, was_there & ~there
         self.edited = np.any(masks, axis=0)
         self.counts = tuple(int(np.count_nonzero(mask)) for mask in masks)
@@ -131,13 +134,17 @@ class GraphDiff:
         self.now_ns = np.where(there, after.duration_ns, 0)
         self.covered = covered_steps(after)[after.step]
         self.ids = ids = np.flatnonzero(differs[0] | differs[1] | (was_there != there))
-        is_new, alive, kind, row = ~was_there[ids], there[ids], after.kind[ids], after.row[ids]
+        is_new = ~was_there[ids]
+        alive = there[ids]
+        kind = after.kind[ids]
+        row = after.row[ids]
         now = self.now_ns[ids] + after.gap_ns[ids] * alive
         self.longer_ns = now - self.was_ns[ids] - self.old("gap_ns")[ids] * ~is_new
         copied = is_new & (row >= 0)
         given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
         modelled = (is_new & ~copied) | (given & alive & (self.longer_ns != 0))
-        cpu, transfer = kind == CPU, np.isin(kind, [MEMCPY, COLLECTIVE])
+        cpu = kind == CPU
+        transfer = np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
         self.affected_ns = {
@@ -171,7 +178,8 @@ class GraphDiff:
         What it is nobody knows: work of before the window, or a driver that loads modules. So nothing says
         that it takes longer at all.
         """
-        after, ids = self.after, self.ids
+        after = self.after
+        ids = self.ids
         if not self.before.facts.untraced_ns:
             return 0.0
         # Device work without a row stands for it, in a covered step or in none.
@@ -183,8 +191,7 @@ class GraphDiff:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
         times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
         *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
-        waits = max(abs(changes_by_ns) - sum(found), 0.0)
-        return Affected._make([*found, waits, doubt, waiting])
+        return Affected._make([*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting])
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
@@ -206,8 +213,11 @@ class GraphDiff:
 
     def longer_by(self, more: np.ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""
-        graph, ids = self.after, self.ids
-        lane, gap, alive = graph.lane, graph.gap_ns, graph.alive[ids]
+        graph = self.after
+        ids = self.ids
+        lane = graph.lane
+        gap = graph.gap_ns
+        alive = graph.alive[ids]
         duration = graph.duration_ns.copy()
         duration[ids] += np.rint(more * alive).astype(np.int64)
         if not alive.all():
@@ -241,12 +251,14 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
 
     Only work of the phases counts that the change is about.
     """
-    before, after = diff.before, diff.after
+    before = diff.before
+    after = diff.after
     if not any(GRAPH_LAUNCH in name for name in before.texts["name"]):
         return None
     counts = device_work(after) & diff.covered
     recorded = before.tasks(np.flatnonzero(counts & diff.was_there))
-    replayed, same = among(after, in_replays(recorded).ids), diff.was_ns == diff.now_ns
+    replayed = among(after, in_replays(recorded).ids)
+    same = diff.was_ns == diff.now_ns
     # A change of transfers leaves no kernels out.
     affected = counts & ~replayed & ~same & (diff.old("kind") != COLLECTIVE)
     phase = diff.old("phase")
@@ -261,7 +273,8 @@ def left_in_replays(diff: GraphDiff) -> OutOfReach | None:
 
 def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     """Return what a change by layer may be about, too; None for other changes, and if there is none."""
-    before, after = diff.before, diff.after
+    before = diff.before
+    after = diff.after
     chosen_by = [dict(where) for where in after.edited_by if {"layer", "block"} & {*dict(where)}]
     calls = whole_calls(before) if chosen_by else None
     if calls is None:
@@ -269,8 +282,10 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     edited = _layers(after, diff.edited)
     parameters = trained_parameters(before).tensors
     paths = {*after.texts["layer"], *parameters}
-    may_be, chosen = np.zeros(before.size, bool), set[str]()
-    phase, on_device = before.phase, device_work(before) & before.alive
+    may_be = np.zeros(before.size, bool)
+    chosen = set[str]()
+    phase = before.phase
+    on_device = device_work(before) & before.alive
     for words in chosen_by:
         if "layer" in words:
             fits = {path for path in paths if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])}

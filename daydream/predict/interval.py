@@ -97,10 +97,10 @@ WORDS = {  # of the causes
     "waiting": "waiting for peers",
 }
 APART = 0.01  # of a step: readings that are less apart are one answer
-REPLAYS_ALIKE = 0.02  # of the step: pauses whose absence changes it by more are no waits
+REPLAYS_ALIKE = 0.05  # of the step: pauses whose absence changes it by more are no waits
 # What it is doubtful whether threads and streams do, and what records it.
 OF_THREADS = (
-    "works or waits in pauses that the step waits for, {:,.4g} ms of it",
+    "works or waits in pauses that the step waits for",
     "`daydream collect` or `nsys profile --cpuctxsw=process-tree`",
 )
 OF_STREAMS = "waits for other streams where that would decide the step", "`daydream collect`"
@@ -314,12 +314,20 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
 def paced_ns(comparison: Prediction) -> int:
     """Return the predicted step in ns if what it waits for outside the trace works on meanwhile.
 
-    Then no step is shorter than it was, and one that takes longer waits the less. Where no thread's switches
-    were recorded, a long pause of a thread may be such a wait.
+    Then no step is shorter than it was, and one that takes longer waits the less. What no recorded step waits
+    for sets no pace. Where no thread's switches were recorded, a long pause of a thread may be such a wait.
     """
-    after, graph = comparison.after, comparison.graph
-    steps = [*after.step_times()]
-    path = after.timeline.path(after.copy, steps)
+    least_ns = APART * comparison.simulated_ns
+    waits_ns = _outside_ns(comparison, comparison.after)
+    if waits_ns < least_ns or _outside_ns(comparison, comparison.replay.settled) < least_ns:
+        return comparison.simulated_ns
+    return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
+
+
+def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
+    """Return for how long a step waits for what is outside the trace, or may wait for it, in ns."""
+    graph, steps = settled.timeline.graph, [*settled.step_times()]
+    path = settled.timeline.path(settled.copy, steps)
     cause = codes_of(graph, path.task, path.edge)
     by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
     loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
@@ -328,21 +336,25 @@ def paced_ns(comparison: Prediction) -> int:
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
         waits |= long & (cause == PathCause.UNTRACED.code)
-    waits_ns = int(path.ns[waits].sum()) // max(len(steps), 1)
-    if waits_ns < APART * comparison.simulated_ns:
-        return comparison.simulated_ns
-    return max(comparison.replayed_ns, comparison.simulated_ns - waits_ns)
+    return int(path.ns[waits].sum()) // max(len(steps), 1)
 
 
 def _lasting_ns(comparison: Prediction) -> int:
     """Return the predicted step in ns if long pauses that the change shortens are no CPU work, and stay."""
-    before, graph, gap_ns = comparison.replay.graph, comparison.graph, comparison.graph.gap_ns.copy()
-    long = np.flatnonzero((before.gap_ns >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size])
-    long = long[gap_ns[long] < before.gap_ns[long]]
-    if not len(long) or not _untold(graph):
+    before, graph, kept = comparison.replay.graph, comparison.graph, []
+    if not _untold(graph):
         return comparison.simulated_ns
-    gap_ns[long] = before.gap_ns[long]
-    return round(comparison.simulated_ns + _longer_ns(comparison, graph.retimed(graph.duration_ns, gap_ns)))
+    ranges = np.append(before.recorded.is_kind("annotation"), False)[before.row]  # their own time
+    for was, now, doubt in (
+        (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, ranges)),
+        (before.gap_ns, graph.gap_ns.copy(), 1),
+    ):
+        pause = (doubt * was >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size]
+        pause &= now[: before.size] < was
+        now[: before.size][pause] = was[pause]
+        kept.append(now)
+    same = np.array_equal(kept, [graph.duration_ns, graph.gap_ns])
+    return comparison.simulated_ns + (0 if same else round(_longer_ns(comparison, graph.retimed(*kept))))
 
 
 def _untold(graph: Graph) -> bool:
@@ -364,6 +376,8 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     src, dst = graph.doubtful["src"], graph.doubtful["dst"]
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
     part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
+    outside = graph.links["dst"][graph.doubted_links()]
+    part[(path.edge == Cause.OUTSIDE) & np.isin(path.task, outside)] = 1
     mine = timeline.copy == after.copy
     start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
     start[timeline.task[mine]], end[timeline.task[mine]] = timeline.start_ns[mine], timeline.end_ns[mine]
@@ -384,6 +398,7 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     most = graph.lanes[of_lane.argmax()]
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS
     return found, (
-        f"Nothing recorded tells whether {most.name} {doubt.format(of_lane.max() / 1e6)}; "
-        f"with all such waits it takes {found / 1e6:,.4g} ms. A recording by {how} tells."
+        f"Nothing recorded tells whether {most.name} {doubt}; with all such waits the step takes "
+        f"{found / 1e6:,.4g} ms."
+        + (f" A recording by {how} tells." if most.on_device or _untold(graph) else "")
     )

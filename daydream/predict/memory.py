@@ -109,9 +109,11 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
 
     held = held_now(trace)
     if what == "batch":
-        name, recorded = "batch-size", need_size(recorded_batch(trace), "batch size")
+        name = "batch-size"
+        recorded = need_size(recorded_batch(trace), "batch size")
     else:
-        name, recorded = "sequence-length", need_size(recorded_length(trace), "sequence length")
+        name = "sequence-length"
+        recorded = need_size(recorded_length(trace), "sequence length")
 
     @cache
     def at(size: int) -> MemoryPrediction:
@@ -136,9 +138,11 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
 
 def _last(holds: Callable[[int], bool], start: int) -> int:
     """Return the largest size up to `MOST` for which a condition holds that ends once; 0 if none."""
-    low, high = 0, max(start, 1)
+    low = 0
+    high = max(start, 1)
     while high < MOST and holds(high):
-        low, high = high, min(2 * high, MOST)
+        low = high
+        high = min(2 * high, MOST)
     if high == MOST and holds(MOST):
         return MOST
     return low + bisect_left(range(low + 1, high), True, key=lambda size: not holds(size))

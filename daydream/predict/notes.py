@@ -33,10 +33,12 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
 
 def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
-    facts, trace = graph.facts, graph.recorded
+    facts = graph.facts
+    trace = graph.recorded
     time = recorded_time(trace)
     first = np.append(trace["start_ns"][:1000], trace["duration_ns"][:1000])
-    unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
+    unresolved = facts.event_waits["unresolved"]
+    waits = sum(facts.event_waits.values())
     ranks = {step_rank(step) for step in graph.steps}
     said: list[Any] = [
         *whole_recording(trace),
@@ -67,8 +69,11 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
 
 def prediction_notes(prediction: Prediction) -> list[str]:
     """Return the replay's notes and those about this prediction."""
-    replay, after, answer = prediction.replay, prediction.after, prediction.memory_answer
-    mean_ns, steady_ns = replay.replayed_ns, prediction.replayed_ns
+    replay = prediction.replay
+    after = prediction.after
+    answer = prediction.memory_answer
+    mean_ns = replay.replayed_ns
+    steady_ns = prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
     apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
     of_memory = () if answer.memory is None else (*answer.memory.recording_notes, *answer.memory.notes)
@@ -212,7 +217,8 @@ def _longest(
     rows = rows[end[rows] - start[rows] >= least_ns]
     found: list[LongRow] = []
     while len(rows) and len(found) < MOST_NAMES:
-        begin, stop = start[rows[0]], end[rows[0]]
+        begin = start[rows[0]]
+        stop = end[rows[0]]
         name = str(trace.values("name", rows[:1])[0])
         found.append(LongRow(name if len(name) <= 48 else name[:47] + "…", int(stop - begin)))
         rows = rows[(end[rows] <= begin) | (start[rows] >= stop)]

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 # A change often takes two passes of the window to settle, and one more to tell: of few tasks these are
 # simulated at once, as each simulation costs more than two more passes; but a change of times has its plan.
-FEW_TASKS, COPIES_OF_FEW = 50_000, 4
+FEW_TASKS = 50_000
+COPIES_OF_FEW = 4
 MUCH_HELD = 0.05  # of a step: more is noted
 
 
@@ -177,7 +178,8 @@ class Prediction(Changed, NotebookFigure, eq=False):
 
     def conclude(self) -> None:
         """Fill in the figures that follow from whether the step can be predicted, and the notes."""
-        replay, known = self.replay, self.reason is None
+        replay = self.replay
+        known = self.reason is None
         self.predicted_ns = self.simulated_ns if known else None
         self.typical_predicted_ns = self.after.typical_ns if known else None
         self.__post_init__()
@@ -186,7 +188,8 @@ class Prediction(Changed, NotebookFigure, eq=False):
             after_ns = self.recorded_after_ns if known else None
             self.recorded = RecordedStep(replay.measured_ns, replay.recording.settled.step_ns, after_ns)
         self.memory = self.memory_answer.memory
-        predicted, infos = self.after.step_times() if known else {}, self.graph.steps
+        predicted = self.after.step_times() if known else {}
+        infos = self.graph.steps
         self.steps = [
             PredictedStep(infos[step]["name"], step_rank(infos[step]), ns, predicted.get(step))
             for step, ns in replay.settled.step_times().items()
@@ -219,7 +222,8 @@ class Prediction(Changed, NotebookFigure, eq=False):
     @property
     def held(self) -> str | None:
         """How much of the step is held to recorded starts, so that no change moves it; None if little is."""
-        held_ns, step_ns = self.replay.held_ns, self.replayed_ns
+        held_ns = self.replay.held_ns
+        step_ns = self.replayed_ns
         if held_ns <= MUCH_HELD * step_ns:
             return None
         return (
@@ -337,7 +341,9 @@ def predict(
     chosen, after = _simulated(edit.name, old, graph, contention)
     found = Prediction.of(replay, edit.name, options, graph, after)
     found.changed, found.inserted, found.removed = diff.counts
-    found.contention, found.memory_changes, found.capacity_bytes = chosen, edit.memory, capacity_bytes
+    found.contention = chosen
+    found.memory_changes = edit.memory
+    found.capacity_bytes = capacity_bytes
     if (
         interval
         and start is None
@@ -352,7 +358,8 @@ def predict(
     found.code = lines_of(edit.optimizations, replay.graph)
     found.affected = diff.affected(found.simulated_ns - found.replayed_ns)
     found.waited_for_ns = waited_for_ns(found.after)
-    found.left_out, found.unplaced = left_in_replays(diff), unplaced_work(diff)
+    found.left_out = left_in_replays(diff)
+    found.unplaced = unplaced_work(diff)
     judge(found, diff, interval=interval)
     if interval and edit.memory is not None:
         found.memory_answer = answer_of(old, edit.memory(), capacity_bytes)

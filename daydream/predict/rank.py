@@ -16,7 +16,7 @@ from daydream.predict.curves import Curve, curves
 from daydream.predict.explain import bound_now
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Changed, predict
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.transforms import stages
@@ -26,11 +26,8 @@ from daydream.transforms.registry import Optimization, find, names
 from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
-    from daydream.trace.trace import Trace
 
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
@@ -161,21 +158,23 @@ class Ranking(Record, NotebookFigure, eq=False):
         import pandas as pd
 
         rows = [each.to_json() for each in (*self.optimizations, *self.pairs)]
-        columns = [
-            "optimization",
-            "predicted_ns",
-            "saving_ns",
-            "speedup",
-            "bound",
-            "bound_share",
-            "needs",
-            "summary",
-        ]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(
+            rows,
+            columns=[
+                "optimization",
+                "predicted_ns",
+                "saving_ns",
+                "speedup",
+                "bound",
+                "bound_share",
+                "needs",
+                "summary",
+            ],
+        )
 
 
 def rank(
-    source: Replay | Graph | Trace | str | os.PathLike[str],
+    source: Replay | Graph | Source,
     optimizations: Sequence[Named] | None = None,
     *,
     pairs: int = 3,
@@ -274,7 +273,10 @@ class _Trial:
     """
 
     def __init__(self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool) -> None:
-        self.before, self.capacity, self.only_apt, self.every = before, capacity, only_apt, every
+        self.before = before
+        self.capacity = capacity
+        self.only_apt = only_apt
+        self.every = every
         self.rows: list[Ranked] = []
         self.left_out: dict[str, str] = {}  # the reasons
         self.begun: dict[str, Edit] = {}  # of one each, by name: from its copies several go on
@@ -282,15 +284,16 @@ class _Trial:
     def row(self, name: str, chosen: Sequence[Named]) -> Ranked | None:
         """Return what optimizations would give together; None if nothing, and why is in `left_out`."""
         try:
-            parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
-            return self._predicted(parsed)
+            return self._predicted(parse([find(each) if isinstance(each, str) else each for each in chosen]))
         except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
             self.left_out[name] = reason_of(error)
             return None
 
     def _predicted(self, parsed: Sequence[Optimization]) -> Ranked:
         """Return what optimizations would give. Raises `DaydreamError` if that is nothing."""
-        first, graph, alone = parsed[0], self.before.graph, len(parsed) == 1
+        first = parsed[0]
+        graph = self.before.graph
+        alone = len(parsed) == 1
         if self.only_apt:
             several = graph.recorded.metadata.get("world_size", 1) > 1
             if any(each.of_jobs for each in parsed) and not (several or len(graph.select(kind="collective"))):

@@ -193,7 +193,8 @@ class Replay(NotebookFigure):
     @property
     def start_error_ns(self) -> dict[str, int]:
         """How far kernels start from where they were recorded: `p50` and `p95`, in ns."""
-        graph, timeline = self.recording.graph, self.recording.settled.timeline
+        graph = self.recording.graph
+        timeline = self.recording.settled.timeline
         measured = graph.measured_start_ns[timeline.task]
         chosen = (timeline.copy == 0) & (measured >= 0)
         kernels = chosen & (graph.kind[timeline.task] == KERNEL)
@@ -281,7 +282,8 @@ class Replay(NotebookFigure):
     @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace, simulated_ns = self.graph.trace, None
+        trace = self.graph.trace
+        simulated_ns = None
         if self.basis == UNPROFILED and self.basis_measured_ns is not None:
             simulated_ns = round(self.basis_measured_ns * (1 + (self.basis_error or 0.0)))
         return None if trace is None else unrest(trace, simulated_ns)
@@ -298,7 +300,8 @@ class Replay(NotebookFigure):
 
     def figures(self) -> ReplayFigures:
         """Return how well the trace replays, in ns per step, and what its graph is made of."""
-        graph, facts = self.recording.graph, self.recording.graph.facts
+        graph = self.recording.graph
+        facts = graph.facts
         kernel = graph.alive & (graph.kind == KERNEL)
         parts = kernel & fused_parts(graph)
         kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
@@ -324,7 +327,8 @@ class Replay(NotebookFigure):
 
 def _collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
-    graph, timeline = result.graph, result.settled.timeline
+    graph = result.graph
+    timeline = result.settled.timeline
     recorded = (timeline.copy == 0) & (graph.row[timeline.task] >= 0)
     chosen = np.flatnonzero(recorded & (graph.kind[timeline.task] == COLLECTIVE))
     if not len(chosen):
@@ -333,10 +337,14 @@ def _collectives(result: Replay) -> list[dict[str, Any]]:
 
     tasks = graph.tasks(timeline.task[chosen])
     ends = tasks.start_ns + tasks.measured_duration_ns
-    names, ranks, sizes = tasks.name, tasks.rank, tasks.bytes
+    names = tasks.name
+    ranks = tasks.rank
+    sizes = tasks.bytes
     place = {row: number for number, row in enumerate(tasks.row.tolist())}
-    met = match_collectives(graph.recorded).rows
-    groups = [[place.pop(row) for row in rows.tolist() if row in place] for rows in met]
+    groups = [
+        [place.pop(row) for row in rows.tolist() if row in place]
+        for rows in match_collectives(graph.recorded).rows
+    ]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]
     groups.sort(key=lambda group: int(ends[group].max()))
     return [
@@ -411,8 +419,11 @@ def _of_trace(trace: Trace) -> Replay:
 
 def _contents(made: Replay, trace: Trace) -> Contents:
     """Return what is kept of a replay: its graph and when each task starts."""
-    base, settled, of_trace = made.recording.graph, made.recording.settled, trace_contents(trace)
-    plan, start = settled.timeline.plan, settled.timeline.start_ns
+    base = made.recording.graph
+    settled = made.recording.settled
+    of_trace = trace_contents(trace)
+    plan = settled.timeline.plan
+    start = settled.timeline.start_ns
     if (settled.timeline.end_ns != start + plan.duration_ns).any():
         raise ValueError("tasks end later than their work does")
     graph, arrays = graph_contents(base)
@@ -435,7 +446,8 @@ def _contents(made: Replay, trace: Trace) -> Contents:
 
 def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
-    document, arrays = found.document["replay"], found.arrays
+    document = found.document["replay"]
+    arrays = found.arrays
     graph = cached_graph(trace, document["graph"], arrays)
     start = arrays[START]
     lowered = lower(graph, document["passes"], repeatable(graph))
@@ -468,7 +480,8 @@ def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
     found = Replay(graph, settled, steps)
-    found.basis_measured_ns, found.basis_error = found.measured_ns, found.error
+    found.basis_measured_ns = found.measured_ns
+    found.basis_error = found.error
     found.basis_typical_measured_ns = found.typical_measured_ns
     return found
 
@@ -481,7 +494,8 @@ def baseline_of(found: Replay) -> Replay:
     the right length. One scaling predicts as well as several that meet the timed step, and better than none
     (`docs/collection.md`).
     """
-    graph, start_up_ns = found.graph, 0
+    graph = found.graph
+    start_up_ns = 0
     trace = graph.trace
     notes = found.said = replay_notes(graph, found.settled)
     if trace is None:
@@ -527,7 +541,8 @@ def baseline_of(found: Replay) -> Replay:
             "time is taken out. `daydream collect` times steps without the profiler."
         )
     elif start_up_ns:
-        corrected, share = graph, 0.0
+        corrected = graph
+        share = 0.0
     else:
         return found
     return Replay(

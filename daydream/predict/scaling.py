@@ -6,7 +6,7 @@ resized.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,20 +25,18 @@ from daydream.predict.contention_option import MEASURED, Choice, Option, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
-from daydream.predict.replay import Replay, as_replay
+from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.ranks import slowdown_of
 from daydream.simulate.steady_state import SETTLED
 from daydream.transforms.compose import Edit, apply, memory_changes, parse
+from daydream.transforms.registry import Options
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.trace.trace import Trace
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 NAME = "scaling"  # of what is predicted
@@ -110,7 +108,7 @@ class Scaling(Record, NotebookFigure, eq=False):
     recorded_workers: int
     alone_ns: int
     network: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     contention: Choice | None = None
     rows: list[Scaled] = field(name="workers", default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -137,7 +135,7 @@ class Scaling(Record, NotebookFigure, eq=False):
 
 
 def scaling(
-    source: Replay | Graph | Trace | str | os.PathLike[str],
+    source: Replay | Graph | Source,
     workers: Sequence[int] = WORKERS,
     *,
     jitter: float = 0.0,
@@ -245,7 +243,8 @@ def scaling(
                 memory=memory,
             )
         )
-        found.network, found.contention = network.describe(), after.contention or found.contention
+        found.network = network.describe()
+        found.contention = after.contention or found.contention
         found.notes = list(dict.fromkeys([*before.notes, network.describe(), *after.notes, *model.notes]))
     found.notes.append("Each worker has as much work as the one that was recorded, whatever their number.")
     found.options = {**model.options, "jitter": jitter, "straggler": straggler, "seed": seed}
@@ -258,7 +257,7 @@ class _Ddp:
     recorded = 1
     notes: Sequence[str] = ()
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Options) -> None:
         self.ddp = parse("ddp")
         self.given = self.options = options
 
@@ -272,7 +271,8 @@ class _Ddp:
 
     def exchange(self, after: Prediction, workers: int) -> tuple[Network, np.ndarray, list[Message]]:
         """Return what joins so many workers, their collectives as task ids, and what each transfers."""
-        graph, used = after.graph, after.options
+        graph = after.graph
+        used = after.options
         self.options = {name: value for name, value in used.items() if name != "workers"}
         network = network_of(
             graph,
@@ -289,7 +289,7 @@ class _Ddp:
 class _RecordedJob:
     """The trace of one or more of several workers: what they exchanged is resized."""
 
-    def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, options: Options) -> None:
         wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
         if wrong:
             raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")
@@ -334,7 +334,8 @@ def _at_least(least: int, ns: int) -> int:
 
 def _limit(network: Network, messages: Sequence[Message]) -> tuple[Bound, float]:
     """Return what bounds transfers, and what part of them would be left if the bandwidth had no end."""
-    cluster, limit = network.cluster, Bound.BANDWIDTH
+    cluster = network.cluster
+    limit = Bound.BANDWIDTH
     if cluster is not None:
         beyond = network.workers > cluster.gpus_per_node
         slower = cluster.inter.bandwidth < cluster.intra.bandwidth

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from daydream.trace.schema import UNKNOWN
 from daydream.transforms import stages
 from daydream.transforms.compose import edit_of, parse, spelled
 from daydream.transforms.real_change import code_of, why_not_offered
-from daydream.transforms.registry import Optimization, find
+from daydream.transforms.registry import Optimization, Options, find
 
 LEAST = 0.005  # of a step: what costs less is not worth a sentence
 LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
@@ -51,9 +51,11 @@ ALLOCATION = regex(r"(?i)malloc|free")
 MODEL = ("forward", "loss", "backward")
 READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
-MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
+MOST_COSTS = 3
+MOST_ASKED = 6
+MOST_TASKS = 50_000
 
-WhatIf: TypeAlias = tuple[str, Mapping[str, Any]]  # a name and its options
+WhatIf: TypeAlias = tuple[str, Options]  # a name and its options
 
 
 class WhatIfResult(Predicted):
@@ -87,7 +89,7 @@ class WhatIfResult(Predicted):
         return stages.NEEDS.get(self.change.stage)
 
 
-def typed(options: Mapping[str, Any]) -> tuple[str, ...]:
+def typed(options: Options) -> tuple[str, ...]:
     """Return options as the words that are typed."""
     words: list[str] = []
     for name, value in options.items():
@@ -139,7 +141,7 @@ class Avoidable(OfTasks, eq=False):
     without_ns: int | None = None
 
     asked = Live[Sequence[WhatIf]]()  # the what-ifs that may remove it, before any was simulated
-    made_of = Live[Mapping[str, Any] | None]()  # what it is made of, as options of `scale`
+    made_of = Live[Options | None]()  # what it is made of, as options of `scale`
     best = Live[WhatIfResult | None]()  # the what-if that saves most, None if none gives an answer
     limit = Live[WhatIfResult | None]()  # what the cost's absence gives
 
@@ -152,7 +154,7 @@ def _add(
     words: str,
     chosen: np.ndarray | list[int],
     *whatifs: str | WhatIf,
-    made_of: Mapping[str, Any] | None = None,
+    made_of: Options | None = None,
     place: Place | None = None,
     with_source: bool = False,
 ) -> None:
@@ -189,7 +191,8 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     Calls are told apart by their operator and by what they copy. A copy that blocks shows its
     wait in the copy itself or in the synchronization of the same operator call.
     """
-    graph, found = chain.graph, list[Avoidable]()
+    graph = chain.graph
+    found = list[Avoidable]()
     times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -348,7 +351,9 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
     if ns.sum() <= 0:
         return Place()
     code, ((label, label_ns), *_) = labels(graph, tasks, ns)
-    mine, own_ns, recorded = tasks[code == 0], ns[code == 0], graph.recorded
+    mine = tasks[code == 0]
+    own_ns = ns[code == 0]
+    recorded = graph.recorded
     source = None
     if recorded.text("stack"):  # of the operator call that holds most of the cost
         stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
@@ -379,23 +384,29 @@ class WhatIfs:
         self,
         now: Prediction,
         made: Sequence[Optimization] = (),
-        given: Mapping[str, Any] | None = None,
+        given: Options | None = None,
         *,
         bare: bool = False,
     ) -> None:
-        self.now, self.made, self.given, self.bare = now, made, given or {}, bare
-        self.replay, self.step_ns = now.replay, now.simulated_ns
+        self.now = now
+        self.made = made
+        self.given = given or {}
+        self.bare = bare
+        self.replay = now.replay
+        self.step_ns = now.simulated_ns
         self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
 
     def tried(
-        self, name: str, options: Mapping[str, Any], *, alone: bool = False
+        self, name: str, options: Options, *, alone: bool = False
     ) -> tuple[WhatIfResult, Prediction | None]:
         """Return the answer to a what-if on top of the change, and its prediction; None if it is refused.
 
         `alone` it is made in the changed graph, and named, as if there had been no change before.
         """
         made, given, start = ((), {}, self.now.graph) if alone else (self.made, self.given, None)
-        changes, options, interval = [*made, find(name)], {**given, **options}, not (self.bare or alone)
+        changes = [*made, find(name)]
+        options = {**given, **options}
+        interval = not (self.bare or alone)
         # Of calls that wait the line of code is known for those alone that read a value.
         reads = re.search(READS, str(options.get("which", READS)))
         code = code_of(name, self.replay.graph) if reads else None
@@ -451,16 +462,18 @@ class WhatIfs:
             cost.best = next((each for each in cost.whatifs if each.saving_ns is not None), None)
             cost.limit = None if cost.made_of is None else self.without(**cost.made_of)
             if cost.limit is not None:
-                cost.saving_ns, cost.without_ns = cost.limit.saving_ns, cost.limit.predicted_ns
+                cost.saving_ns = cost.limit.saving_ns
+                cost.without_ns = cost.limit.predicted_ns
             if cost.best is not None:
-                cost.saving_ns, cost.code = cost.best.saving_ns, cost.best.code
+                cost.saving_ns = cost.best.saving_ns
+                cost.code = cost.best.code
         return sorted(costs, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
 
 
 def suggestion(
     prediction: Prediction,
     optimizations: Sequence[Optimization] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
 ) -> WhatIfResult | None:
     """Return the what-if to try on top of a change; None if none of the likely ones saves anything.
 

@@ -26,6 +26,7 @@ from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import Replay, replay
 from daydream.results import Record
+from daydream.trace.schema import Document
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import arguments, edit_of, goes_by, option_names, parse, spelled
 from daydream.transforms.registry import Optimization, find
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     SweepSource = Source | Graph | Replay
 
-Item = tuple[str, dict[str, Any] | None]  # name of the trace, the options that vary; None: how it replays
+Item = tuple[str, Document | None]  # name of the trace, the options that vary; None: how it replays
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
@@ -75,7 +76,7 @@ class Refused(Record):
     """A scenario that has no answer, and why."""
 
     trace: str
-    options: dict[str, Any]
+    options: Document
     reason: str
     notes: tuple[str, ...] = ()
 
@@ -103,7 +104,7 @@ class Sweep(Record, NotebookTables, eq=False):
 
     optimization: str
     varied: dict[str, list[Any]]
-    options: dict[str, Any]
+    options: Document
     traces: list[SweepTrace]
     scenarios: list[Answered]
     refused: list[Refused]
@@ -127,7 +128,7 @@ class Sweep(Record, NotebookTables, eq=False):
         """The scenarios in this order, without those that do not fit the device's memory."""
         return [each for each in self.scenarios if each.memory is None or each.memory.fits is not False]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Document]:
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""
         measured = {each.trace: each.measured_ns for each in self.traces}
         found = []
@@ -271,7 +272,7 @@ def sweep(
 
 def checked(
     optimizations: Sequence[Optimization], values: Mapping[str, Sequence[Any]], options: Mapping[str, Any]
-) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+) -> tuple[dict[str, list[Any]], Document]:
     """Return the values by the names that options go by, and the options that are the same throughout.
 
     Raises `GraphError` for an option that none of them has, that is given twice or is missing, and
@@ -301,11 +302,11 @@ def checked(
     return varied, {name: value for name, value in used.items() if name not in varied}
 
 
-def _named(source: Any) -> dict[str, Any]:
+def _named(source: Any) -> Document:
     """Return the traces by name: the one given, the path, what the trace says, or its place."""
     if isinstance(source, Mapping):
         return dict(source)
-    named: dict[str, Any] = {}
+    named: Document = {}
     for place, one in enumerate(source if isinstance(source, list | tuple) else [source], 1):
         trace = getattr(getattr(one, "graph", one), "trace", one)
         name = str(getattr(trace, "metadata", {}).get("source") or f"trace {place}")

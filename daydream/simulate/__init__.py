@@ -42,7 +42,8 @@ def simulate(
     from daydream.graph.lower import lower
     from daydream.simulate.engine import run
 
-    lowered, settled = lower(graph, copies, window), True
+    lowered = lower(graph, copies, window)
+    settled = True
     if contention is None:
         start, end = run(lowered.plan)
     else:

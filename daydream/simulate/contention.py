@@ -83,7 +83,9 @@ class Contention(Struct, frozen=True, eq=False):
 
     def _held(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""
-        before, duration, ids = self.baseline, lowered.plan.duration_ns[tasks], lowered.task[tasks]
+        before = self.baseline
+        duration = lowered.plan.duration_ns[tasks]
+        ids = lowered.task[tasks]
         held = np.zeros(len(tasks), np.int64)
         if not (before.alive & (before.kind == COLLECTIVE)).any():
             return held

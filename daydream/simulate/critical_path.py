@@ -56,7 +56,9 @@ class Bound(Word):
 
     def __init__(self, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f") -> None:
         """Make a member: its key, its label if that is another, its colors on light and on dark."""
-        self.label, self.light, self.dark = label or key, light, dark
+        self.label = label or key
+        self.light = light
+        self.dark = dark
 
     GPU = "GPU", "GPU-bound", "#7bc08f", "#2f7f4a"
     CPU = "CPU", "CPU-bound", "#8fb3dd", "#3f6ea5"
@@ -92,7 +94,9 @@ class PathCause(Word):
 
     def __init__(self, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = "") -> None:
         """Make a member: its key, what it makes the step wait for, a word on what it is, its label."""
-        self.label, self.bound, self.gloss = label or key, bound, gloss
+        self.label = label or key
+        self.bound = bound
+        self.gloss = gloss
         self.code = len(type(self).__members__)
 
     COMPUTE = "compute-bound kernels", Bound.GPU, "limited by arithmetic"
@@ -191,7 +195,8 @@ def critical_path(
         return CriticalPath(empty, empty.astype(np.int8), empty, empty)
     before, by = binding(plan, start, end) if bound is None else bound
     ahead = (np.where(start[: len(before)] > since, before, -1) if since else before).data
-    chain, each = [], int(np.argmax(end)) if sink is None else sink
+    chain = []
+    each = int(np.argmax(end)) if sink is None else sink
     while each >= 0:
         chain.append(each)
         each = ahead[each]
@@ -202,7 +207,8 @@ def critical_path(
     cause = np.full(len(task), Cause.LANE, np.int8)
     cause[0] = Cause.RELEASE
     cause[by_edge] = plan.edge_cause[edge[by_edge]]
-    begin, stop = start[task], end[task]
+    begin = start[task]
+    stop = end[task]
     counts_from_start = by_edge[plan.edge_from_start[edge[by_edge]]] - 1
     stop[counts_from_start] = begin[counts_from_start]
     begin, stop = np.maximum([begin, stop], since)
@@ -224,10 +230,12 @@ def binding(
     before = np.where((ahead >= 0) & (end[ahead] + plan.gap_ns[ahead] == start[:stop]), ahead, -1)
     by = np.full(stop, -1)
     edges = slice(plan.edge_ptr[stop])
-    src, dst = plan.edge_src[edges], plan.edge_dst[edges]
+    src = plan.edge_src[edges]
+    dst = plan.edge_dst[edges]
     edge = np.flatnonzero(start[src] + plan.edge_delay_ns[edges] == start[dst])
     edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], dst[edge]))][::-1]  # the first is written last
-    by[dst[edge]], before[dst[edge]] = edge, src[edge]
+    by[dst[edge]] = edge
+    before[dst[edge]] = src[edge]
     return before, by
 
 
@@ -250,7 +258,9 @@ class Path(Struct, frozen=True, eq=False):
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
     kind = graph.kind[task]
-    on_cpu, work, lane = kind == CPU, edge < 0, edge == Cause.LANE
+    on_cpu = kind == CPU
+    work = edge < 0
+    lane = edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
     if not has_device_work(graph):
         by_kind[CPU] = PathCause.OPERATORS.code

@@ -47,7 +47,8 @@ def in_python(plan: Plan) -> np.ndarray:
     head of a run; the other tasks of the run start a fixed time after it. So only heads are simulated.
     """
     by_priority = np.isin(np.arange(plan.lanes), plan.scheduled)
-    source, target = plan.lane[plan.edge_src], plan.lane[plan.edge_dst]
+    source = plan.lane[plan.edge_src]
+    target = plan.lane[plan.edge_dst]
     # On its own lane an edge without latency adds nothing to the order.
     counts = np.flatnonzero((source != target) | (plan.edge_latency_ns > 0) | by_priority[target])
     is_head = (plan.before_on_lane() < 0) | (plan.release_ns > 0) | by_priority[plan.lane]
@@ -61,7 +62,8 @@ def in_python(plan: Plan) -> np.ndarray:
     offset, run = np.empty((2, len(order)), np.int64)
     offset[order] = elapsed - np.repeat(elapsed[first], length)
     run[order] = np.repeat(np.argsort(by_id), length)
-    head, src = order[first[by_id]], plan.edge_src[counts]
+    head = order[first[by_id]]
+    src = plan.edge_src[counts]
     heads = Plan.from_edges(
         plan.lane[head],
         np.add.reduceat(cost, first)[by_id],
@@ -95,7 +97,9 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     lanes the one with the least (d, lane) decides first. In the order that is returned, every cause of a task
     and every task before it on its lane comes first.
     """
-    lane, duration, gap = plan.lane.tolist(), plan.duration_ns.tolist(), plan.gap_ns.tolist()
+    lane = plan.lane.tolist()
+    duration = plan.duration_ns.tolist()
+    gap = plan.gap_ns.tolist()
     priority = [0] * len(plan) if plan.priority is None else plan.priority.tolist()
     causes = np.diff(plan.edge_ptr).tolist()  # how many each task still waits for
     children: list[list[tuple[int, int]]] = [[] for _ in lane]  # task, from the start of its cause to its own
@@ -107,7 +111,9 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
             children[ahead].append((task, duration[ahead] + gap[ahead]))
             causes[task] += 1
 
-    start, ready, progress = [0] * len(plan), plan.release_ns.tolist(), [0] * plan.lanes
+    start = [0] * len(plan)
+    ready = plan.release_ns.tolist()
+    progress = [0] * plan.lanes
     movable: list[int] = []
     later: dict[int, list[tuple[int, int]]] = {number: [] for number in plan.scheduled}  # (ready, task)
     able: dict[int, list[tuple[int, int, int]]] = {number: [] for number in plan.scheduled}

@@ -66,7 +66,8 @@ def slowdown_of(
     if unknown:
         raise GraphError(f"rank {unknown[0]} is to be slower, but ranks are 0 to {ranks - 1}")
     need_steps(graph)
-    window, copies = repeatable(graph), 1
+    window = repeatable(graph)
+    copies = 1
     if window is not None:  # so many passes that enough steps count
         covered = sum(bool(step.get("covered")) for step in graph.steps)
         wanted = settled_copy + 1 + ceil(STEPS / covered)
@@ -120,7 +121,8 @@ def ends(plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.Arra
     order, by rank.
 
     """
-    asked, row = np.asarray(tasks, np.int64), np.asarray(row, np.int64)
+    asked = np.asarray(tasks, np.int64)
+    row = np.asarray(row, np.int64)
     factors = np.atleast_2d(np.asarray(factors, np.float64))
     if not factors.size or not (np.isfinite(factors) & (factors >= 0)).all():
         raise GraphError("a factor of 0 or more is needed for each of one or more ranks")
@@ -155,7 +157,8 @@ def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndar
     for task, (lane, release, duration, gap, causes, number) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        now, factor = progress[lane], by[number]
+        now = progress[lane]
+        factor = by[number]
         if release:
             np.maximum(now, release, out=now)
         for _ in range(causes):

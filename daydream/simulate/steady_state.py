@@ -77,7 +77,8 @@ class SteadyState(NamedTuple):
 
     def mean_after(self, after: SteadyState) -> int:
         """Return the mean step after a change, in ns, over the steps that both have."""
-        now, then = self.step_times(), after.step_times()
+        now = self.step_times()
+        then = after.step_times()
         both = now.keys() & then.keys()
         work = sum(now[step] for step in both)
         if not work:  # nothing is left of any step, or nothing was there
@@ -86,7 +87,8 @@ class SteadyState(NamedTuple):
 
     def nearest_steps(self, after: SteadyState, before_ns: int, after_ns: int) -> tuple[int, int]:
         """Return the step nearest to two times, here and after a change: the same one where both have it."""
-        now, then = self.step_times(), after.step_times()
+        now = self.step_times()
+        then = after.step_times()
         both = [step for step in now if now[step] and step in then]
         if not both:
             return self.typical()[0], after.typical()[0]
@@ -109,13 +111,15 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
     members = coupled(graph, waiting=True)
     # Transfers of the pass after the last one slow that one, too.
     beyond = int(contention is not None)
-    simulated, copies = 2 if graph.scheduled or beyond else copies, 2
+    simulated = 2 if graph.scheduled or beyond else copies
+    copies = 2
     while True:
         simulated = max(simulated, copies + beyond)
         timeline = simulate(graph, copies=simulated, window=window, contention=contention)
         all_times = timeline.step_times()
         # When each lane ends with each pass: a row a pass.
-        plan, lanes = timeline.plan, len(graph.lanes)
+        plan = timeline.plan
+        lanes = len(graph.lanes)
         if "last on lane" not in plan.cache:
             last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
             last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(
@@ -145,9 +149,13 @@ def _reached(
     members: dict[int, frozenset[int]],
 ) -> tuple[int, int]:
     """Return the first settled pass, and how many copies it takes: more than there are, or 0 if none do."""
-    graph, copies, first, needed = timeline.graph, len(ends), 0, []
+    graph = timeline.graph
+    copies = len(ends)
+    first = 0
+    needed = []
     repeated = {step for copy, step in times if copy}
-    last, taken = ends[-1].tolist(), (ends[-1] - ends[-2]).tolist()
+    last = ends[-1].tolist()
+    taken = (ends[-1] - ends[-2]).tolist()
     for rank, together in members.items():
         passes = [0] * copies  # over the repeated steps of the rank
         for (copy, step), ns in times.items():
@@ -165,11 +173,13 @@ def _reached(
         if equal and all(taken[number] <= (1 + SETTLED) * now for number in counts):
             needed.append(copies)
         else:
-            more, most = 2 * copies, MOST_COPIES
+            more = 2 * copies
+            most = MOST_COPIES
             if equal:  # while what was queued is worked off
                 slowest = max(counts, key=taken.__getitem__)
                 ahead = max(last[number] for number in counts) - last[slowest]
-                more, most = max(more, copies + ahead // (taken[slowest] - now) + 2), MOST_LAGGING
+                more = max(more, copies + ahead // (taken[slowest] - now) + 2)
+                most = MOST_LAGGING
             needed.append(more if more <= min(most, MOST_TASKS // len(graph)) else 0)
         alike = (copy for copy, ns in enumerate(passes) if abs(ns - now) <= SETTLED * abs(now))
         first = max(first, next(alike))
@@ -207,7 +217,8 @@ def repeatable(graph: Graph) -> Window | None:
 
 def _window(graph: Graph, steps: list[int]) -> tuple[int, int]:
     """Return the program range of some steps that follow each other."""
-    begin, end = graph.steps[steps[0]]["start_ns"], graph.steps[steps[-1]]["end_ns"]
+    begin = graph.steps[steps[0]]["start_ns"]
+    end = graph.steps[steps[-1]]["end_ns"]
     return int(begin) * ORDER_STEP, int(end) * ORDER_STEP
 
 
@@ -258,7 +269,8 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     rank = graph.ranks[graph.lane]
     if waiting:
         holds = ~graph.in_background[dst] | np.isin(dst, src)
-        src, dst = src[holds], dst[holds]
+        src = src[holds]
+        dst = dst[holds]
     for one, other in combinations([rank[src], rank[dst]])[1]:
         together = found[one] | found[other]
         found |= dict.fromkeys(together, together)
@@ -266,7 +278,8 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
 
 
 def _links(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    src, dst = graph.links["src"], graph.links["dst"]
+    src = graph.links["src"]
+    dst = graph.links["dst"]
     there = graph.alive[src] & graph.alive[dst]
     return src[there], dst[there]
 
@@ -279,7 +292,8 @@ def _step_shifts(graph: Graph, by_rank: dict[int, list[int]]) -> dict[int, int]:
     """
     rank_of, place = np.full((2, len(graph.steps)), -1)
     for rank, steps in by_rank.items():
-        rank_of[steps], place[steps] = rank, np.arange(len(steps))
+        rank_of[steps] = rank
+        place[steps] = np.arange(len(steps))
     src, dst = _links(graph)
     step = graph.step[np.concatenate([src, dst])]
     known = step >= 0

@@ -60,8 +60,10 @@ class Timeline(NotebookFigure):
     ) -> None:
         self.graph = graph
         self.plan = lowered.plan
-        self.task, self.copy = lowered.task, lowered.copy
-        self.start_ns, self.end_ns = start_ns, end_ns
+        self.task = lowered.task
+        self.copy = lowered.copy
+        self.start_ns = start_ns
+        self.end_ns = end_ns
         self.repeats = {} if lowered.window is None else steps_in(graph, lowered.window)
         self.overlaps_settled = overlaps_settled
         self._paths: dict[tuple[int, ...], Path] = {}
@@ -110,17 +112,20 @@ class Timeline(NotebookFigure):
         if found is not None and np.array_equal(kept, completes):
             return found
         completed = completes[self.task]
-        steps, lanes = len(self.graph.steps), len(self.graph.lanes)
+        steps = len(self.graph.steps)
+        lanes = len(self.graph.lanes)
         closing = np.flatnonzero(completed >= 0)
         place = self.copy[closing] * np.int64(steps) + completed[closing]
         if self.plan.scheduled:
             order = np.argsort(place, kind="stable")
-            closing, place = closing[order], place[order]
+            closing = closing[order]
+            place = place[order]
         else:
             last = np.full((int(self.copy.max(initial=0)) + 1) * steps * lanes, -1)
             last[place * lanes + self.plan.lane[closing]] = closing  # the last is written last
             used = np.flatnonzero(last >= 0)
-            closing, place = last[used], used // lanes
+            closing = last[used]
+            place = used // lanes
         first = np.flatnonzero(run_starts(place))
         found = closing, [divmod(number, steps) for number in place[first].tolist()], first
         self.plan.cache["completions"] = completes, found
@@ -142,13 +147,16 @@ class Timeline(NotebookFigure):
         In a repeated window the step before the first is the last of the copy before; a step that a change
         left without work is passed over there.
         """
-        keys, steps = self._completions[1], self.graph.steps
-        done, found = frozenset(keys), dict[Key, Key | None]()
+        keys = self._completions[1]
+        steps = self.graph.steps
+        done = frozenset(keys)
+        found = dict[Key, Key | None]()
         ahead: dict[int, int] = {}  # by step, the one before it on its rank
         last_of: dict[int, int] = {}
         for number, info in enumerate(steps):
             rank = step_rank(info)
-            ahead[number], last_of[rank] = last_of.get(rank, -1), number
+            ahead[number] = last_of.get(rank, -1)
+            last_of[rank] = number
         latest: dict[int, Key] = {}  # by rank, what was completed last of its window
         for copy, step in keys:
             rank = step_rank(steps[step])
@@ -208,7 +216,8 @@ class Timeline(NotebookFigure):
 
         Only what lies within the steps counts: all work and delays add up to them.
         """
-        last, before = self.last_of_steps, self.spans[copy, steps[0]]
+        last = self.last_of_steps
+        before = self.spans[copy, steps[0]]
         begin = self._begin_ns(copy, steps[0]) if before is None else int(self.end_ns[last[before]])
         times = self.plan, self.start_ns, self.end_ns
         if copy not in self._bound:
@@ -232,9 +241,11 @@ class Timeline(NotebookFigure):
         pieces = [np.empty((6, 0), np.int64)]
         for run in runs.values():
             chain = self.path_to(copy, *run)
-            work, delay = chain.task_ns, chain.delay_ns
+            work = chain.task_ns
+            delay = chain.delay_ns
             rank = step_rank(self.graph.steps[run[0]]) if alone is None else alone
-            end, place = int(self.end_ns[chain.task[-1]]), np.arange(len(chain.task))
+            end = int(self.end_ns[chain.task[-1]])
+            place = np.arange(len(chain.task))
             begin = end - int(work.sum() + delay.sum())
             start = np.maximum(self.start_ns[chain.task], begin)
             late = np.where(chain.cause == Cause.LANE, np.maximum(place - 1, 0), place)
@@ -262,7 +273,8 @@ class Timeline(NotebookFigure):
         """
         path = self.path(copy, steps)
         task = self.task[path.entry]
-        phase, kind = self.graph.phase[task], self.graph.kind[task]
+        phase = self.graph.phase[task]
+        kind = self.graph.kind[task]
         causes = [cause.label for cause in Cause if cause != Cause.LANE]
         names = [*KINDS, "untraced CPU time", "start-up between device tasks", *causes]
         cause = np.where(path.edge < 0, kind, len(KINDS) + 1 + path.edge)
@@ -299,7 +311,8 @@ def _completes(graph: Graph) -> np.ndarray:
     beyond the range of its step: what a recorded step does on CPUs ends with its range.
     """
     trace = graph.trace
-    step, on_cpu = graph.step.copy(), graph.kind == CPU
+    step = graph.step.copy()
+    on_cpu = graph.kind == CPU
     step[graph.in_background] = -1
     if trace is not None and len(trace):
         named = np.append(trace.is_kind("annotation"), True)[graph.row]  # the last: of no row

@@ -115,7 +115,8 @@ def take_over(trace: Trace, handles: DebugHandleMap, codes: np.ndarray) -> None:
             continue
         values = np.array(trace[column], np.int32)
         values[rows] = np.where(new[codes[rows]] >= 0, new[codes[rows]], values[rows])
-        trace.columns[column], trace.texts[column] = values, list(code_of)
+        trace.columns[column] = values
+        trace.texts[column] = list(code_of)
 
 
 def matched(trace: Trace, handles: DebugHandleMap, by: str) -> Matched:

@@ -31,7 +31,8 @@ class CacheEntry(Struct):
 
     def read(self) -> Contents | None:
         """Return what is kept, None if nothing is. Each call maps it anew: who changes it changes its own."""
-        found, self.found = self.found, None
+        found = self.found
+        self.found = None
         return read_entry(self.key) if found is None else found
 
     def write(self, contents: Contents) -> bool:
@@ -62,7 +63,8 @@ def cached_trace(entry: CacheEntry) -> Trace | None:
         trace.check(entry.key)
     except (TraceError, HandleError, KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None
-    entry.found, trace.cache = found, entry
+    entry.found = found
+    trace.cache = entry
     return trace
 
 

@@ -18,7 +18,8 @@ from daydream.errors import HandleError
 from daydream.trace.schema import PHASES
 
 HANDLES_KEY = b"daydream.handles"  # in the metadata of a trace file
-FORMAT, VERSION = "daydream.handles", 1
+FORMAT = "daydream.handles"
+VERSION = 1
 RULES = ("flop", "bytes", "equal")
 LARGEST_IDENTIFIER = 2**63 - 1
 LONGEST_TEXT = 4_096

@@ -25,7 +25,7 @@ from msgspec import Struct, field
 
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
 
 MEMORY_KEY = b"daydream.memory"
@@ -69,7 +69,7 @@ class MemoryEvents:
         if len(lengths) > 1 or not {"time_ns", "bytes"} <= columns.keys() <= COLUMNS.keys():
             raise TraceError("its table of memory events lacks columns, or they differ in length")
         rows = lengths.pop() if lengths else 0
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: Columns = {}
         for name, (least, most, absent) in COLUMNS.items():
             column = columns.get(name)
             if column is None:
@@ -189,7 +189,9 @@ def events_of(columns: Mapping[str, np.ndarray], bad: np.ndarray, notes: list[st
     `columns` are those of `MemoryEvents`, int64, shape (rows,), as the file has them; `bad` (bool, shape
     (rows,)) are rows known to hold no event.
     """
-    time, nbytes, device = columns["time_ns"], columns["bytes"], columns["device"]
+    time = columns["time_ns"]
+    nbytes = columns["bytes"]
+    device = columns["device"]
     bad = bad | (np.abs(time) > LONGEST_NS) | (np.abs(nbytes) > LARGEST_AMOUNT) | (device >= 2**31)
     keep = np.flatnonzero(~bad)
     if left_out := len(bad) - len(keep):
@@ -257,7 +259,8 @@ def with_lost_frees(
     missing, what fits nowhere else, and what is held for the longest time. The last only where every other
     total is right, as it is not where threads allocate that the profiler does not hear.
     """
-    at, blocks = [], []
+    at = []
+    blocks = []
     for rank, device in sorted(set(zip(events["rank"].tolist(), events["device"].tolist(), strict=True))):
         if device < 0:
             continue
@@ -284,7 +287,9 @@ def with_lost_frees(
 
 def _filled(events: MemoryEvents, held: Mapping[int, int]) -> list[_Gap]:
     """Return the gaps in the totals of one device, with what went in them."""
-    total, nbytes, address = events["allocated_bytes"], events["bytes"], events["address"]
+    total = events["allocated_bytes"]
+    nbytes = events["bytes"]
+    address = events["address"]
     known = (total[1:] >= 0) & (total[:-1] >= 0)
     went = np.where(known, total[:-1] + nbytes[1:] - total[1:], 0)
     gaps = [_Gap(int(at) + 1, int(went[at])) for at in np.flatnonzero(went > 0)]

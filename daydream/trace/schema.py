@@ -19,8 +19,14 @@ thread ids can be negative), and code -1 for text.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+if TYPE_CHECKING:
+    import numpy as np
+
+Columns: TypeAlias = "dict[str, np.ndarray]"
+Document: TypeAlias = dict[str, Any]  # metadata, or a part of it
+Texts: TypeAlias = dict[str, list[str]]  # those that a coded column points into, by column
 SCHEMA_VERSION = 1
 IMPORT_AGAIN = "Import the profiler's file again."  # what to do about a file that is not right
 METADATA_KEY = b"daydream"

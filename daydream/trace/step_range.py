@@ -30,7 +30,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 TYPICAL = "typical"
 ENOUGH = 200_000  # rows: an answer from so many takes two seconds
@@ -181,7 +181,7 @@ class Chosen(NamedTuple):
             start_ns[0] < each.end_ns and each.start_ns <= start_ns[1] for each in self.windows.values()
         )
 
-    def taken(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    def taken(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
         """Return the columns of the rows that are kept with steps and parents numbered among them.
 
         Args:
@@ -209,7 +209,8 @@ class Chosen(NamedTuple):
 
         What they hold behind it is not kept, and would count as their own time.
         """
-        start, duration = columns["start_ns"], columns["duration_ns"].copy()
+        start = columns["start_ns"]
+        duration = columns["duration_ns"].copy()
         around = (columns["step"] == UNKNOWN) & (columns["tid"] != NO_ID)
         rank = np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
         for number, window in self.windows.items():

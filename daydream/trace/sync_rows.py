@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.trace.schema import FIELDS
+from daydream.trace.schema import FIELDS, Columns, Texts
 
 # As Kineto names what CUPTI records of them (CUpti_ActivitySynchronizationType). No kernel has such a name.
 SYNC_NAMES = frozenset(("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event"))
 NOT_OF_SYNCS = ("parent", "op", "layer", "phase", "step", "dtype")
 
 
-def tell_syncs(columns: dict[str, np.ndarray], texts: dict[str, list[str]]) -> None:
+def tell_syncs(columns: Columns, texts: Texts) -> None:
     """Make rows of kind `kernel` with such a name rows of kind `sync`, in place.
 
     `collect` wrote them as kernels up to November 2026, with a torch that does not say what its events are

@@ -16,7 +16,7 @@ from daydream.display import NotebookTables
 from daydream.errors import HandleError, TraceError
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Document
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,13 +65,13 @@ class Trace(NotebookTables):
             raise TraceError(f"columns of a trace differ in length: {sorted(lengths)}")
         self.columns = dict(columns)
         self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
-        self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
+        self.metadata: Document = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
         self.memory = memory if memory is not None and len(memory) else None
         self.handles = handles
         self.cache: CacheEntry | None = None  # where what is worked out from it is kept; copies have none
         self._rows = lengths.pop() if lengths else 0
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Document:
         return {**self.__dict__, "cache": None}
 
     def __len__(self) -> int:
@@ -150,7 +150,8 @@ class Trace(NotebookTables):
         if len(self) and not -1 <= int(np.min(places)) <= int(np.max(places)) < len(handles):
             raise HandleError(f"a place is out of range; the map has {len(handles):,} identifiers")
         take_over(self, handles, places)
-        self.handles, self.cache = handles, None
+        self.handles = handles
+        self.cache = None
         notes = [*self.metadata.get("notes", []), f"{matched(self, handles, by)}."]
         if any(len(handles[one]) > 1 for one in handles):
             shared = {"flop": "by their FLOP", "bytes": "by their bytes"}.get(handles.rule, "equally")
@@ -196,7 +197,7 @@ class Trace(NotebookTables):
         encodings = {name: "DELTA_BINARY_PACKED" for name in self.columns if name not in coded}
 
         def write(temporary: str) -> None:
-            options: dict[str, Any] = {
+            options: Document = {
                 "use_dictionary": coded, "column_encoding": encodings,
                 "write_statistics": [name for name in TOLD if name in self.columns] or False,
             }  # fmt: skip

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.errors import HandleError, TraceError
-from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.files.input_files import StrPath, check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.schema import (
+    FIELDS,
+    IMPORT_AGAIN,
+    METADATA_KEY,
+    SCHEMA_VERSION,
+    UNKNOWN,
+    Columns,
+    Document,
+    Texts,
+)
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 from daydream.trace.sync_rows import tell_syncs
 
@@ -30,10 +38,8 @@ if TYPE_CHECKING:
 
 
 def read_columns(
-    path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
-) -> tuple[
-    dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None, DebugHandleMap | None
-]:
+    path: StrPath, *, max_unpacked: int | None, steps: str | None
+) -> tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]:
     """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
     Of some `steps`, `10:20` or `typical`, it is what the trace of these alone would hold.
@@ -59,12 +65,13 @@ def read_columns(
             chosen = _chosen(path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra)
             groups = _groups(file.metadata, chosen)
             rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-            size, most = rows * len(names) * 8, most_unpacked(path, max_unpacked)
+            size = rows * len(names) * 8
+            most = most_unpacked(path, max_unpacked)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             kept = None if chosen is None else _kept(path, file, groups, chosen, names)
-            columns: dict[str, np.ndarray] = {}
-            texts: dict[str, list[str]] = {}
+            columns: Columns = {}
+            texts: Texts = {}
             for name in names:  # one after the other: what Arrow makes of one is gone before the next
                 columns[name], codes_of = _read(path, file, groups, name)
                 if kept is not None:
@@ -98,21 +105,19 @@ def _arrow_in_the_heap() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-def _handles(path: str | os.PathLike[str], text: bytes | None) -> DebugHandleMap | None:
+def _handles(path: StrPath, text: bytes | None) -> DebugHandleMap | None:
     try:
         return None if text is None else DebugHandleMap.from_json(text)
     except HandleError as error:
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _read(
-    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], name: str
-) -> tuple[np.ndarray, dict[str, list[str]]]:
+def _read(path: StrPath, file: ParquetFile, groups: list[int], name: str) -> tuple[np.ndarray, Texts]:
     return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
 
 
 def _chosen(
-    path: str | os.PathLike[str], metadata: dict[str, Any], steps: str | None, rows: int, *, with_memory: bool
+    path: StrPath, metadata: Document, steps: str | None, rows: int, *, with_memory: bool
 ) -> Chosen | None:
     """Return what is kept of a trace of so many rows; None if that is all of it."""
     from daydream.trace.metadata import mistake_in
@@ -150,7 +155,7 @@ def _limits(about: FileMetaData, group: int, name: str) -> tuple[int, int]:
 
 
 def _kept(
-    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
+    path: StrPath, file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
 ) -> np.ndarray:
     """Return which rows of the row groups are kept: bool, shape (rows,)."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -168,7 +173,7 @@ def _numbers(about: FileMetaData, groups: list[int]) -> np.ndarray:
     return np.concatenate([np.arange(begins[group], begins[group + 1]) for group in groups])
 
 
-def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -> MemoryEvents | None:
+def _memory(path: StrPath, text: bytes | None, most_bytes: int) -> MemoryEvents | None:
     if text is None:
         return None
     try:
@@ -177,12 +182,12 @@ def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> Document:
     text = (raw or {}).get(METADATA_KEY)
     if text is None:
         raise TraceError(f"{path} is a parquet file, but daydream did not write it")
     try:
-        metadata: dict[str, Any] = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        metadata: Document = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
         if b"\\ud" in text.lower():  # half a surrogate pair cannot be written again
             json.dumps(metadata, ensure_ascii=False).encode()
         version = metadata["schema_version"]
@@ -200,9 +205,7 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _column(
-    path: str | os.PathLike[str], name: str, column: pa.ChunkedArray
-) -> tuple[np.ndarray, dict[str, list[str]]]:
+def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarray, Texts]:
     """Return a column as an array of the type that a trace has, and the texts of a coded one by its name."""
     import pyarrow as pa
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN, Columns, Texts
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -63,7 +63,7 @@ def check(trace: Trace) -> None:
         _check_parents(trace)
 
 
-def clear_nonsense(columns: dict[str, np.ndarray], texts: dict[str, list[str]]) -> None:
+def clear_nonsense(columns: Columns, texts: Texts) -> None:
     """Make unknown what no profiler means: ids below -1, amounts no machine has, shapes that are none."""
     for name, column in columns.items():
         if name not in FIELDS or not len(column):
@@ -74,9 +74,12 @@ def clear_nonsense(columns: dict[str, np.ndarray], texts: dict[str, list[str]]) 
             if len(kept) < len(texts[name]):
                 code_of = {text: code for code, text in enumerate(kept)}
                 table = [code_of.get(text, UNKNOWN) for text in texts[name]]
-                columns[name], texts[name] = np.array([*table, UNKNOWN], column.dtype)[column], kept
+                columns[name] = np.array([*table, UNKNOWN], column.dtype)[column]
+                texts[name] = kept
         elif name not in NEEDED:
-            null, least, most = FIELDS[name].null, SMALLEST.get(name, UNKNOWN), _most(name)
+            null = FIELDS[name].null
+            least = SMALLEST.get(name, UNKNOWN)
+            most = _most(name)
             if int(column.min()) < least or int(column.max()) > most:
                 columns[name] = np.where((column < least) | (column > most), null, column)
 
@@ -153,7 +156,8 @@ def _check_times(trace: Trace) -> None:
     rows = np.arange(len(trace))
     if (rank[1:] < rank[:-1]).any():  # ranks may lie among each other
         rows = np.argsort(rank, kind="stable")
-        start, rank = start[rows], rank[rows]
+        start = start[rows]
+        rank = rank[rows]
     earlier = (start[1:] < start[:-1]) & (rank[1:] == rank[:-1])
     if earlier.any():
         row = int(rows[int(np.argmax(earlier)) + 1])
@@ -197,7 +201,8 @@ def _parents_of(trace: Trace, host: np.ndarray, begin: int) -> tuple[np.ndarray,
     wrong = ~host[around]
     for name in ("rank", "pid", "tid"):
         if name in trace.columns:
-            here, there = trace[name][rows], trace[name][around]
+            here = trace[name][rows]
+            there = trace[name][around]
             if name == "rank":
                 wrong |= np.maximum(here, 0) != np.maximum(there, 0)
             else:

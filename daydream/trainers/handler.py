@@ -45,7 +45,8 @@ class TraceHandler:
 
         from daydream.collect.live.layer_hooks import LayerHooks
 
-        self._path, self._suggestions = path, suggestions
+        self._path = path
+        self._suggestions = suggestions
         self.saved: list[Path] = []
         self._optimizers: list[Any] = []
         self._hooks = LayerHooks()

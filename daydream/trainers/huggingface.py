@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from transformers import TrainerCallback
@@ -10,7 +9,7 @@ from transformers import TrainerCallback
 from daydream.trainers.recorder import Recorder
 
 
-class DaydreamCallback(TrainerCallback):
+class DaydreamCallback(Recorder, TrainerCallback):
     """Record a few steps of a `Trainer`'s training; `Recorder` has the arguments.
 
     Example::
@@ -19,13 +18,10 @@ class DaydreamCallback(TrainerCallback):
 
     """
 
-    def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
-        self._recorder = Recorder(path, **settings)
-
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Begin to look for steps."""
-        self._recorder.start()
+        self.start()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Save the trace."""
-        self._recorder.stop()
+        self.stop()

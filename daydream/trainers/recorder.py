@@ -19,7 +19,9 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, suggestions: bool = True, **settings: Any) -> None:
-        self._path, self._suggestions, self._settings = path, suggestions, settings
+        self._path = path
+        self._suggestions = suggestions
+        self._settings = settings
         self._recording: Any = None
 
     def start(self) -> None:
@@ -34,7 +36,8 @@ class Recorder:
 
     def stop(self) -> None:
         """Save the trace, if it is not saved yet."""
-        recording, self._recording = self._recording, None
+        recording = self._recording
+        self._recording = None
         if recording is None:
             return
         try:

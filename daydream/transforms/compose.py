@@ -19,7 +19,7 @@ from daydream.costs.device.table import KernelTable
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
-from daydream.transforms.registry import Optimization, Option, describe, find
+from daydream.transforms.registry import Optimization, Option, Options, describe, find
 from daydream.transforms.stages import OWN
 from daydream.transforms.user_file import own_code
 
@@ -37,13 +37,13 @@ class Edit:
     """
 
     name: str
-    make: Callable[..., Mapping[str, Any] | None]
+    make: Callable[..., Options | None]
     memory: Callable[[], Sequence[MemoryChange]] | None = None
     optimizations: Sequence[Optimization] = ()
     after: Edit | None = None
     copies: dict[int, Graph] = field(default_factory=dict)
 
-    def in_copy(self, graph: Graph) -> tuple[Graph, Mapping[str, Any]]:
+    def in_copy(self, graph: Graph) -> tuple[Graph, Options]:
         """Return a copy of this graph that was changed, and the options used."""
         after = self.after if graph.times is None else None  # of a table, a note counts all
         if after is None or graph.version not in after.copies:
@@ -58,7 +58,7 @@ class Edit:
 
 def edit_of(
     optimizations: Sequence[Optimization],
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
     table: KernelTable | None = None,
     *,
     after: Edit | None = None,
@@ -70,7 +70,7 @@ def edit_of(
     """
     chosen = options or {}
 
-    def make(graph: Graph, begun: int = 0) -> Mapping[str, Any]:
+    def make(graph: Graph, begun: int = 0) -> Options:
         give_table(graph, table)
         return apply(optimizations, graph, chosen, begun=begun)
 
@@ -151,7 +151,7 @@ def qualified(optimization: Optimization, option: str) -> str:
 
 
 def apply(
-    optimizations: Sequence[Optimization], graph: Graph, options: Mapping[str, Any], *, begun: int = 0
+    optimizations: Sequence[Optimization], graph: Graph, options: Options, *, begun: int = 0
 ) -> dict[str, Any]:
     """Apply each optimization to the graph; return the options used, defaults included.
 
@@ -176,7 +176,7 @@ def apply(
     return used
 
 
-def memory_changes(optimizations: Sequence[Optimization], options: Mapping[str, Any]) -> list[MemoryChange]:
+def memory_changes(optimizations: Sequence[Optimization], options: Options) -> list[MemoryChange]:
     """Return what optimizations do to memory with these options, in the order they are applied.
 
     Raises `GraphError` as `apply` does.
@@ -195,7 +195,7 @@ def _running(optimization: Optimization) -> AbstractContextManager[None]:
 
 
 def arguments(
-    optimizations: Sequence[Optimization], options: Mapping[str, Any]
+    optimizations: Sequence[Optimization], options: Options
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the options used by the names they go by, and by optimization its own, defaults included.
 

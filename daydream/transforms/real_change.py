@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.model.optimizers import torch_optimizers
 from daydream.transforms.compose import arguments, parse
-from daydream.transforms.registry import Optimization, find
+from daydream.transforms.registry import Optimization, Options, find
 
 if TYPE_CHECKING:
     from daydream.instrument import Tool
@@ -101,7 +101,7 @@ def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
 
 @contextmanager
 def real_change(
-    names: Sequence[str], options: Mapping[str, Any], optimizers: Sequence[Any]
+    names: Sequence[str], options: Options, optimizers: Sequence[Any]
 ) -> Iterator[Callable[[], list[str]] | None]:
     """Make the changes of these optimizations to the models that these `torch.optim` optimizers update.
 
@@ -149,7 +149,7 @@ def real_change(
         yield changed
 
 
-def tools_of(optimization: Optimization, options: Mapping[str, Any]) -> list[Tool]:
+def tools_of(optimization: Optimization, options: Options) -> list[Tool]:
     """Return the tools of an optimization; what makes them is called with those options that it takes.
 
     Raises:

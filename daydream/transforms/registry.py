@@ -20,7 +20,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "daydream.optimizations"
 NOTHING = type(None)
+Options = Mapping[str, Any]  # values by name
 #: By the type of an option, what a value must be, in words and as types.
 SORTS: dict[type, tuple[str, Any]] = {
     int: ("a whole number", (int, np.integer)),
@@ -227,7 +228,8 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # they name what is not there
         hints = {}
-    parameters, options = [*signature.parameters.values()], []
+    parameters = [*signature.parameters.values()]
+    options = []
     for parameter in parameters[1:]:
         if file and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise GraphError(

@@ -53,7 +53,8 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
     """
     import traceback  # for those whose file is wrong
 
-    frames, own = traceback.extract_tb(error.__traceback__), own_files()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = own_files()
     mine = [frame for frame in frames if frame.filename in own]
     if not mine:
         return None

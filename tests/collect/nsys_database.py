@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.reader import read_nsys
+from daydream.collect.importers.database import open_database
+from daydream.collect.importers.nsys.export import Export
+from daydream.collect.importers.nsys.reader import read_export
 from daydream.trace.trace import Trace
 
 Row = Mapping[str, Any]
@@ -54,6 +56,12 @@ OTHER_TABLES = (
     "COMPOSITE",
     "PROFILER",
 )
+
+
+def read_nsys(path: Path) -> Recording:
+    """Return the recording in an export, as it is read for a trace."""
+    with open_database(path, None) as connection:
+        return read_export(Export(connection, path))
 
 
 def packed(tid: int = 0, pid: int = PID) -> int:

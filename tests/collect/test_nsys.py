@@ -21,6 +21,7 @@ from nsys_database import (
     packed,
     range_,
     read,
+    read_nsys,
     rows_of,
     write_export,
 )
@@ -29,7 +30,6 @@ from shared import shared_trace
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.nsys.processes import split_ranks
-from daydream.collect.importers.nsys.reader import read_nsys
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):

@@ -7,10 +7,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from nsys_database import LAUNCH, call, kernel, range_, record, rows_of, sync, write_export
+from nsys_database import LAUNCH, call, kernel, range_, read_nsys, record, rows_of, sync, write_export
 from shared import refusals
 
-from daydream.collect.importers.nsys.reader import read_nsys
 from daydream.errors import TraceError
 
 

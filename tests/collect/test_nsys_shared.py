@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nsys_database import names_of, rows_of
+from nsys_database import names_of, read_nsys, rows_of
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.nsys.processes import split_ranks
-from daydream.collect.importers.nsys.reader import read_nsys
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
 

@@ -281,7 +281,7 @@ def shared(name: str) -> Recording:
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
     if ".sqlite" in name:
-        from daydream.collect.importers.nsys.reader import read_nsys as read
+        from nsys_database import read_nsys as read
     else:
         from daydream.collect.importers.kineto.reader import read_kineto as read
     return read(path)

@@ -57,7 +57,8 @@ def memory_of(recording: Recording) -> MemoryEvents | None:
     held = {int(device): blocks_in_use(pool.get("segments", ())) for device, pool in told.items()}
     memory = with_lost_frees(memory, held)
     start = np.asarray(recording["start_ns"], np.int64)
-    first, last = int(start.min(initial=0)), int((start + recording["duration_ns"]).max(initial=0))
+    first = int(start.min(initial=0))
+    last = int((start + recording["duration_ns"]).max(initial=0))
     outside = int(((memory["time_ns"] < first) | (memory["time_ns"] > last)).sum())
     if outside:
         lie = "lies" if outside == 1 else "lie"
@@ -89,7 +90,8 @@ def compilations(
     rows = np.flatnonzero(recording.named(COMPILES) & (step >= 0))
     if not len(rows):
         return {}
-    compiles, around = np.isin(np.arange(len(recording)), rows), parent[rows]
+    compiles = np.isin(np.arange(len(recording)), rows)
+    around = parent[rows]
     outermost = rows[(around < 0) | (nearest(compiles, parent)[around] < 0)]
     spent = np.bincount(step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps))
     functions = np.bincount(step[rows[recording.named(FUNCTION)[rows]]], minlength=len(steps))
@@ -142,10 +144,9 @@ def derive(
     found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
     step, found = assign_steps(recording, found, launch)
     steps_found = measure_steps(recording, found, step, launch)
-    for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
-        steps_found[number].update(covered=False, why_not=reason)
-    for number, reason in compilations(recording, step, nesting.parent, steps_found).items():
-        steps_found[number].update(covered=False, why_not=reason)
+    for reasons in (first_iterations, compilations):
+        for number, reason in reasons(recording, step, nesting.parent, steps_found).items():
+            steps_found[number].update(covered=False, why_not=reason)
     recording.metadata["steps"] = steps_found
     if start_up := start_up_of_single_step(recording, launch, steps_found):
         recording.note(start_up)
@@ -167,7 +168,8 @@ def derive(
     places = columns.pop("handle", None)
     if "rank" not in columns:
         columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
-    columns["parent"], columns["step"] = parent, step
+    columns["parent"] = parent
+    columns["step"] = step
     columns["phase"], texts["phase"] = phase, list(PHASES)
     columns["layer"], texts["layer"] = layer, layers
     columns["op"], texts["op"] = _op_names(recording, op_row)
@@ -211,7 +213,8 @@ def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:
     operator = recording.is_kind("operator")
     op_row = nearest(operator, parent)
     op_row[recording.is_kind("module")] = UNKNOWN
-    external, correlation = recording["external_id"], recording["correlation"]
+    external = recording["external_id"]
+    correlation = recording["correlation"]
     named = np.flatnonzero(operator & (external >= 0))
     work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (external >= 0) & (external != correlation))
     if not len(named) or not len(work):

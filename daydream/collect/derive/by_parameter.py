@@ -41,7 +41,8 @@ def queue_order(count: int) -> list[int]:
     while heap:
         order.append(heap[0])
         last = heap.pop()
-        hole, left = 0, len(heap)
+        hole = 0
+        left = len(heap)
         while 2 * hole + 1 < left:
             child = 2 * hole + 2 if 2 * hole + 2 < left else 2 * hole + 1
             heap[hole] = heap[child]
@@ -64,7 +65,8 @@ def owners_behind_compiled(
     The graphs of one pass run backwards: each holds the parameters right before those of the last one. The
     queue then holds the next graph, too, so that within a graph the shapes alone tell, or nothing does.
     """
-    found, end = [], len(shapes)
+    found = []
+    end = len(shapes)
     for accumulated in passes:
         begin = end - len(accumulated)
         if begin < 0:
@@ -140,7 +142,8 @@ def _bodies_of_groups(
     names: Sequence[int], shapes: Sequence[str], groups: Sequence[Sequence[str]], begin: int
 ) -> list[int]:
     """Return how many operators each parameter takes where each group has its own; empty if none fit."""
-    group, rest = groups[0], groups[1:]
+    group = groups[0]
+    rest = groups[1:]
     left = sum(len(other) for other in rest)
     most = (len(names) - begin - left) // len(group)
     lengths = range(1, most + 1) if rest else [most] if begin + most * len(group) == len(names) else []
@@ -202,7 +205,8 @@ class Layers:
     """The layer column while it is filled: a code for each row, and the texts the codes stand for."""
 
     def __init__(self, own: np.ndarray, texts: list[str]) -> None:
-        self.own, self.texts = own, texts
+        self.own = own
+        self.texts = texts
         self._codes = {text: code for code, text in enumerate(texts)}
 
     def text(self, row: int) -> str | None:

@@ -52,7 +52,8 @@ def calls_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
     where both are known and what a call is given is what is sent.
     """
     calls = _rows(trace, CALL, "operator")
-    rank, start = np.maximum(trace["rank"], 0), trace["start_ns"]
+    rank = np.maximum(trace["rank"], 0)
+    start = trace["start_ns"]
     what = dict(zip(rows.tolist(), operations(trace, rows), strict=True))
     asked = dict(zip(calls.tolist(), operations(trace, calls), strict=True))
     nbytes = trace["bytes"]
@@ -127,15 +128,18 @@ def host_meetings(trace: Trace, rows: np.ndarray) -> list[np.ndarray]:
 
 def _line_up(trace: Trace, one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
     """Return the places of two ranks' sequences that pair up; empty if they do not fit."""
-    start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
-    what, theirs = np.array(operations(trace, one)), np.array(operations(trace, other))
+    start = trace["start_ns"]
+    end = trace["start_ns"] + trace["duration_ns"]
+    what = np.array(operations(trace, one))
+    theirs = np.array(operations(trace, other))
     same_size = np.isin(what, ONE_SIZE_ON_HOST)
     nbytes = np.asarray(trace["bytes"], np.int64)
     best: tuple[int, int] | None = None
     pairs: list[tuple[int, int]] = []
     for shift in range(1 - len(other), len(one)):
         here = np.arange(max(shift, 0), min(len(one), len(other) + shift))
-        a, b = one[here], other[here - shift]
+        a = one[here]
+        b = other[here - shift]
         sizes = (nbytes[a] == nbytes[b]) | (nbytes[a] < 0) | (nbytes[b] < 0) | ~same_size[here]
         if not (sizes & (what[here] == theirs[here - shift])).all():
             continue
@@ -407,7 +411,8 @@ def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
 
 
 def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    sizes, others = one.nbytes[here], other.nbytes[there]
+    sizes = one.nbytes[here]
+    others = other.nbytes[there]
     return np.asarray(
         (one.what[here] == other.what[there]) & ((sizes == others) | (sizes < 0) | (others < 0))
     )
@@ -428,7 +433,8 @@ def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
                 there += 1
             else:
                 pairs.append((here, there))
-                here, there = here + 1, there + 1
+                here += 1
+                there += 1
         elif apart > 0:
             there += 1
         else:
@@ -449,12 +455,14 @@ def _spanned(
     for first in ranks:
         if first in offsets or not near[first]:
             continue
-        offsets[first], noises[first] = 0, 0
+        offsets[first] = 0
+        noises[first] = 0
         waiting = deque([first])
         while waiting:
             rank = waiting.popleft()
             for other, offset, noise in near[rank]:
                 if other not in offsets:
-                    offsets[other], noises[other] = offsets[rank] + offset, max(noises[rank], noise)
+                    offsets[other] = offsets[rank] + offset
+                    noises[other] = max(noises[rank], noise)
                     waiting.append(other)
     return offsets, noises

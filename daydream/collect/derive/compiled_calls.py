@@ -106,7 +106,8 @@ class _Matching:
 
     def _within(self, call: int) -> np.ndarray:
         """Return the operators and ranges directly in a call, and device work launched directly from it."""
-        trace, children = self._trace, self._children(np.array([call]))
+        trace = self._trace
+        children = self._children(np.array([call]))
         host = trace.is_kind("operator", "annotation")[children]
         launches = children[trace.is_kind("runtime")[children]]
         launched = self._children(launches)

@@ -72,7 +72,8 @@ def read_launches(recording: Recording) -> Launches:
     name: profilers record a varying part of a graph's nodes. Of several ranks, the one
     with most launches is taken.
     """
-    lanes, names = recording.threads, recording["name"].astype(np.int64)
+    lanes = recording.threads
+    names = recording["name"].astype(np.int64)
     if recording.is_kind(*DEVICE_KINDS).any() and not is_device_alone(recording):
         device, host = linked_calls(recording)
         rows, first, which, several = np.unique(
@@ -92,7 +93,8 @@ def read_launches(recording: Recording) -> Launches:
             rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS))
             pairs = np.stack([recording["device"], recording["stream"]])
             lanes = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
-        codes, work_ns = names[rows], recording["duration_ns"][rows].astype(np.int64)
+        codes = names[rows]
+        work_ns = recording["duration_ns"][rows].astype(np.int64)
     start_ns = recording["start_ns"][rows].astype(np.int64)
     order = np.argsort(start_ns, kind="stable")
     ranks = recording["rank"][rows[order]]
@@ -132,8 +134,10 @@ def end_before_next(recording: Recording, launch: np.ndarray) -> None:
     rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["graph_id"] < 0))
     lane, _ = combinations([recording[name][rows] for name in ("rank", "device", "stream")])
     order = np.lexsort((recording["start_ns"][rows], lane))
-    rows, lane = rows[order], lane[order]
-    this, following = rows[:-1], rows[1:]
+    rows = rows[order]
+    lane = lane[order]
+    this = rows[:-1]
+    following = rows[1:]
     duration = recording["duration_ns"]
     room = (recording["start_ns"][following] - recording["start_ns"][this]).astype(np.int64)
     late = (lane[1:] == lane[:-1]) & (room > 0) & (duration[this] - room > ROUNDING_NS)
@@ -263,7 +267,8 @@ def fill_grids(recording: Recording, launch: np.ndarray) -> None:
         return
     pairs = np.stack([recording["grid"][rows], recording["block"][rows]]).astype(np.int64)
     pairs, which = np.unique(pairs, axis=1, return_inverse=True)
-    grids, blocks = recording.text("grid"), recording.text("block")
+    grids = recording.text("grid")
+    blocks = recording.text("block")
     for index, (grid, block) in enumerate(pairs.T.tolist()):
         items = [int(part) for part in grids[grid].split(",")]
         threads = [max(int(part), 1) for part in blocks[block].split(",")]

@@ -29,7 +29,8 @@ What calls of a name take longer than usual counts above this only, if later ste
 """
 LATER = 2
 """Steps, at least, that tell what is usual."""
-LOADS, LOADS_NS = 20, 1_000_000
+LOADS = 20
+LOADS_NS = 1_000_000
 """Times as long as usual, and ns, that a launch takes which loads a module."""
 WORTH_SAYING = 0.1
 """Of the only step."""
@@ -81,7 +82,8 @@ def start_up_of_single_step(
     total = int(took[loads].sum())
     if total < WORTH_SAYING * steps[0]["measured_ns"]:
         return None
-    kernels, longest = counted(len(loads), "kernel"), took[loads].max() / 1e6
+    kernels = counted(len(loads), "kernel")
+    longest = took[loads].max() / 1e6
     return (
         f"The only step holds start-up: {total / 1e6:,.0f} ms in first launches of {kernels}, which load "
         f"their modules (the longest {longest:,.0f} ms). A later pass has none of it."

@@ -36,7 +36,8 @@ def link_forward(recording: Recording) -> np.ndarray:
         | recording.named(OLD_NODE, "operator")
         | (np.asarray(recording["forward_thread"]) > 0)
     )
-    nodes, forward = np.flatnonzero(backward), np.flatnonzero(numbered & ~backward)
+    nodes = np.flatnonzero(backward)
+    forward = np.flatnonzero(numbered & ~backward)
     if not len(nodes) or not len(forward):
         return found
     start = recording["start_ns"]
@@ -45,7 +46,8 @@ def link_forward(recording: Recording) -> np.ndarray:
     lane_of_node = _forward_lanes(recording, nodes, forward, threads, lanes)
     key = _join(np.searchsorted(lanes, threads[forward]), sequence[forward])
     order = np.lexsort((forward, start[forward], key))
-    forward, key = forward[order], key[order]
+    forward = forward[order]
+    key = key[order]
     wanted = _join(lane_of_node, sequence[nodes])
     # The last forward operator with this key that began before the node.
     both = np.lexsort((
@@ -198,7 +200,8 @@ def _node_before(recording: Recording, accumulated: np.ndarray, nodes: np.ndarra
     before = np.full(len(accumulated), UNKNOWN, np.int64)
     if not len(accumulated) or not len(nodes):
         return before
-    start, threads = recording["start_ns"], recording.threads
+    start = recording["start_ns"]
+    threads = recording.threads
     rows = np.append(nodes, accumulated)
     order = np.lexsort((rows, start[rows], threads[rows]))
     is_node = order < len(nodes)

@@ -73,11 +73,13 @@ def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth:
 
     Rows that begin and end together: by kind, then by profiler id, which is given out in order of beginning.
     """
-    start, threads = recording["start_ns"], recording.threads
+    start = recording["start_ns"]
+    threads = recording.threads
     if (start[1:] < start[:-1]).any():
         rows = rows[np.argsort(start[rows], kind="stable")]
     rows = rows[np.argsort(threads[rows], kind="stable")]
-    times, lanes = start[rows], threads[rows]
+    times = start[rows]
+    lanes = threads[rows]
     tied = np.zeros(len(rows), bool)
     tied[1:] = (times[1:] == times[:-1]) & (lanes[1:] == lanes[:-1])
     tied[:-1] |= tied[1:]
@@ -116,11 +118,10 @@ def _nest_threads(
     engine = compiled.engine()
     if engine is None:
         return _nest_in_python(recording, order, end, depth, parent)
-    start, threads = (
-        np.require(recording["start_ns"], np.int64, "C"),
-        recording.threads.astype(np.int32),
-    )
-    rows, enclosing = order.astype(np.int32), np.empty(len(order), np.int32)
+    start = np.require(recording["start_ns"], np.int64, "C")
+    threads = recording.threads.astype(np.int32)
+    rows = order.astype(np.int32)
+    enclosing = np.empty(len(order), np.int32)
     crossings: int = engine.nest(rows, start, end, depth, threads, parent, enclosing, ROUNDING_NS)
     return crossings
 
@@ -129,10 +130,7 @@ def _nest_in_python(
     recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
 ) -> int:
     """Do what `_nest_threads` does, in portions, as lists of Python integers are large."""
-    open_rows: list[int] = []  # rows that enclose the present one, and their starts, ends and kinds
-    open_starts: list[int] = []
-    open_ends: list[int] = []
-    open_levels: list[int] = []
+    opened: list[tuple[int, int, int, int]] = []  # rows that enclose the present one: start, end and kind
     lane = -1
     crossings = 0
     for begin in range(0, len(order), PORTION):
@@ -147,31 +145,32 @@ def _nest_in_python(
             stop = until
             if thread != lane:
                 lane = thread
-                open_rows, open_starts, open_ends, open_levels = [], [], [], []
-            while open_ends and open_ends[-1] <= at:
-                if open_ends[-1] == at == stop == open_starts[-1] and open_levels[-1] < level:
+                opened = []
+            while opened:
+                _, began, ended, kind = opened[-1]
+                if ended > at:
+                    break
+                if ended == at == stop == began and kind < level:
                     break  # both last no time: a call of an operator, too short for the clock
-                open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
-            while open_ends:
-                over = stop - open_ends[-1]
-                in_call = open_levels[-1] == RUNTIME and level != RUNTIME
-                if in_call or (over > ROUNDING_NS and open_levels[-1] == ANNOTATION and level != ANNOTATION):
+                opened.pop()
+            while opened:
+                outer, _, ended, kind = opened[-1]
+                over = stop - ended
+                in_call = kind == RUNTIME and level != RUNTIME
+                if in_call or (over > ROUNDING_NS and kind == ANNOTATION and level != ANNOTATION):
                     # Only calls happen in a call: it ended before, the clock could not tell. And an
                     # annotation can be asynchronous: the operator is what the thread really did.
-                    crossings += not in_call or open_ends[-1] - at > ROUNDING_NS
-                    late.append((open_rows[-1], at))
-                    open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
+                    crossings += not in_call or ended - at > ROUNDING_NS
+                    late.append((outer, at))
+                    opened.pop()
                     continue
                 if over > 0:
                     crossings += over > ROUNDING_NS
-                    stop = open_ends[-1]
+                    stop = ended
                 break
-            parents.append(open_rows[-1] if open_rows else UNKNOWN)
+            parents.append(opened[-1][0] if opened else UNKNOWN)
             ends.append(stop)
-            open_rows.append(row)
-            open_starts.append(at)
-            open_ends.append(stop)
-            open_levels.append(level)
+            opened.append((row, at, stop, level))
         end[rows] = ends
         parent[rows] = parents
         for row, at in late:
@@ -200,10 +199,8 @@ def _enclosing_modules(
     found = np.where(last >= 0, modules[last], UNKNOWN)
     rows = host[order[is_host[order]] - len(modules)]
     found[(found >= 0) & (threads[found] != threads[rows])] = UNKNOWN
-    over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
-    while over.any():
+    while (over := (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])).any():
         found[over] = parent[found[over]]
-        over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
     module[rows] = found
 
 
@@ -223,7 +220,8 @@ def link_launches(recording: Recording) -> np.ndarray:
     order = np.lexsort((calls, recording["start_ns"][calls], launches[calls], correlation[calls]))
     calls = calls[order]
     ids = correlation[calls]
-    start, end = recording["start_ns"][calls], (recording["start_ns"] + recording["duration_ns"])[calls]
+    start = recording["start_ns"][calls]
+    end = (recording["start_ns"] + recording["duration_ns"])[calls]
     unclear = np.zeros(len(calls), bool)  # ids that are none: calls one after the other have the same
     unclear[1:] = (ids[1:] == ids[:-1]) & launches[calls[:-1]] & (start[1:] >= end[:-1])
     slot = np.searchsorted(ids, correlation[work], side="right") - 1

@@ -50,7 +50,8 @@ def bounded(
     """
     length_ns = _pauses(pause_ns, period, begin, end)
     slack = min((end - begin) % period, period - 1)
-    near, free = int(length_ns[: slack + 1].argmax()), int(length_ns.argmax())
+    near = int(length_ns[: slack + 1].argmax())
+    free = int(length_ns.argmax())
     found = _iterations(symbols, period, begin + near)
     if length_ns[free] <= CLEARLY_LONGER * length_ns[near]:
         return found
@@ -78,11 +79,13 @@ def _iterations(symbols: np.ndarray, period: int, first: int) -> tuple[np.ndarra
     They are found by how they begin, so that a launch more or less in one does not
     displace those after it.
     """
-    anchors, begin = np.array([first]), first
+    anchors = np.array([first])
+    begin = first
     for candidate in (first, first + period, first + 2 * period):  # the first may be an odd one
         found = _anchors(symbols, period, candidate)
         if len(found) > 1.5 * len(anchors):
-            anchors, begin = found, candidate
+            anchors = found
+            begin = candidate
     typical = np.bincount(symbols[begin : begin + period], minlength=int(symbols.max()) + 1)
     anchors = _fill(symbols, typical, period, anchors)
     next_anchors = np.append(anchors[1:], len(symbols))
@@ -91,7 +94,8 @@ def _iterations(symbols: np.ndarray, period: int, first: int) -> tuple[np.ndarra
     typical_length = int(np.median((next_anchors - anchors)[near])) if near.any() else period
     ends = np.where(near, next_anchors, np.minimum(anchors + typical_length, len(symbols)))
     whole = ends <= next_anchors
-    anchors, ends = anchors[whole], ends[whole]
+    anchors = anchors[whole]
+    ends = ends[whole]
     alike = _likeness(symbols, typical, anchors, ends) >= SIMILAR * period
     return anchors[alike], ends[alike]
 
@@ -163,7 +167,8 @@ def ends_of_iterations(
     begins = recording["start_ns"][host]
     latest = np.maximum.accumulate(begins + recording["duration_ns"][host])
     if not len(host):  # of a recording without calls the launches are the device work itself
-        begins, latest = start_ns, np.maximum.accumulate(launches.end_ns)
+        begins = start_ns
+        latest = np.maximum.accumulate(launches.end_ns)
     own = np.searchsorted(begins, start_ns[lasts - 1], side="right")  # behind the last launch itself
     stop = np.searchsorted(begins, np.append(start_ns, begins[-1] + 1)[lasts])
     followed = np.append(firsts[1:] == lasts[:-1], False)
@@ -192,7 +197,8 @@ def is_loop(
     nothing.
     """
     device, calls = linked_calls(recording)
-    on_device, outer = recording.is_kind(*DEVICE_KINDS), outermost(recording)
+    on_device = recording.is_kind(*DEVICE_KINDS)
+    outer = outermost(recording)
     updates = recording.named(OPTIMIZER_KERNEL)
     updates[calls[updates[device]]] = True
     back = recording.named(BACKWARD_NODE, "operator")[outer]
@@ -209,7 +215,9 @@ def is_loop(
     layers = _holds_layers(launches.symbols[firsts[1] : lasts[1]])
     if len(firsts) < MIN_REPEATS:
         return bool(paused and (parts or layers)) or None
-    symbols, begin, end = launches.symbols, firsts[0], lasts[0]
+    symbols = launches.symbols
+    begin = firsts[0]
+    end = lasts[0]
     rest = symbols[lasts[-1] :]
     alone = np.array_equal(symbols[:begin], symbols[end - begin : end])  # ends and begins of turns alone
     alone &= np.array_equal(rest, symbols[begin : begin + len(rest)])
@@ -287,7 +295,8 @@ def _ranges(
     least: int,
 ) -> list[tuple[int, int]]:
     """Return the iterations of some launches that hold half of everything that was launched."""
-    symbols, start_ns = launches.symbols, launches.start_ns
+    symbols = launches.symbols
+    start_ns = launches.start_ns
     found = _Period(symbols, least).search() if len(symbols) >= least else None
     if found is None:
         return []

@@ -45,7 +45,8 @@ WORTH = 0.1
 """Of the caller's launches that a backward pass makes; a loader's thread makes fewer."""
 INSIDE = 0.9
 """Of a thread's launches that lie inside ranges named backward, where it is the engine's."""
-SOON, MOST_TURNS = 5, 0.5
+SOON = 5
+MOST_TURNS = 0.5
 """Launches of the caller behind a backward pass among which the update begins, and how often it does."""
 NAMED = 0.02
 """Of a thread's launches that are called backward, where it is the engine's."""
@@ -152,7 +153,8 @@ def mark_by_kernels(
     update = _matches(recording, OPTIMIZER_KERNEL)[names] | lists
     update &= (place > last_pass) & (step[calls] >= 0)
     chosen = calls[update]
-    threads, start = recording.threads, recording["start_ns"]
+    threads = recording.threads
+    start = recording["start_ns"]
     for number, thread in sorted(set(zip(step[chosen].tolist(), threads[chosen].tolist(), strict=True))):
         mine = chosen[(step[chosen] == number) & (threads[chosen] == thread)]
         first, last = np.searchsorted(start, [start[mine].min(), start[mine].max()], side="left")
@@ -394,7 +396,9 @@ def _free_closures(
     What comes before a closure's first autograd node is forward, from the first forward
     operator on; between two nodes is backward; the rest is the optimizer's own work.
     """
-    start, duration, threads = recording["start_ns"], recording["duration_ns"], recording.threads
+    start = recording["start_ns"]
+    duration = recording["duration_ns"]
+    threads = recording.threads
     nodes = np.flatnonzero(strong == BACKWARD)
     nodes = nodes[np.argsort(start[nodes], kind="stable")]
     node_start = start[nodes]
@@ -404,18 +408,21 @@ def _free_closures(
     closures = optimizers[first < last]
     if not len(closures):
         return
-    end, holder = start + duration, nearest(strong >= 0, parent)
+    end = start + duration
+    holder = nearest(strong >= 0, parent)
     forward = _outermost_operators(recording, forward_of[forward_of >= 0], parent, strong)
     anchors = np.concatenate([nodes, forward])
     is_node = np.arange(len(anchors)) < len(nodes)
     order = np.lexsort((is_node, start[anchors]))
-    anchors, is_node = anchors[order], is_node[order]
+    anchors = anchors[order]
+    is_node = is_node[order]
     anchor_start = start[anchors]
     for row in closures.tolist():
         inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
         inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
         begin, stop = np.searchsorted(anchor_start, [start[row], end[row]])
-        here, node_here = anchor_start[begin:stop], is_node[begin:stop]
+        here = anchor_start[begin:stop]
+        node_here = is_node[begin:stop]
         slot = np.searchsorted(here, start[inside], side="right")
         after_node = (slot > 0) & node_here[np.maximum(slot - 1, 0)]
         before_node = (slot < len(here)) & node_here[np.minimum(slot, len(here) - 1)]

@@ -67,7 +67,9 @@ def _varying(trace: Trace, covered: Sequence[int]) -> str:
     ranks: dict[int, list[int]] = {}
     for number in covered:
         ranks.setdefault(int(steps[number].get("rank", 0)), []).append(number)
-    off, together, seen = 0, 0, []
+    off = 0
+    together = 0
+    seen = []
     for mine in ranks.values():
         times = {number: int(steps[number]["measured_ns"]) for number in mine}
         if not far_from_usual(list(times.values())):

@@ -21,7 +21,7 @@ import numpy as np
 from daydream import arrays
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import FIELDS, UNKNOWN
+from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 
 SAID = "diagnostics"  # metadata of a recording: what the profiler itself says went wrong
 ROUNDING_NS = 1000  # some profilers write whole microseconds
@@ -40,8 +40,8 @@ class Recording:
     `handles`: the map that the column `handle` points into, where the file says what compiled code is of.
     """
 
-    columns: dict[str, np.ndarray]
-    texts: dict[str, list[str]]
+    columns: Columns
+    texts: Texts
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
     handles: DebugHandleMap | None = None
@@ -114,7 +114,8 @@ class Recording:
 
     def _names_of(self, kinds: tuple[str, ...]) -> np.ndarray:
         """Return which names rows of some kinds have: bool, a flag a name."""
-        kind, name = self["kind"], self["name"]
+        kind = self["kind"]
+        name = self["name"]
         if self._names is None or self._names[0] is not kind or self._names[1] is not name:
             found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
             found[kind, name] = True
@@ -188,24 +189,26 @@ class GrowingColumns:
     """
 
     def __init__(self, codes: frozenset[str]) -> None:
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: Columns = {}
         self.rows = 0
         self._codes = codes
         self._room = 0
 
-    def append(self, chunk: dict[str, np.ndarray]) -> None:
+    def append(self, chunk: Columns) -> None:
         """Add the rows of a chunk, whose columns are equally long."""
         size = len(next(iter(chunk.values()), ()))
         if not size:
             return
-        begin, self.rows = self.rows, self.rows + size
+        begin = self.rows
+        self.rows += size
         if self.rows > self._room:
             self._room = max(FIRST_ROWS, self.rows + self.rows // 8)
             for column in self.columns.values():
                 column.resize(self._room, refcheck=False)  # moves pages, copies nothing
         lacking = set(self.columns)
         for name, values in chunk.items():
-            low, high = int(values.min()), int(values.max())
+            low = int(values.min())
+            high = int(values.max())
             if low == high == null_of(name) and name not in ALWAYS:
                 continue
             fewest = min(values.dtype.itemsize, 1 if name in self._codes else 4)

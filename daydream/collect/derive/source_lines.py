@@ -96,7 +96,8 @@ class SourceLines:
         if not self._frames:
             return found
         thread, start, end, code = np.array(sorted(self._frames), np.int64).T
-        end, around = -end, _around(self._frames)
+        end = -end
+        around = _around(self._frames)
         for number in np.unique(thread).tolist():
             first, last = np.searchsorted(thread, [number, number + 1])
             rows = np.flatnonzero(tid == number)

@@ -49,7 +49,8 @@ def in_capture(recording: Recording) -> np.ndarray:
     marks = np.flatnonzero(runtime & (recording.named(BEGIN, "runtime") | recording.named(END, "runtime")))
     if not len(marks):
         return inside
-    threads, start = recording.threads, recording["start_ns"]
+    threads = recording.threads
+    start = recording["start_ns"]
     begins = recording.named(BEGIN, "runtime")
     for thread in np.unique(threads[marks]).tolist():
         mine = marks[threads[marks] == thread]
@@ -78,7 +79,8 @@ PART_WORD = regex(
 """What holds a part of a step, or many of them."""
 COUNTER = regex(r"(^|[ #=:_-])#(?![a-z])")
 """A number that stands for itself, not the end of a module's name (`conv1`)."""
-LEAST, LEAST_UNNAMED = 0.5, 0.8
+LEAST = 0.5
+LEAST_UNNAMED = 0.8
 """Share of the device time that steps launch; with start-up and evaluation beside them it is not all."""
 FEWEST_UNNAMED = 3  # ranges whose name does not say that they are steps
 AS_MUCH = 0.9  # of what the best ranges hold: those that hold it too are around them, or in them
@@ -223,7 +225,9 @@ def _by_period(recording: Recording) -> tuple[Ranges, str]:
 
 def finish_ranges(recording: Recording) -> None:
     """Lengthen an optimizer's range that the end of the recording cut to nothing to the end of its thread."""
-    start, duration, threads = recording["start_ns"], recording["duration_ns"], recording.threads
+    start = recording["start_ns"]
+    duration = recording["duration_ns"]
+    threads = recording.threads
     cut = np.flatnonzero(recording.named(OPTIMIZER_STEP, "annotation") & (duration == 0))
     for row in cut.tolist():
         rows = np.flatnonzero((threads == threads[row]) & (start >= start[row]))
@@ -271,7 +275,8 @@ def _between_optimizers(recording: Recording, markers: np.ndarray) -> tuple[Rang
     fewest iterations counts, of equals the last; one that only ever joins another (every second time, say)
     makes no steps of its own.
     """
-    codes, start = recording["name"][markers], recording["start_ns"][markers]
+    codes = recording["name"][markers]
+    start = recording["start_ns"][markers]
     end = start + recording["duration_ns"][markers]
     nodes = np.sort(recording["start_ns"][recording.named(BACKWARD_NODE, "operator")])
     turn = np.searchsorted(nodes, start) if len(nodes) else np.arange(len(start))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,12 @@ from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import format_of, trace_files
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
+from daydream.files.input_files import StrPath
 from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
 from daydream.parallel.map_on import map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import FIELDS, UNKNOWN
+from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
@@ -30,7 +30,7 @@ EXECUTORCH = ("etdump", "inspector")
 
 
 def import_trace(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[StrPath],
     *,
     step_marker: str | None = None,
     steps: str | None = None,
@@ -38,7 +38,7 @@ def import_trace(
     progress: Progress | None = None,
     engine: str | Engine = "local",
     max_unpacked: int | None = None,
-    etrecord: str | os.PathLike[str] | None = None,
+    etrecord: StrPath | None = None,
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
@@ -139,7 +139,8 @@ def _read_all(
         ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
-    items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
+    items = list(zip(seen, formats, strict=True))
+    how = (engine.elsewhere, max_unpacked)
     return list(zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True))
 
 
@@ -207,9 +208,7 @@ def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
         return split_ranks(read_export(Export(connection, path)))
 
 
-def _need_etdump(
-    files: Sequence[Path], formats: Sequence[str], etrecord: str | os.PathLike[str] | None
-) -> None:
+def _need_etdump(files: Sequence[Path], formats: Sequence[str], etrecord: StrPath | None) -> None:
     """Raise `TraceError` if a file of ExecuTorch is given among others, or an ETRecord without an ETDump."""
     odd = next((path for path, kind in zip(files, formats, strict=True) if kind in EXECUTORCH), None)
     if odd is not None and len(files) > 1:
@@ -218,9 +217,7 @@ def _need_etdump(
         raise TraceError(f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out")
 
 
-def _of_executorch(
-    path: Path, kind: str, etrecord: str | os.PathLike[str] | None, max_unpacked: int | None
-) -> Recording:
+def _of_executorch(path: Path, kind: str, etrecord: StrPath | None, max_unpacked: int | None) -> Recording:
     if kind == "inspector":
         from daydream.collect.importers.executorch.inspector import read_inspector
 
@@ -238,9 +235,11 @@ def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
     matches = [RANK_IN_NAME.search(name) for name in names]
     named = [int(match.group(1)) for match in matches if match]
     if len(named) == len(names) and len(set(named)) == len(named) and max(named) < LARGEST_RANK:
-        ranks, source = named, "the file names"
+        ranks = named
+        source = "the file names"
     else:
-        ranks, source = list(range(len(names))), "the order of the files"
+        ranks = list(range(len(names)))
+        source = "the order of the files"
     _set_ranks(recordings, ranks)
     why = "missing" if None in said else "the same in several files"
     recordings[0].note(f"The ranks were {why}; they were taken from {source}.")
@@ -270,8 +269,9 @@ def join_ranks(traces: list[Trace]) -> Trace:
     handles, places = DebugHandleMap.join(
         {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
     )
-    columns: dict[str, np.ndarray] = {}
-    texts: dict[str, list[str]] = {}
+    first = {"parent": rows, "step": first_step, "handle": np.array([places[rank] for rank in ranks])}
+    columns: Columns = {}
+    texts: Texts = {}
     for name in names:
         parts = []
         codes: dict[str, int] = {}
@@ -280,12 +280,8 @@ def join_ranks(traces: list[Trace]) -> Trace:
             if FIELDS[name].type == "text":
                 table = [codes.setdefault(text, len(codes)) for text in trace.text(name)]
                 column = np.array([*table, UNKNOWN], np.int32)[column]
-            elif name == "parent":
-                column = np.where(column >= 0, column + rows[index], UNKNOWN).astype(np.int32)
-            elif name == "step":
-                column = np.where(column >= 0, column + first_step[index], UNKNOWN).astype(np.int32)
-            elif name == "handle":
-                column = np.where(column >= 0, column + places[ranks[index]], UNKNOWN).astype(np.int32)
+            elif name in first:
+                column = np.where(column >= 0, column + first[name][index], UNKNOWN).astype(np.int32)
             parts.append(column)
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -11,16 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, most_unpacked, reading
+from daydream.files.input_files import Counted, StrPath, most_unpacked, reading
 from daydream.files.own_folders import own_folder
 
 MAGIC = b"SQLite format 3\x00"
 
 
 @contextmanager
-def open_database(
-    path: str | os.PathLike[str], max_unpacked: int | None = None
-) -> Iterator[sqlite3.Connection]:
+def open_database(path: StrPath, max_unpacked: int | None) -> Iterator[sqlite3.Connection]:
     """Open a database read-only.
 
     Args:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.input_files import marked_encoding, reading
+from daydream.files.input_files import StrPath, marked_encoding, reading
 from daydream.lazy import regex
 
 ETDUMP_MAGIC = b"ED00"
@@ -43,7 +42,12 @@ def is_inspector_parquet(path: Path) -> bool:
 
 
 ROCPROF_KEY = b'"rocprofiler-sdk-tool"'
-KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
+KERNELS = "kernels"
+CALLS = "calls"
+COPIES = "copies"
+AGENTS = "agents"
+COUNTERS = "counters"
+OTHER = "other"
 """Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
 TIMES = frozenset({"start_timestamp", "end_timestamp"})
 NEEDED = {  # in this order: the first of which a table has all columns
@@ -130,7 +134,8 @@ def format_of(path: Path) -> str:
         )
     if head[:4] == PARQUET_MAGIC:
         return "inspector" if is_inspector_parquet(path) else "parquet"
-    text, plane = head.lstrip(), FIRST_PLANE.match(head)
+    text = head.lstrip()
+    plane = FIRST_PLANE.match(head)
     found = {
         "etdump": is_etdump(head),
         "nsys": head[:16] == SQLITE_MAGIC,
@@ -167,7 +172,7 @@ def head_of(path: Path) -> bytes:
     return head if encoding is None else head.decode(encoding, "replace").encode()
 
 
-def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def trace_files(sources: Sequence[StrPath]) -> list[Path]:
     """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none.
 
     Of a folder these are the profiles that JAX wrote, else its traces; tables of rocprofv3, if there are no

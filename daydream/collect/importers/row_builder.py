@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import GrowingColumns, Recording, narrow
-from daydream.collect.importers.kineto.values import outer_first, plain_text
+from daydream.collect.importers.kineto.values import in_order, plain_text
 from daydream.errors import TraceError
 from daydream.text import counted
 from daydream.trace.schema import UNKNOWN
 
-DAY_NS = 86_400_000_000_000
 LARGEST = 2**62
 CODED = ("kind", "name", "grid", "block", "layer", "phase", "dtype", "shapes", "collective", "group", "op")
 
@@ -73,17 +72,11 @@ class RowBuilder:
         growing = self._growing
         if not growing.rows:
             raise TraceError(f"{path} {nothing}")
-        start, duration = growing.take("start_ns"), growing.take("duration_ns").astype(np.int64)
-        order = outer_first(start, duration)
-        start = start[order]
-        odd = (np.abs(start - start[len(start) // 2]) > DAY_NS) | (duration[order] > DAY_NS)
-        if odd.any():
-            self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
-            order, start = order[~odd], start[~odd]
-            if not len(start):
-                raise TraceError(f"{path}: its rows last longer than a day; they are not ns of one clock.")
+        order, start, duration = in_order(growing, self.left_out)
+        if not len(start):
+            raise TraceError(f"{path}: its rows last longer than a day; they are not ns of one clock.")
         origin = int(start[0])
-        columns = {"start_ns": (start - origin).astype(np.int64), "duration_ns": narrow(duration[order])}
+        columns = {"start_ns": (start - origin).astype(np.int64), "duration_ns": duration}
         for name in sorted(growing.columns):
             columns[name] = narrow(growing.take(name)[order], np.int8 if name in CODED else np.int32)
         texts = {
@@ -113,11 +106,3 @@ def _number(value: Any) -> int:
     if isinstance(text, str):
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else UNKNOWN
     return text if type(text) is int and 0 <= text <= LARGEST else UNKNOWN
-
-
-def small_numbers(ids: np.ndarray) -> np.ndarray:
-    """Return ids as they are where all are below 2^31, else numbered from 0 in their order; -1 stays."""
-    if not len(ids) or int(ids.max()) < 2**31:
-        return ids
-    values, number = np.unique(ids, return_inverse=True)
-    return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)

@@ -84,7 +84,7 @@ class Collected:
 
 
 def command_line(
-    target: str, args: Sequence[str], *, module: bool = False, nproc_per_node: int | None = None
+    target: str, args: Sequence[str], *, module: bool, nproc_per_node: int | None = None
 ) -> list[str]:
     """Return how Python runs this script or module, under torch's launcher where processes are asked for."""
     launcher = []
@@ -140,13 +140,18 @@ class _Run:
     def __init__(
         self, folder: Path, output: Path, recording: Recording, *, force: bool, say: Say, kept: bool
     ) -> None:
-        self._folder, self._output, self._force, self._say = folder, output, force, say
+        self._folder = folder
+        self._output = output
+        self._force = force
+        self._say = say
         self._kept = kept
         self._result_waits = recording.change is not None and not recording.stop_after
         self._messages = Reader(folder)
         self._root = 0  # the process that we started
         self._speaker: int | None = None  # the process whose progress is shown
-        self._said, self._alike, self._said_at = "", 0, 0.0
+        self._said = ""
+        self._alike = 0
+        self._said_at = 0.0
         self._long_steps = LongSteps(say)
         self._began: set[int] = set()
         self._moved: set[int] = set()  # processes that came further than the start
@@ -162,7 +167,8 @@ class _Run:
         environment = {**os.environ, VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
         sys.stdout.flush()
         sys.stderr.flush()
-        begin, warned = time.monotonic(), False
+        begin = time.monotonic()
+        warned = False
         with passing_on(self._signals) as started:
             child = subprocess.Popen(command, env=environment, stdout=2 if own_stdout else None)  # noqa: S603
             started(child)
@@ -220,7 +226,8 @@ class _Run:
             return
         shape = re.sub(r"\d+", "0", text)
         alike = shape == re.sub(r"\d+", "0", self._said)
-        self._said, self._alike = text, self._alike + 1 if alike else 0
+        self._said = text
+        self._alike = self._alike + 1 if alike else 0
         now = time.monotonic()
         if self._alike < FEW or now - self._said_at > LOOK_AGAIN_S:
             self._said_at = now
@@ -287,11 +294,12 @@ class _Run:
         """Return what processes say that could not save a trace, those that trained first."""
         told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
         lost = self._moved - set(self._ended)
+        trained = {pid: text for pid, text in told.items() if pid in self._moved}
         if self._saved is None:  # with a trace in hand, those that never trained do not matter
-            told = {pid: text for pid, text in told.items() if pid in self._moved} or told
+            told = trained or told
             told = {self._root: told[self._root]} if told and not self._moved and self._root in told else told
         else:
-            told = {pid: text for pid, text in told.items() if pid in self._moved}
+            told = trained
             lost = set()
         texts = list(dict.fromkeys(self._named(pid, text) for pid, text in sorted(told.items())))
         return texts + [_left(pid) for pid in sorted(lost)]
@@ -302,8 +310,10 @@ class _Run:
 
     def _interrupted(self, code: int) -> bool:
         """Return whether Ctrl-C ended the script, and no process that trained says otherwise."""
-        told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
-        failed = any(pid in self._moved and INTERRUPTED_EARLY not in text for pid, text in told.items())
+        failed = any(
+            each["failed"] and pid in self._moved and INTERRUPTED_EARLY not in str(each["failed"])
+            for pid, each in self._ended.items()
+        )
         return not failed and (signal.SIGINT in self._signals or code == 128 + signal.SIGINT)
 
     def _why_nothing(self) -> str:

@@ -21,7 +21,9 @@ from typing import Any
 
 from daydream.collect.live.unprofiled import no_device
 
-BASE, AGAIN, CHANGED = "base", "again", "changed"
+BASE = "base"
+AGAIN = "again"
+CHANGED = "changed"
 WARM_UP = 3  # steps with the change before the first round: what it builds on first use does not count
 
 
@@ -42,7 +44,9 @@ class Alternating:
         clock: Callable[[], int] = time.perf_counter_ns,
         settle: Callable[[], bool] = no_device,
     ) -> None:
-        self.change, self._clock, self._settle = change, clock, settle
+        self.change = change
+        self._clock = clock
+        self._settle = settle
         order = (BASE, AGAIN, CHANGED)
         turns = [kind for number in range(rounds) for kind in (order if number % 2 == 0 else order[::-1])]
         self._blocks = [(CHANGED, WARM_UP), *((kind, steps) for kind in turns)]
@@ -88,7 +92,8 @@ class Alternating:
 
     def close(self) -> None:
         """Undo the change if it is made."""
-        made, self._made = self._made, None
+        made = self._made
+        self._made = None
         if made is not None:
             made.__exit__(None, None, None)
 

@@ -32,7 +32,9 @@ class BusyMachine:
         *,
         watched: bool = True,
     ) -> None:
-        self._tell, self._alone, self._watched = tell, alone, watched
+        self._tell = tell
+        self._alone = alone
+        self._watched = watched
         self.begin()
 
     def begin(self) -> None:

@@ -96,7 +96,8 @@ class Capture:
 
     def __init__(self, *, with_stack: bool = False, memory: bool = False) -> None:
         self.slow_to_start = _on_gpu()
-        self._with_stack, self._with_memory = with_stack, memory
+        self._with_stack = with_stack
+        self._with_memory = memory
         self._hooks = LayerHooks()
         self._range = range_type()
         self._profiler = prepared_profiler(with_stack=with_stack, memory=memory)

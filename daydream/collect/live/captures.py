@@ -29,8 +29,11 @@ class Captures:
         with_stack: bool,
         memory: bool,
     ) -> None:
-        self._as_ours, self._busy, self._tell = as_ours, busy, tell
-        self._with_stack, self.memory = with_stack, memory
+        self._as_ours = as_ours
+        self._busy = busy
+        self._tell = tell
+        self._with_stack = with_stack
+        self.memory = memory
         self.kept: CapturedSteps | None = None
         self.anchor: int | None = None  # what ended the captured steps
         self._capture: Capture | None = None
@@ -51,7 +54,8 @@ class Captures:
 
     def forget(self) -> None:
         """Let go of a capture that did not start."""
-        capture, self._capture = self._capture, None
+        capture = self._capture
+        self._capture = None
         if capture is not None:
             self._as_ours(capture.discard)
 
@@ -80,7 +84,8 @@ class Captures:
 
     def stop(self, sequence: StepSequence, optimizers: list[Any]) -> None:
         """End the capture, and keep it if it holds a whole step and is worth more than an earlier one."""
-        capture, self._capture = self._capture, None
+        capture = self._capture
+        self._capture = None
         if capture is None:
             return
         captured = self._as_ours(lambda: capture.stop(optimizers))

@@ -35,7 +35,9 @@ class ChangedWindow:
         as_ours: Callable[[Callable[[], Any]], Any],
         memory: bool = False,
     ) -> None:
-        self._path, self._optimizers, self._as_ours = path, optimizers, as_ours
+        self._path = path
+        self._optimizers = optimizers
+        self._as_ours = as_ours
         self._left = steps + 1  # the first has no step before it, and so no step time
         self._settling = SETTLING
         self._marks = 0
@@ -66,8 +68,10 @@ class ChangedWindow:
 
     def close(self) -> None:
         """End the recording, save it if it holds a whole step behind another, and undo the change."""
-        capture, self._capture = self._capture, None
-        made, self._made = self._made, None
+        capture = self._capture
+        self._capture = None
+        made = self._made
+        self._made = None
         try:
             if capture is not None and self._marks:
                 self._save(capture)

@@ -43,7 +43,8 @@ class Child:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         from daydream.collect.live.session import Session
 
-        self._folder, self._name = folder, str(settings["name"])
+        self._folder = folder
+        self._name = str(settings["name"])
         self._stop_after = bool(settings["stop_after"])
         self._pid = os.getpid()
         self._ended = False
@@ -112,7 +113,9 @@ class Child:
     def _forked(self) -> None:
         """Record this process too, which an earlier one forked and which trains: a rank, it seems."""
         try:
-            self._pid, self._ended, self._place = os.getpid(), False, (None, None)
+            self._pid = os.getpid()
+            self._ended = False
+            self._place = (None, None)
             self.session.begin_anew(self._path())
             tell(self._folder, what="began")
             self._arrange_the_end()

@@ -30,7 +30,8 @@ class _WhenImported:
     """Finds a module where everybody finds it, and calls a function once it is there."""
 
     def __init__(self, module: str, act: Callable[[], object]) -> None:
-        self._module, self._act = module, act
+        self._module = module
+        self._act = act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return that module's own spec, whose loader goes on to us; None for every other module."""

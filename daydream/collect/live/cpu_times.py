@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.trace.schema import BY_CLOCK, FIELDS
+from daydream.trace.schema import BY_CLOCK, FIELDS, Columns, Texts
 
 THREADS = "/proc/self/task"
 SHARE = 100  # looks take at most this part of the time: 0.05 ms each where 20 threads sleep
@@ -27,14 +27,16 @@ class CpuTimes:
     def __init__(self) -> None:
         self.looks: list[Look] = []
         self._known: dict[int, tuple[int, int]] = {}  # CPU time of each thread, and that with its delays
-        self._since_ns, self._spent_ns = time.perf_counter_ns(), 0
+        self._since_ns = time.perf_counter_ns()
+        self._spent_ns = 0
 
     def look(self) -> None:
         """Read the times of each thread; does nothing where looks took too much of the time so far."""
         if SHARE * self._spent_ns > time.perf_counter_ns() - self._since_ns:
             return
         began = time.thread_time_ns()
-        at, known = time.time_ns(), self._known
+        at = time.time_ns()
+        known = self._known
         with suppress(OSError, ValueError, IndexError):
             for thread in map(int, os.listdir(THREADS)):  # noqa: PTH208 - paths take longer
                 ran = time.clock_gettime_ns(~thread << 3 | 6)  # the clock of a thread, to Linux
@@ -51,8 +53,8 @@ def delay_ns(thread: int) -> int:
 
 
 def add_cpu_times(
-    columns: dict[str, np.ndarray],
-    texts: dict[str, list[str]],
+    columns: Columns,
+    texts: Texts,
     looks: Sequence[Look],
 ) -> None:
     """Add a row of kind `blocked` for each thread between two looks, with its CPU time."""

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from daydream.collect.importers.kineto.events import HOST, KINDS, NOTHING, Args
 from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, plain_text, triple
 from daydream.collect.live.cpu_times import Look, add_cpu_times
 from daydream.collect.live.layer_hooks import LAYER_RANGE
-from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
+from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN, Columns, Texts
 from daydream.trace.sync_rows import SYNC_NAMES
 
 MEMORY_EVENT = "[memory]"
@@ -79,17 +80,20 @@ def read_events(
     left_open = _open_update(events, names, markers)
     if left_open is not None:
         row, update, _ = left_open
-        kinds[row], names[row], ours[row] = "annotation", update, False
+        kinds[row] = "annotation"
+        names[row] = update
+        ours[row] = False
     lines = _source_lines([each for each, name in zip(events, names, strict=True) if own_frame(name)])
     keep = [row for row, kind in enumerate(kinds) if kind is not None and (paths[row] or not ours[row])]
     events = [events[row] for row in keep]
-    names, paths = [waits[row] or names[row] for row in keep], [paths[row] for row in keep]
+    names = [waits[row] or names[row] for row in keep]
+    paths = [paths[row] for row in keep]
     kind = np.array(
         [KINDS.index("module" if path else kinds[row] or "") for row, path in zip(keep, paths, strict=True)],
         np.int8,
     )
-    columns: dict[str, np.ndarray] = {"kind": kind}
-    texts: dict[str, list[str]] = {"kind": list(KINDS)}
+    columns: Columns = {"kind": kind}
+    texts: Texts = {"kind": list(KINDS)}
     columns["start_ns"] = np.array([event.start_ns() for event in events], np.int64)
     columns["duration_ns"] = np.maximum(np.array([event.duration_ns() for event in events], np.int64), 0)
     if left_open is not None:
@@ -186,33 +190,34 @@ def _path(name: str, layers: dict[int, str]) -> str | None:
     return layers.get(int(match.group(1))) if match else None
 
 
-def _add_coded(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], name: str, values: list[str | None]
-) -> None:
+def _add_coded(columns: Columns, texts: Texts, name: str, values: list[str | None]) -> None:
     codes = Codes()
     columns[name] = codes.of(values)
     texts[name] = codes.values_in_order()
 
 
-def _add_host(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], events: list[Any], kind: np.ndarray
-) -> None:
+def _add_host(columns: Columns, texts: Texts, events: list[Any], kind: np.ndarray) -> None:
     """Add what ties rows together, and operators' inputs."""
     host = kind < len(HOST)
     named = kind <= KINDS.index("annotation")
-    place = np.array([event.device_resource_id() for event in events], np.int64)
+    place, device, own, linked, sequence, forward = (
+        np.array([*map(methodcaller(asked), events)], np.int64)
+        for asked in (
+            "device_resource_id",
+            "device_index",
+            "correlation_id",
+            "linked_correlation_id",
+            "sequence_nr",
+            "fwd_thread_id",
+        )
+    )
     columns["tid"] = np.where(host, place, NO_ID)
     columns["pid"] = np.where(host, np.int64(os.getpid()), NO_ID)
     columns["stream"] = np.where(host, UNKNOWN, place)
-    device = np.array([event.device_index() for event in events], np.int64)
     columns["device"] = np.where(host, UNKNOWN, device)
     # An operator's own id is its correlation id; runtime calls and device work name it as the linked one.
-    own = np.array([event.correlation_id() for event in events], np.int64)
-    linked = np.array([event.linked_correlation_id() for event in events], np.int64)
     columns["correlation"] = np.where(host & (kind != KINDS.index("runtime")), UNKNOWN, own)
     columns["external_id"] = np.where(named, own, np.where(linked > 0, linked, UNKNOWN))
-    sequence = np.array([event.sequence_nr() for event in events], np.int64)
-    forward = np.array([event.fwd_thread_id() for event in events], np.int64)
     columns["sequence"] = np.where(named & (sequence >= 0), sequence, UNKNOWN)
     columns["forward_thread"] = np.where(named, forward, UNKNOWN)
     shapes: list[str | None] = []
@@ -234,28 +239,18 @@ def _add_host(
     _add_coded(columns, texts, "dtype", types)
 
 
-def _add_arguments(
-    columns: dict[str, np.ndarray], texts: dict[str, list[str]], events: list[Any], kind: np.ndarray
-) -> None:
+def _add_arguments(columns: Columns, texts: Texts, events: list[Any], kind: np.ndarray) -> None:
     """Add the arguments of device work and of collectives, which the profiler keeps as JSON text."""
     args = [_arguments(event) for event in events]
     if all(one is NO_ARGS for one in args):
         return
     device = kind >= KINDS.index("kernel")
     ids = Numbers(UNKNOWN)
-    read = {
-        "bytes": [one.bytes for one in args],
-        "graph_id": [one.graph_id for one in args],
-        "graph_node": [one.graph_node for one in args],
-        "wait_stream": [one.wait_stream for one in args],
-        "wait_correlation": [one.wait_correlation for one in args],
-        "elements": [
-            out if one.elements_in in (-1, 0) else one.elements_in
-            for one, out in ((one, one.elements_out) for one in args)
-        ],
-    }
-    for name, values in read.items():
-        columns[name] = ids.of(values)
+    for name in ("bytes", "graph_id", "graph_node", "wait_stream", "wait_correlation"):
+        columns[name] = ids.of([getattr(one, name) for one in args])
+    columns["elements"] = ids.of(
+        [one.elements_out if one.elements_in in (-1, 0) else one.elements_in for one in args]
+    )
     for name in ("device", "stream"):
         said = ids.of([getattr(one, name) for one in args])
         columns[name] = np.where(device & (said >= 0), said, columns[name])
@@ -282,7 +277,8 @@ def _tell_collectives(recording: Recording) -> None:
     rows = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(HOST_COLLECTIVE))
     if not len(rows):
         return
-    names, shapes = recording.texts_of("name", rows), recording.texts_of("shapes", rows)
+    names = recording.texts_of("name", rows)
+    shapes = recording.texts_of("shapes", rows)
     counts = [elements_of_dims(json.loads(shape)) if shape else None for shape in shapes]
     operations = [collective_of_name(name or "") for name in names]
     dtypes = recording.texts_of("dtype", rows)

@@ -23,7 +23,8 @@ class FreeSteps:
         record: Callable[[Alternating], ChangedWindow] | None = None,
     ) -> None:
         self._timed = UnprofiledSteps(wanted, settle=settle_device)
-        self._alternate, self._record = alternate, record
+        self._alternate = alternate
+        self._record = record
         self._blocks: Alternating | None = None
         self._window: ChangedWindow | None = None
         self._failed: str | None = None

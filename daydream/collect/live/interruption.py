@@ -33,7 +33,8 @@ class HeldInterruptions:
             self._depth += 1
             handler = signal.getsignal(signal.SIGINT)
             if self._depth == 1 and callable(handler):
-                self.came, self._handler = False, handler
+                self.came = False
+                self._handler = handler
                 signal.signal(signal.SIGINT, self._hold)
         return self
 
@@ -45,16 +46,19 @@ class HeldInterruptions:
         self._depth -= 1
         if self._depth or self._handler is None:
             return
-        handler, self._handler = self._handler, None
+        handler = self._handler
+        self._handler = None
         if signal.getsignal(signal.SIGINT) == self._hold:
             signal.signal(signal.SIGINT, handler)
-        came, self.came = self.came, False
+        came = self.came
+        self.came = False
         if came and not isinstance(error, KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.came:
-            self.came, self._first = True, now
+            self.came = True
+            self._first = now
         elif now - self._first > AGAIN_S and self._handler is not None:
             self._handler(number, frame)

@@ -51,7 +51,10 @@ class LayerHooks:
         is_compiling = torch.compiler.is_compiling
         new_range = range_type()
         local = threading.local()
-        name_of, root_ids, add, look = self._names.get, self._root_ids, self._add, self.cpu_times.look
+        name_of = self._names.get
+        root_ids = self._root_ids
+        add = self._add
+        look = self.cpu_times.look
 
         # A compiled model must stay one graph: both hooks begin with the question and do nothing else then.
         def before(module: Any, _args: Any) -> None:

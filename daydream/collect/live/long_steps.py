@@ -16,11 +16,13 @@ class LongSteps:
     """Says how long the step that runs has taken. It hears what the recorded process tells."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
+        self._say = say
+        self._clock = clock
         self._step: str | None = None  # the one that runs; None where no step is waited for
         self._before_any = False
         self._compiling = False
-        self._begin, self._next_s = 0.0, FIRST_S
+        self._begin = 0.0
+        self._next_s = FIRST_S
 
     def heard(self, text: str) -> None:
         """Take in the progress that a process tells, at the end of each step."""
@@ -54,4 +56,5 @@ class LongSteps:
             self._say(f"{'compiling: ' if self._compiling else ''}{self._step} has taken {took:.0f} s")
 
     def _restart(self) -> None:
-        self._begin, self._next_s = self._clock(), FIRST_S
+        self._begin = self._clock()
+        self._next_s = FIRST_S

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "DAYDREAM_COLLECT"  # the environment variable that holds the folder
-SETTINGS, MESSAGES, HELLO = "settings.json", "messages", ".hello"
+SETTINGS = "settings.json"
+MESSAGES = "messages"
+HELLO = ".hello"
 INTERRUPTED_EARLY = "interrupted before a step was captured"
 
 

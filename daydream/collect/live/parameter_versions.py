@@ -26,7 +26,8 @@ class Updates:
     def since_last(self) -> bool:
         """Return whether there was an update since the last call."""
         versions = self._look()
-        changed, self._versions = versions != self._versions, versions
+        changed = versions != self._versions
+        self._versions = versions
         self.seen = self.seen or changed
         return changed
 

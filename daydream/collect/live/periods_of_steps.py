@@ -42,7 +42,9 @@ class Anchor:
         self.value = min(alive, key=lambda each: (self._counts[each], -self._last[each]))
 
     def _comes_again(self, marker: int) -> bool:
-        first, last, count = self._first[marker], self._last[marker], self._counts[marker]
+        first = self._first[marker]
+        last = self._last[marker]
+        count = self._counts[marker]
         period = (last - first) / (count - 1) if count > 1 else first + 1
         return self._steps - 1 - last <= 2 * period + 1
 

@@ -25,14 +25,16 @@ from daydream.collect.live.torch_compiler import (
 )
 from daydream.handles.nodes import handle_of
 from daydream.trace.handle_map import Handle
+from daydream.trace.schema import Document
 
-_kept: list[tuple[str, dict[str, Any]]] = []
+_kept: list[tuple[str, Document]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
-_breaks: list[dict[str, Any]] = []
-_uncompiled: dict[str, dict[str, Any]] = {}  # by the function's source line
+_breaks: list[Document] = []
+_uncompiled: dict[str, Document] = {}  # by the function's source line
 RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
-MOST_BREAKS, LONGEST = 1_000, 200
+MOST_BREAKS = 1_000
+LONGEST = 200
 NO_WORK = -1
 COPY = "aten::copy_"
 UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say so
@@ -66,7 +68,8 @@ def _keep_uncompiled(error: Any, code: Any) -> None:
         return
     stack = list(getattr(error, "real_stack", None) or [])
     at = _place(stack[-1].filename, stack[-1].lineno, stack[-1].name) if stack else None
-    reason, sort = _first_line(getattr(error, "msg", "") or error), getattr(error, "gb_type", "")
+    reason = _first_line(getattr(error, "msg", "") or error)
+    sort = getattr(error, "gb_type", "")
     if sort and sort != reason:
         reason = f"{sort} ({reason})"[:LONGEST]
     _uncompiled[source] = {"source": source, "reason": reason, "at": at}
@@ -82,12 +85,12 @@ def _first_line(text: Any) -> str:
     return str(text).strip().partition("\n")[0][:LONGEST]
 
 
-def graph_breaks() -> list[dict[str, Any]]:
+def graph_breaks() -> list[Document]:
     """Return region, reason and source line of the graph breaks so far; each compiled frame has one."""
     return list(_breaks)
 
 
-def uncompiled_frames() -> list[dict[str, Any]]:
+def uncompiled_frames() -> list[Document]:
     """Return source line, reason and place of the reason of each function that was left uncompiled so far."""
     return list(_uncompiled.values())
 
@@ -156,10 +159,11 @@ def _hint(size: Any) -> int:
     return int(size) if symbol is None else int(symbol.hint)
 
 
-def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
+def graph_of(key: str, document: Document) -> CompiledGraph:
     """Return a graph from what was kept of it, its kernel calls in order."""
     phase = "backward" if document.get("backward") else ""
-    described, nodes = document["described"], document["nodes"]
+    described = document["described"]
+    nodes = document["nodes"]
     order = document["order"]
     known = {name: [one for one in nodes.get(name, []) if one in described] for name in order}
     calls = {
@@ -168,7 +172,8 @@ def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
         if not FUSED.match(name)
     }
     called = {one for mine in calls.values() for one in mine}
-    names, handles = [], []
+    names = []
+    handles = []
     for name in order:
         # A call of a library does its own operator alone, and nothing else does that one.
         own = calls.get(name) or [one for one in known[name] if one not in called] or known[name]

@@ -59,13 +59,17 @@ def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
     rows, of_class = recorded_events(trace)
     operator = trace.is_kind("operator")
     inner = operator[rows] & (trace["parent"][rows] >= 0)
-    rows, of_class = rows[inner], of_class[inner]
+    rows = rows[inner]
+    of_class = of_class[inner]
     outer, place = places(trace["parent"][rows])
     first = np.empty(len(outer), np.int64)
     first[place[::-1]] = np.arange(len(place))[::-1]  # the last assigned stays: rows are in order of start
-    rows, of_class = rows[first], of_class[first]
+    rows = rows[first]
+    of_class = of_class[first]
     kept = operator[outer]
-    rows, of_class, outer = rows[kept], of_class[kept], outer[kept]
+    rows = rows[kept]
+    of_class = of_class[kept]
+    outer = outer[kept]
     start = trace["start_ns"]
     length = np.minimum(start[rows] - start[outer], LONGEST_HEAD_NS)
     name = np.asarray(trace["name"], np.int64)

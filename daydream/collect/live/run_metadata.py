@@ -14,6 +14,7 @@ from typing import Any
 from daydream.collect.live.layer_hooks import Paths, find_paths
 from daydream.collect.live.rank import rank_and_world
 from daydream.collect.live.torch_private import ddp_buckets
+from daydream.trace.schema import Document
 
 DEVICE_FIELDS = {
     "name": "name", "total_memory": "memory_bytes", "major": "compute_major", "minor": "compute_minor",
@@ -31,14 +32,14 @@ BUCKET_FIELDS = {
 }  # fmt: skip
 
 
-def describe_run(roots: list[Any], optimizers: list[Any]) -> tuple[dict[str, Any], Paths]:
+def describe_run(roots: list[Any], optimizers: list[Any]) -> tuple[Document, Paths]:
     """Return the metadata of a run, and the paths of its modules and parameters.
 
     `roots` are the modules that were called outermost, `optimizers` those that have stepped.
     """
     paths = find_paths(roots)
     rank, world = rank_and_world()
-    metadata: dict[str, Any] = {
+    metadata: Document = {
         "rank": rank or 0,
         "world_size": world or 1,
         "versions": _versions(),
@@ -58,7 +59,7 @@ def describe_run(roots: list[Any], optimizers: list[Any]) -> tuple[dict[str, Any
     return metadata, paths
 
 
-def describe_parameters(models: Iterable[Any], paths: Paths) -> list[dict[str, Any]]:
+def describe_parameters(models: Iterable[Any], paths: Paths) -> list[Document]:
     """Return name, shape, dtype, layer, device and bytes of gradient of each parameter, each once."""
     seen: set[int] = set()
     described = []
@@ -82,7 +83,7 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[dict[str, A
     return described
 
 
-def describe_buffers(models: Iterable[Any], paths: Paths) -> list[dict[str, Any]]:
+def describe_buffers(models: Iterable[Any], paths: Paths) -> list[Document]:
     """Return name, layer, device and bytes of each tensor that modules keep besides parameters, each once.
 
     Names are those of `named_modules()` without wrappers, as parameters' are. No value is read.
@@ -102,7 +103,7 @@ def describe_buffers(models: Iterable[Any], paths: Paths) -> list[dict[str, Any]
     return described
 
 
-def describe_optimizer(optimizer: Any, paths: Paths) -> dict[str, Any]:
+def describe_optimizer(optimizer: Any, paths: Paths) -> Document:
     """Return type, settings of each group, and the bytes of state an optimizer keeps."""
     groups = []
     for group in optimizer.param_groups:
@@ -151,7 +152,7 @@ def _all_modules(roots: Iterable[Any]) -> list[Any]:
     return list(seen.values())
 
 
-def _buckets(module: Any, paths: Paths) -> dict[str, Any] | None:
+def _buckets(module: Any, paths: Paths) -> Document | None:
     """Return a DistributedDataParallel's buckets in ready order; None for other modules."""
     if "torch.nn.parallel.distributed" not in sys.modules:
         return None
@@ -178,7 +179,7 @@ def _numbers(text: Any) -> list[int]:
     return [int(word) for word in re.findall(r"\d+", str(text or ""))]
 
 
-def _devices() -> list[dict[str, Any]]:
+def _devices() -> list[Document]:
     """Return the properties of the GPUs this process has used. Does not wake a GPU that it has not."""
     import torch
 
@@ -206,7 +207,8 @@ def _versions() -> dict[str, str]:
         "cuda": torch.version.cuda,
         "hip": getattr(torch.version, "hip", None),
     }
-    cuda, backends = vars(torch)["cuda"], vars(torch)["backends"]
+    cuda = vars(torch)["cuda"]
+    backends = vars(torch)["backends"]
     if cuda.is_available() and cuda.is_initialized():
         cudnn = backends.cudnn.version()
         versions["cudnn"] = str(cudnn) if cudnn else None

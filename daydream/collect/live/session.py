@@ -74,13 +74,18 @@ class Session:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
             if value < least:
                 raise DaydreamError(f"{name} is {value}; it must be at least {least}")
-        self._output, self._force = Path(output), force
+        self._output = Path(output)
+        self._force = force
         refuse_to_replace(self._output, force=force)
-        self._steps, self._warmup, self._unprofiled = steps, warmup, unprofiled
+        self._steps = steps
+        self._warmup = warmup
+        self._unprofiled = unprofiled
         self._tell = on_progress or (lambda _: None)
         self._on_fork = on_fork or (lambda: None)
         self._on_holding = on_holding or (lambda _: None)
-        self._alternate, self._with_stack, self._wants_memory = alternate, with_stack, memory
+        self._alternate = alternate
+        self._with_stack = with_stack
+        self._wants_memory = memory
         self._installed = False
         self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker, Capture.begin_update)
@@ -147,7 +152,8 @@ class Session:
             if not self._in_hook:
                 self._step_hooks.remove()
             if self._finished:
-                failure, self._failure = self._failure, None
+                failure = self._failure
+                self._failure = None
                 if failure is not None:
                     raise failure
                 return
@@ -156,7 +162,8 @@ class Session:
                 if self._state == CAPTURING:
                     self._stop_capture()
                 if self._captures.kept is None:
-                    sequence, profiled = self._sequence, self._own_profilers.seen
+                    sequence = self._sequence
+                    profiled = self._own_profilers.seen
                     raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
                 self._save(self._captures.kept, reason)
             finally:
@@ -173,7 +180,8 @@ class Session:
             if os.getpid() != self._pid:
                 return
         self._in_hook = True
-        began, state = time.perf_counter_ns(), self._state
+        began = time.perf_counter_ns()
+        state = self._state
         try:
             self._proceed(which, skipped=skipped)
             if state == self._state:
@@ -184,7 +192,8 @@ class Session:
             self._take_down()
         finally:
             self._in_hook = False
-            afterwards, self._afterwards = self._afterwards, None
+            afterwards = self._afterwards
+            self._afterwards = None
             if afterwards is not None:
                 afterwards()
 

@@ -103,7 +103,9 @@ def _take(variables: Any) -> None:
 
 def _follow_exec(folder: str) -> None:
     """Let a script that starts itself anew in its own process (`os.exec...`) be recorded there."""
-    own, execv, execve = os.getpid(), os.execv, os.execve
+    own = os.getpid()
+    execv = os.execv
+    execve = os.execve
 
     def with_ours(env: Mapping[Any, Any]) -> Mapping[Any, Any]:
         if os.getpid() != own:  # a forked child, which becomes another program

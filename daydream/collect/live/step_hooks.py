@@ -27,7 +27,8 @@ class StepHooks:
     """
 
     def __init__(self, on_marker: OnMarker, on_begin: Callable[[Any], None]) -> None:
-        self._on_marker, self._on_begin = on_marker, on_begin
+        self._on_marker = on_marker
+        self._on_begin = on_begin
         self._optimizers: list[Any] = []  # held, so that no other optimizer gets the id of one of them
         self._handles: list[Any] = []
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there
@@ -126,7 +127,8 @@ class StepHooks:
             if not self._active:
                 self.remove()
                 return step(scaler, optimizer, *args, **kwargs)
-            calls, updates = self._calls, _watch(optimizer)
+            calls = self._calls
+            updates = _watch(optimizer)
             result = step(scaler, optimizer, *args, **kwargs)
             if calls == self._calls and self._active:
                 skipped = updates is not None and not updates.since_last()

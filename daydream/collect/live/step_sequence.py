@@ -119,7 +119,9 @@ class StepSequence:
             "ends of backward passes, as no torch.optim optimizer was seen to step" if anchor == BACKWARD
             else f"steps of the optimizer {type(optimizers[anchor]).__name__}"
         )  # fmt: skip
-        ranges, skipped, begin = [], set(), found[0][1]
+        ranges = []
+        skipped = set()
+        begin = found[0][1]
         for index, ((before, _), (number, at)) in enumerate(pairwise(found)):
             name = f"step {first + index}"
             ranges.append((name, begin, at))

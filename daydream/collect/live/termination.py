@@ -56,7 +56,8 @@ class SaveOnTermination:
             os.close(reading)
             os.close(writing)
             return
-        self._pipe, self._handled = (reading, writing), handled
+        self._pipe = (reading, writing)
+        self._handled = handled
         self._reacted.clear()
         threading.Thread(target=self._watch, args=(reading, handled), daemon=True).start()
         for each in handled:
@@ -110,7 +111,8 @@ class SaveOnTermination:
         with contextlib.suppress(ValueError):
             self._hand_back()
             signal.set_wakeup_fd(-1)
-        pipe, self._pipe = self._pipe, None
+        pipe = self._pipe
+        self._pipe = None
         for end in pipe or ():
             os.close(end)
 

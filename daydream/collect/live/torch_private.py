@@ -24,7 +24,7 @@ KINETO_LOG = "KINETO_LOG_LEVEL"
 Undo = Callable[[], None]
 
 
-def profiler_config(*, memory: bool = False) -> Any:
+def profiler_config(*, memory: bool) -> Any:
     """Return the profiler's experimental settings with the flags this torch knows; None if it has none.
 
     Where memory is recorded, threads that the script starts itself are not.
@@ -107,7 +107,8 @@ def allocations_of(profiler: Any) -> list[tuple[int, int, Any]]:
         return []
     from torch._C._profiler import _EventType
 
-    found, left = [], list(tree())
+    found = []
+    left = list(tree())
     while left:
         event = left.pop()
         left += event.children
@@ -129,7 +130,8 @@ def only_errors_said() -> Iterator[None]:
     except (OSError, ValueError):
         yield
         return
-    before, level.value = level.value, max(level.value, ERRORS)
+    before = level.value
+    level.value = max(level.value, ERRORS)
     try:
         yield
     finally:

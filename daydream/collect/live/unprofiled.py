@@ -39,7 +39,9 @@ class UnprofiledSteps:
         clock: Callable[[], int] = time.perf_counter_ns,
         settle: Callable[[], bool] = no_device,
     ) -> None:
-        self._wanted, self._clock, self._settle = wanted, clock, settle
+        self._wanted = wanted
+        self._clock = clock
+        self._settle = settle
         self._ends = [clock()]
         self._left_out: set[int] = {1}
         self._on_device = False

@@ -39,14 +39,16 @@ class WarmMemory:
         # Behind the others: keeps the allocator from giving them to the system.
         self._last: list[object] = [bytearray(CHUNK)]
         del chunks
-        self._faults, self._at_ns = _page_faults(), time.perf_counter_ns()
+        self._faults = _page_faults()
+        self._at_ns = time.perf_counter_ns()
 
     def add_if_used_up(self) -> None:
         """Between two steps: add memory if the step took page faults, or was long enough to hide the work.
 
         For twice as many faults, and at least as much as at first.
         """
-        faults, now_ns = _page_faults(), time.perf_counter_ns()
+        faults = _page_faults()
+        now_ns = time.perf_counter_ns()
         more = faults - self._faults
         if more > FEW_FAULTS or now_ns - self._at_ns > LONG_STEP_NS:
             count = max(NBYTES, 2 * more * PAGE) // LARGEST_BLOCK
@@ -56,7 +58,8 @@ class WarmMemory:
                 block[::PAGE] = 0
             self._last.append(bytearray(CHUNK))
             faults = _page_faults()
-        self._faults, self._at_ns = faults, time.perf_counter_ns()
+        self._faults = faults
+        self._at_ns = time.perf_counter_ns()
 
 
 def _every_other(nbytes: int, count: int) -> list[np.ndarray]:

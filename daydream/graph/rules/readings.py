@@ -14,6 +14,8 @@ has no cause in the recording: it keeps its length.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from daydream.graph.calls import Coverage
@@ -30,8 +32,10 @@ from daydream.graph.rules.thresholds import (
 )
 from daydream.graph.tables import CPU
 from daydream.lazy import regex
+from daydream.trace.trace import Trace
 
 COPY_CALL = regex(r"(?i)memcpy")
+NATIVE = regex(r"^(aten|autograd|torch)::|Backward\d*$")
 
 
 def read_pauses(draft: Draft) -> None:
@@ -44,7 +48,7 @@ def read_pauses(draft: Draft) -> None:
     calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
     inner = recorded & calls & ~draft.named(is_sync)
     lost = draft.named(COPY_CALL.search) & ~np.isin(np.arange(draft.size), draft.launch)  # what it copied
-    ranges = recorded & trace.is_kind("annotation")[draft.row]
+    ranges = recorded & ~calls & ~_native(trace)[draft.row]
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
     inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
     gap = np.where(draft.gap_doubt, 0, draft.gap_ns)  # what has both readings already
@@ -74,17 +78,26 @@ def read_pauses(draft: Draft) -> None:
         at = tasks[paused[doubtful]]
         draft.gap_doubt[at] = gap[at] > 0
         draft.doubt[at] = inside[at] / np.maximum(draft.duration_ns[at], 1)
-        _order(draft, lane, others[draft.kind[others] == CPU])
+        on_cpu = draft.kind[others] == CPU
+        _order(draft, lane, [others[on_cpu], others[~on_cpu]])
 
 
-def _order(draft: Draft, lane: int, others: np.ndarray) -> None:
-    """Let a thread that may have waited go on behind what other threads ended last in its pause."""
+def _order(draft: Draft, lane: int, kinds: Iterable[np.ndarray]) -> None:
+    """Let a thread that may have waited go on behind what ended last in its pause: threads, else devices."""
     tasks = draft.on(lane)
     pause = draft.doubt[tasks] * draft.duration_ns[tasks] + draft.gap_doubt[tasks] * draft.gap_ns[tasks]
     paused = np.flatnonzero(pause[:-1] >= PAUSE_NS)
-    end = draft.start_ns[tasks[paused + 1]]
-    source = np.append(-1, others[np.argsort(draft.end_ns[others], kind="stable")])
-    source = source[np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")]
-    delay = end - draft.end_ns[source]
-    known = (source >= 0) & (delay < pause[paused])
-    draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])
+    for others in kinds:
+        end = draft.start_ns[tasks[paused + 1]]
+        source = np.append(-1, others[np.argsort(draft.end_ns[others], kind="stable")])
+        source = source[np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")]
+        delay = end - draft.end_ns[source]
+        known = (source >= 0) & (delay < pause[paused])
+        draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])
+        paused = paused[~known]
+
+
+def _native(trace: Trace) -> np.ndarray:
+    """Return a mask of the rows of PyTorch's own operators: those that wait for a device call its runtime."""
+    native = np.array([NATIVE.search(text) is not None for text in trace.text("name")] + [False])
+    return native[trace["name"]]

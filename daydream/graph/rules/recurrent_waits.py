@@ -53,7 +53,7 @@ from daydream.graph.rules.thresholds import (
 )
 from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex
-from daydream.trace.schema import BY_CLOCK, NO_ID, OFF_CPU
+from daydream.trace.schema import NO_ID, OFF_CPU
 from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
@@ -478,11 +478,9 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
             texts = draft.trace.values("name", alone.row)
             draft.name[stops] = [draft.code("name", f"wait: {text}") for text in texts]
             tasks = draft.on(lane)
-            after = np.searchsorted(draft.order[tasks], draft.order[stops[~unknown]], side="right")
+            after = np.searchsorted(draft.order[tasks], draft.order[stops], side="right")
             behind = tasks[np.minimum(after, len(tasks) - 1)]
-            draft.link(
-                stops[~unknown], behind, latency_ns=length[~unknown], from_start=True, cause=Cause.OUTSIDE
-            )
+            draft.link(stops, behind, latency_ns=length, from_start=True, cause=Cause.OUTSIDE)
     goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
     for lane in unique(waker).tolist():
         mine = waker == lane
@@ -508,10 +506,8 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
     worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
     threads = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
-    clock = np.array(names) == BY_CLOCK
     share = np.where(threads, FILLED_SHARE, COVERED_SHARE)
-    doubtful = (threads | clock) & (worked >= share * blocked.length)
-    doubtful &= unknown & ~alone
+    doubtful = unknown & ~alone & (worked >= share * blocked.length)
     waker = np.full(len(told), -1)
     nearest = waker + WOKEN_NS
     for other in others_of(draft, lane):

@@ -53,7 +53,7 @@ HELD_CHANCE = 0.01  # that as many late starts of a stream are so close
 # Threads that wait for each other.
 PAUSE_NS = 50_000  # shorter pauses and calls are a thread's own
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on: 15 to 60 us on two busy cores
-COVERED_SHARE = 0.9  # of a pause through which others work, so that it may be a wait for them
+COVERED_SHARE = 0.5  # of a pause through which others work, so that it may be a wait for them
 IDLE_SHARE = 0.5  # of a thread's time in such pauses: it waits in them rather than works
 WOKEN_NS = 100_000  # before a switch in, what another thread did that may have woken it: 2 to 63 us, A100
 LEAST_PAUSES = 2  # of a kind that end alike

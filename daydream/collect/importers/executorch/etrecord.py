@@ -88,7 +88,9 @@ class _Files:
 
     def __init__(self, record: zipfile.ZipFile, path: Path, max_unpacked: int | None) -> None:
         self.names = set(record.namelist())
-        self._record, self._path, self._most = record, path, most_unpacked(path, max_unpacked)
+        self._record = record
+        self._path = path
+        self._most = most_unpacked(path, max_unpacked)
 
     def decoded(self, name: str, kind: type[Found]) -> Found | None:
         """Return a file of the record, None if it has none of that name."""
@@ -130,7 +132,8 @@ def _handle(node: Node, moved_bytes: int) -> Handle:
 
 def innermost(stack: str) -> str:
     """Return the path of the last module of a stack as torch.export has it: `key,path,type;key,path,type`."""
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for letter in stack.rpartition(";")[2]:
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and not depth:

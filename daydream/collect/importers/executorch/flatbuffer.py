@@ -13,7 +13,8 @@ class Buffer:
     """The bytes of a file; what is read beyond their end raises `TraceError`."""
 
     def __init__(self, data: bytes, path: str) -> None:
-        self.data, self.path = data, path
+        self.data = data
+        self.path = path
         self._texts: dict[int, str] = {}
 
     def number(self, code: str, at: int) -> int:
@@ -45,7 +46,8 @@ class Table:
     """A table of a buffer at a place; fields are told by their number in the schema."""
 
     def __init__(self, buffer: Buffer, at: int) -> None:
-        self._buffer, self._at = buffer, at
+        self._buffer = buffer
+        self._at = at
         self._fields = at - buffer.number("i", at)
         self._size = buffer.number("H", self._fields)
 

@@ -33,7 +33,7 @@ NODE = regex(r"(_\d+)?_*")
 """What stands behind the operator in a node's name: `aten_relu_default_1_`."""
 
 
-def read_inspector(path: Path, *, max_unpacked: int | None = None) -> Recording:
+def read_inspector(path: Path, *, max_unpacked: int | None) -> Recording:
     """Return the recording in a table of Inspector. Raises `TraceError` if it is none."""
     check_regular(path)
     with path.open("rb") as file:
@@ -79,7 +79,8 @@ def _unit_ns(record: Mapping[str, Any], path: Path) -> int:
 
 def _times(record: Mapping[str, Any], number: int, path: Path) -> Iterator[tuple[int, float]]:
     """Yield when an event began, in ns, and how long it took, in each run; `TraceError` if they are odd."""
-    raw, start = record["raw"], record["start_time"]
+    raw = record["raw"]
+    start = record["start_time"]
     if raw is None and start is None:  # no event of time: a tensor that was kept
         return
     both = isinstance(raw, list) and isinstance(start, list) and len(raw) == len(start)
@@ -101,7 +102,8 @@ def _is_number(value: Any) -> bool:
 
 def _handles(record: Mapping[str, Any], name: str) -> list[Handle]:
     """Return the operators of an event: one a node, and the kernel's own where the event's name tells it."""
-    modules, stacks = _known(record.get("module_hierarchy")), _known(record.get("stack_traces"))
+    modules = _known(record.get("module_hierarchy"))
+    stacks = _known(record.get("stack_traces"))
     types = record.get("op_types")
     types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
     handles = [
@@ -148,10 +150,8 @@ def _of_json(path: Path, most: int) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is no readable JSON ({str(error)[:100]}); save the table again.") from None
     if isinstance(found, dict) and isinstance(found.get(COLUMN), dict):
-        rows, columns = (
-            list(found[COLUMN]),
-            {name: each for name, each in found.items() if isinstance(each, dict)},
-        )
+        rows = list(found[COLUMN])
+        columns = {name: each for name, each in found.items() if isinstance(each, dict)}
         found = [{name: each.get(row) for name, each in columns.items()} for row in rows]
     elif isinstance(found, dict) and COLUMN in found:
         found = [found]

@@ -23,7 +23,7 @@ NANOSECONDS = (
 )
 
 
-def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | None = None) -> Recording:
+def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | None) -> Recording:
     """Return the recording of an ETDump. Raises `TraceError` if one of the two files is not usable."""
     events = read_events(path)
     notes = [NANOSECONDS]

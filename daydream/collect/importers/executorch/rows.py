@@ -145,7 +145,8 @@ def _add_handles(
         column[index] = places.setdefault(row.identifier, len(places))
         used[row.identifier] = entries[row.identifier]
     if used:
-        recording.columns["handle"], recording.handles = column, DebugHandleMap(used, rule=rule)
+        recording.columns["handle"] = column
+        recording.handles = DebugHandleMap(used, rule=rule)
     if unknown:
         names = len({row.name for row in unknown})
         recording.note(

@@ -31,7 +31,7 @@ import msgspec
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
 from daydream.collect.importers.kineto.scanned import Scanner, Table
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, marked_encoding, most_unpacked, reading
+from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 
@@ -74,7 +74,8 @@ def mended(text: bytes) -> tuple[bytes, int]:
     parts: list[bytes] = []
     at = count = 0
     while found := TOKEN.search(text, at):
-        old, new = found.group(), b"null"
+        old = found.group()
+        new = b"null"
         parts.append(text[at : found.start()])
         at = found.end()
         if old == b",":
@@ -116,7 +117,7 @@ class EventReader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: StrPath,
         *,
         exact_times: bool = False,
         block_bytes: int = BLOCK_BYTES,
@@ -157,14 +158,16 @@ class EventReader:
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
         if buffer.lstrip()[:1] == b"[":
-            prefix, buffer = b"", buffer.lstrip()[1:]
+            prefix = b""
+            buffer = buffer.lstrip()[1:]
         else:
             while (key := EVENTS_KEY.search(buffer)) is None:
                 more = file.read(max(self.block_bytes, len(buffer)))
                 if not more:
                     self._explain_no_events(buffer)
                 buffer += more
-            prefix, buffer = buffer[: key.end()], buffer[key.end() :]
+            prefix = buffer[: key.end()]
+            buffer = buffer[key.end() :]
         following = iter(lambda: file.read(self.block_bytes), b"")
         if isinstance(file, Counted) or size >= WORTH_A_THREAD:
             following = ahead(following)
@@ -328,7 +331,7 @@ class Document(msgspec.Struct, gc=False):
 
 
 @contextmanager
-def opened(path: Path, max_unpacked: int | None = None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+def opened(path: Path, max_unpacked: int | None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
     """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
 
     Text that says its encoding is in UTF-8, and does not. Raises `TraceError` where it cannot be read.

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns
 
 Id = int | str | float | None
 NOTHING = msgspec.Raw(b"")
@@ -128,7 +128,8 @@ def patient_event(row: Any) -> Event | None:
             if key in given:
                 kept[name] = _raw(given[key]) if name in RAW else _scalar(given[key])
         args = Args(**kept)
-    phase, category = row.get("ph"), row.get("cat")
+    phase = row.get("ph")
+    category = row.get("cat")
     return Event(
         ph=phase if isinstance(phase, str) else "",
         cat=category if isinstance(category, str) else None,
@@ -186,7 +187,7 @@ NAMED = ("operator", "annotation")
 DEVICE = ("kernel", "memcpy", "memset", "sync")
 
 
-def is_kind(columns: dict[str, np.ndarray], kinds: Iterable[str]) -> np.ndarray:
+def is_kind(columns: Columns, kinds: Iterable[str]) -> np.ndarray:
     """Return which rows are of some kinds: bool, shape (rows,)."""
     return np.isin(columns["kind"], [KINDS.index(kind) for kind in kinds])
 
@@ -217,7 +218,8 @@ def other_row(event: Event) -> tuple[str, Event] | None:
     None if it is neither work of a device nor a call; an empty kind if it is known to be no work, such
     as the record of an event.
     """
-    category, args = event.cat, event.args
+    category = event.cat
+    args = event.args
     if category is None and event.pid == LEGACY_CPU:
         return "operator", event
     if category in QUEUES:
@@ -257,11 +259,14 @@ def call_of_flow(event: Event) -> Event:
     return event
 
 
-def small_ids(correlation: np.ndarray) -> np.ndarray:
-    """Return correlation ids numbered anew where some are too large to be told apart between ranks."""
-    if not len(correlation) or int(correlation.max()) < LARGEST_ID:
-        return correlation
-    values, number = np.unique(correlation, return_inverse=True)
+def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
+    """Return ids as they are where all are below `most`, else numbered from 0 in their order; -1 stays.
+
+    By default they may be as large as correlation ids that can be told apart between ranks.
+    """
+    if not len(ids) or int(ids.max()) < most:
+        return ids
+    values, number = np.unique(ids, return_inverse=True)
     return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
 
 
@@ -279,7 +284,8 @@ def launch_with_neighbours(correlation: np.ndarray, call: np.ndarray, work: np.n
 
 def _on_device(event: Event, args: Args, name: str, stream: Any) -> tuple[str, Event]:
     if name in ENDS_OF_WAITS:
-        event.name, event.args = ENDS_OF_WAITS[name], msgspec.structs.replace(args, stream=stream)
+        event.name = ENDS_OF_WAITS[name]
+        event.args = msgspec.structs.replace(args, stream=stream)
         return "sync", event
     if NO_WORK.search(name):
         return "", event
@@ -303,7 +309,8 @@ def _of_npu(event: Event, args: Args, name: str) -> tuple[str, Event] | None:
         event.args = msgspec.structs.replace(args, stream=event.tid, device=0, correlation=start)
         return "kernel", event
     if args.level != "" and args.npu_thread != -1:
-        event.tid, event.name = args.npu_thread, NPU_PREFIX.sub("", name)
+        event.tid = args.npu_thread
+        event.name = NPU_PREFIX.sub("", name)
         return "runtime", event
     return None
 

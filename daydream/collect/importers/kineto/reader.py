@@ -14,14 +14,13 @@ This file and its neighbours `kineto_*` are the only ones that know Kineto's nam
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader, json_bytes
 from daydream.collect.importers.kineto.events import (
@@ -42,15 +41,16 @@ from daydream.collect.importers.kineto.values import (
     NeedsDigitsError,
     compact_json,
     element_types,
-    outer_first,
+    in_order,
     plain_text,
     triple,
 )
 from daydream.errors import TraceError
+from daydream.files.input_files import StrPath
 from daydream.lazy import regex
 from daydream.parallel.engines import ahead
 from daydream.text import counted
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Columns, Document, Texts
 from daydream.trace.valid import is_amount
 
 DEVICE_FIELDS = {
@@ -80,9 +80,9 @@ VERSION_FIELDS = (
 )
 
 
-def metadata_of(header: Header, path: Path) -> dict[str, Any]:
+def metadata_of(header: Header, path: Path) -> Document:
     """Return a trace's metadata: source (the file's name), devices, rank, world size, groups, versions."""
-    metadata: dict[str, Any] = {"source": plain_text(path.name), "notes": []}
+    metadata: Document = {"source": plain_text(path.name), "notes": []}
     if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
         metadata["devices"] = devices
     world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
@@ -93,7 +93,7 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
         metadata["backend"] = plain_text(world["backend"])
     if groups := [_group(one) for one in _dicts(world.get("pg_config"))]:
         metadata["groups"] = groups
-    versions: dict[str, Any] = {name: getattr(header, name) for name in VERSION_FIELDS}
+    versions: Document = {name: getattr(header, name) for name in VERSION_FIELDS}
     versions["nccl_version"] = world.get("nccl_version")
     told = {
         name: plain_text(str(told)) for name, told in versions.items() if isinstance(told, (str, int, float))
@@ -103,7 +103,7 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
     return metadata
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def _dicts(value: Any) -> list[Document]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
@@ -111,13 +111,13 @@ def _is_count(value: Any) -> bool:
     return is_amount(value) and value < 2**31
 
 
-def _device(given: dict[str, Any]) -> dict[str, Any]:
+def _device(given: Document) -> Document:
     device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if is_amount(given.get(theirs))}
     device.pop("name", None)
     return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
 
 
-def _group(given: dict[str, Any]) -> dict[str, Any]:
+def _group(given: Document) -> Document:
     ranks = given.get("ranks")
     return {
         "name": plain_text(str(given.get("pg_name", ""))),
@@ -217,12 +217,11 @@ def _shapes(shapes: str, formats: str) -> str | None:
 RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
 WORTH_A_THREAD = 4 << 20  # bytes of JSON
 RESUMES_NS = 100_000  # from the profiler's own time to the next row of its thread: 4 to 37 us
-DAY_NS = 86_400_000_000_000
 LARGEST_BASE_NS = NEVER = 2**62
 
 
 def read_kineto(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     progress: Callable[[float], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -232,7 +231,7 @@ def read_kineto(
 
     Raises `TraceError` if the file is no Kineto trace or holds no usable row.
     """
-    how: dict[str, Any] = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
+    how: Document = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
     try:
         return _gathered(EventReader(path, **how), progress)
     except NeedsDigitsError:
@@ -256,8 +255,10 @@ class _Importer:
     """Makes a recording of the rows of a file that was read."""
 
     def __init__(self, reader: EventReader, rows: Rows) -> None:
-        self.reader, self.rows = reader, rows
-        self.left_out, self.codes = rows.left_out, rows.codes
+        self.reader = reader
+        self.rows = rows
+        self.left_out = rows.left_out
+        self.codes = rows.codes
 
     def recording(self) -> Recording:
         columns = self._columns()
@@ -295,19 +296,11 @@ class _Importer:
             add_details(recording, Path(self.reader.path))
         return recording
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def _columns(self) -> Columns:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
         growing = self.rows.growing
-        start, duration = growing.take("start_ns"), growing.take("duration_ns")
-        order = outer_first(start, duration)
-        start = start[order]
-        if len(start):
-            odd = np.abs(start - start[len(start) // 2]) > DAY_NS
-            odd |= duration[order] > DAY_NS
-            if odd.any():
-                self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
-                order, start = order[~odd], start[~odd]
-        columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
+        order, start, duration = in_order(growing, self.left_out)
+        columns = {"start_ns": start, "duration_ns": duration}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
         if self.rows.of_npu and {"pid", "correlation"} <= columns.keys():
@@ -323,14 +316,15 @@ class _Importer:
             columns["stack"] = np.where(called, self.rows.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
 
-    def _place_overhead(self, columns: dict[str, np.ndarray]) -> None:
+    def _place_overhead(self, columns: Columns) -> None:
         """Give the profiler's own time to the thread that goes on right behind it, as Kineto names none.
 
         What is no thread's has no length. That the command buffer was full was the device's doing.
         """
         overhead = np.flatnonzero(is_kind(columns, ("blocked",)) & (columns["pid"] == UNKNOWN))
         called = np.flatnonzero(is_kind(columns, CALLED))
-        start, end = columns["start_ns"], columns["start_ns"] + columns["duration_ns"]
+        start = columns["start_ns"]
+        end = columns["start_ns"] + columns["duration_ns"]
         edges = np.append(start[called], end[called])
         order = np.argsort(edges, kind="stable")
         edges = np.append(edges[order], NEVER)
@@ -350,7 +344,7 @@ class _Importer:
         columns["name"] = columns["name"].astype(np.int32)
         columns["name"][overhead] = self.rows.names.of(named)
 
-    def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    def _texts(self, columns: Columns) -> Texts:
         """Return the texts of the coded columns, each once; the texts that say nothing become unknown."""
         element_types(columns, self.codes)
         read: dict[str, Callable[[Any], str]] = {"grid": triple, "block": triple, "shapes": compact_json}

@@ -41,7 +41,7 @@ from daydream.collect.importers.kineto.values import (
     group_of,
     start_ns,
 )
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021
 MODULE = "nn.Module: "
@@ -61,8 +61,10 @@ class Rows:
         self.growing = GrowingColumns(frozenset({"kind", "name", *CODED}))
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
-        self.of_npu, self.vendor = False, ""
-        self.ids, self.threads = Numbers(UNKNOWN), Numbers(NO_ID)
+        self.of_npu = False
+        self.vendor = ""
+        self.ids = Numbers(UNKNOWN)
+        self.threads = Numbers(NO_ID)
         self.memory = MemoryRows()
         self._tables = TableColumns(self.names, self.codes, self.ids, self.threads)
         self._annotations: list[int] = []
@@ -112,9 +114,11 @@ class Rows:
         rows = table.columns.shape[1]
         if not rows:
             return
-        name, ranges = np.empty(rows, np.int32), False
+        name = np.empty(rows, np.int32)
+        ranges = False
         for code, kind in enumerate(KINDS):
-            chosen, known = table.rows(code), len(self.names)
+            chosen = table.rows(code)
+            known = len(self.names)
             if chosen.start < chosen.stop:
                 name[chosen] = self._tables.names_of(table, code)
                 if len(self.names) > known:
@@ -124,10 +128,13 @@ class Rows:
                     and bool(np.isin(name[chosen], [*self._modules, *self._annotations]).any())
                 )
         chunk = self._tables.chunk(table)
-        start, duration = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
-        chunk["start_ns"], chunk["duration_ns"] = start, duration
+        start = table.columns[PLACE["ts"]]
+        duration = table.columns[PLACE["dur"]]
+        chunk["start_ns"] = start
+        chunk["duration_ns"] = duration
         sizes = np.diff(table.edges[: len(KINDS) + 1])
-        chunk["name"], chunk["kind"] = name, np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
+        chunk["name"] = name
+        chunk["kind"] = np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
         if self._tables.on_queues(table):
             self.vendor = "xpu"
         if int(start.min()) == NO_ID or int(duration.min()) < 0:
@@ -196,7 +203,7 @@ class Rows:
 
     def _add(self, kind: str, events: list[Event]) -> None:
         """Make a chunk of the events of one kind; of its columns keep those that hold anything."""
-        chunk: dict[str, np.ndarray] = {}
+        chunk: Columns = {}
         chunk["start_ns"], no_start = start_ns([event.ts for event in events], exact=self._exact)
         chunk["duration_ns"], no_duration = duration_ns([event.dur for event in events])
         known = len(self.names)
@@ -210,7 +217,7 @@ class Rows:
             self._add_args(kind, events, chunk)
         self._add_chunk(kind, self._timed(chunk, no_start | no_duration))
 
-    def _timed(self, chunk: dict[str, np.ndarray], bad: np.ndarray) -> dict[str, np.ndarray]:
+    def _timed(self, chunk: Columns, bad: np.ndarray) -> Columns:
         """Return a chunk without the rows that have no time, which are counted."""
         negative = ~bad & (chunk["duration_ns"] < 0)
         if not (bad | negative).any():
@@ -223,15 +230,16 @@ class Rows:
         """Return whether a row of a kind may be an annotation or a module by its name."""
         return kind in NAMED and bool(self._modules or (self._annotations and kind == "operator"))
 
-    def _add_chunk(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+    def _add_chunk(self, kind: str, chunk: Columns) -> None:
         if self._holds_ranges(kind):
             self._split_ranges(kind, chunk)
         else:
             self._keep_as(kind, chunk)
 
-    def _add_args(self, kind: str, events: list[Event], chunk: dict[str, np.ndarray]) -> None:
+    def _add_args(self, kind: str, events: list[Event], chunk: Columns) -> None:
         args = [event.args or NO_ARGS for event in events]
-        codes, ids = self.codes, self.ids.of
+        codes = self.codes
+        ids = self.ids.of
         chunk["external_id"] = ids([a.external for a in args])
         if (chunk["external_id"] < 0).any():
             older = ids([a.external_2021 for a in args])
@@ -260,9 +268,7 @@ class Rows:
         if kind in DEVICE:
             self._add_place(kind, events, args, chunk)
 
-    def _add_place(
-        self, kind: str, events: list[Event], args: list[Args], chunk: dict[str, np.ndarray]
-    ) -> None:
+    def _add_place(self, kind: str, events: list[Event], args: list[Args], chunk: Columns) -> None:
         """Add where device work ran: by its arguments, else by pid and tid."""
         ids = self.ids.of
         chunk["device"] = ids([a.device for a in args])
@@ -288,7 +294,7 @@ class Rows:
             elif name.startswith(MODULE):
                 self._modules.append(code)
 
-    def _split_ranges(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+    def _split_ranges(self, kind: str, chunk: Columns) -> None:
         """Tell annotations of category Operator and module ranges of any category by their names."""
         module = np.isin(chunk["name"], self._modules)
         annotation = np.isin(chunk["name"], self._annotations) & ~module
@@ -302,5 +308,5 @@ class Rows:
                     part["layer"] = self.codes["layer"].of(paths)
                 self._keep_as(name, part)
 
-    def _keep_as(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+    def _keep_as(self, kind: str, chunk: Columns) -> None:
         self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})

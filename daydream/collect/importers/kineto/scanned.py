@@ -36,7 +36,7 @@ from daydream.collect.importers.kineto.events import (
 )
 from daydream.collect.importers.kineto.values import MEMORY_ROW, Codes, Names, NeedsDigitsError, Numbers
 from daydream.compiled import engine
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -71,10 +71,14 @@ INNER = (
 )
 PLACE = {name: place for place, name in enumerate((*OUTER, *INNER))}
 WIDTH = len(PLACE) + 2  # where an event stands is behind its fields
-KIND, BEGIN, SIZE = PLACE["args"], WIDTH - 2, WIDTH - 1
+KIND = PLACE["args"]
+BEGIN = WIDTH - 2
+SIZE = WIDTH - 1
 ODD_NUMBER = -(2**62)  # less the number of the text that stands for a number
 NEEDS_DIGITS = 2**63 - 1
-OTHER, MEMORY, NO_KIND = len(KINDS), len(KINDS) + 1, -1
+OTHER = len(KINDS)
+MEMORY = len(KINDS) + 1
+NO_KIND = -1
 ALWAYS = sum(1 << place for place in (PLACE["name"], PLACE["ts"], PLACE["dur"], BEGIN, SIZE))
 KIND_OF = {"X": OTHER, MEMORY_ROW: MEMORY, NPU_FLOW: NO_KIND}  # the words that the scanner asks for, in order
 KIND_OF |= {category: KINDS.index(kind) for category, kind in CATEGORIES.items()}
@@ -115,7 +119,10 @@ class Table:
         numbers: np.ndarray,
         texts: list[bytes],
     ) -> None:
-        self.columns, self.edges, self.numbers, self.texts = columns, edges, numbers, texts
+        self.columns = columns
+        self.edges = edges
+        self.numbers = numbers
+        self.texts = texts
         self.memory: list[Event] = []
         self.categories: list[str] = []
         self._fields = fields
@@ -147,7 +154,8 @@ class Table:
         """Return the table without some rows: bool, shape (rows,)."""
         edges = np.append(0, np.cumsum(~rows))[np.minimum(self.edges, len(rows))].tolist()
         rest = Table(self.columns[:, ~rows], edges, self._fields, self.numbers, self.texts)
-        rest.memory, rest.categories = self.memory, self.categories
+        rest.memory = self.memory
+        rest.categories = self.categories
         return rest
 
     def text(self, number: int) -> bytes:
@@ -167,7 +175,8 @@ class Scanner:
         self._hashes = np.empty(MOST_TEXTS, np.int64)
         self._slots = np.empty(2 * MOST_TEXTS, np.int32)
         loops = engine()
-        self.there, self._loops = loops is not None, loops
+        self.there = loops is not None
+        self._loops = loops
 
     def table(self, text: bytes, stop: int | None = None) -> Table | None:
         """Return the table of a JSON list, or of what stands in one up to `stop`; None if it is not as usual.
@@ -196,7 +205,8 @@ class Scanner:
         numbers = self._numbers([text[begin : begin + size] for begin, size in spans])
         if numbers is None:
             return None
-        columns, edges = np.empty((WIDTH, count), np.int64), np.empty(MEMORY + 2, np.int64)
+        columns = np.empty((WIDTH, count), np.int64)
+        edges = np.empty(MEMORY + 2, np.int64)
         fields = np.empty((2, MEMORY + 1), np.int64)
         loops.by_kind(self._rows[:count], WIDTH, KIND, ALWAYS, columns, edges, fields)
         table = Table(columns, edges.tolist(), fields.tolist(), numbers, self.texts)
@@ -282,7 +292,8 @@ class TextCodes:
     """The codes of a column's texts, looked up once a text."""
 
     def __init__(self, codes: Codes, read: Callable[[bytes], Any] = bytes) -> None:
-        self._codes, self._read = codes, read
+        self._codes = codes
+        self._read = read
         self._code_of = np.zeros(0, np.int32)  # by the number of a text
 
     def of(self, column: np.ndarray, table: Table) -> np.ndarray:
@@ -316,7 +327,8 @@ class TableColumns:
     """Makes chunks of tables; codes, names and numbers are those of the rows that they go to."""
 
     def __init__(self, names: Names, codes: dict[str, Codes], ids: Numbers, threads: Numbers) -> None:
-        self._ids, self._threads = ids, threads
+        self._ids = ids
+        self._threads = threads
         self._names = TextCodes(names, value_of)
         self._codes = {name: TextCodes(found) for name, found in codes.items()}
 
@@ -324,7 +336,7 @@ class TableColumns:
         """Return the codes of the names of the rows of a kind."""
         return self._names.of(table.columns[PLACE["name"], table.rows(kind)], table)
 
-    def chunk(self, table: Table) -> dict[str, np.ndarray]:
+    def chunk(self, table: Table) -> Columns:
         """Return the columns of a table but for its names and times, those that hold anything."""
         found: dict[str, np.ndarray | None] = {}
         for name, (field, kinds) in TEXTS.items():
@@ -373,7 +385,8 @@ class TableColumns:
             found["elements"] = np.where(sent > 0, sent, received)
         word = table.column("dtype", kinds)
         found["word"] = None if word is None else self._codes["word"].of(word, table)
-        group, ranks = table.column("group", kinds), table.column("group_ranks", kinds)
+        group = table.column("group", kinds)
+        ranks = table.column("group_ranks", kinds)
         if group is None:
             group = ranks
         elif ranks is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any
@@ -18,16 +19,17 @@ import msgspec
 import numpy as np
 
 from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
-from daydream.collect.derive.recording import narrow
+from daydream.collect.derive.recording import GrowingColumns, narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents, events_of
-from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
 LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
 LARGEST_WHOLE_US = int(LARGEST_US)
 EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
+DAY_NS = 86_400_000_000_000
 NOT_A_TIME = Decimal("NaN")
 
 
@@ -225,7 +227,26 @@ def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     return order
 
 
-def element_types(columns: dict[str, np.ndarray], coded: dict[str, Codes]) -> None:
+def in_order(growing: GrowingColumns, left_out: Counter[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Take the times of rows: their order, outer rows first, and starts and durations in it.
+
+    Rows at absurd times are left out, and counted.
+    """
+    start = growing.take("start_ns")
+    duration = growing.take("duration_ns")
+    order = outer_first(start, duration)
+    start = start[order]
+    if len(start):
+        odd = np.abs(start - start[len(start) // 2]) > DAY_NS
+        odd |= duration[order] > DAY_NS
+        if odd.any():
+            left_out["began or lasted more than a day away from the others"] += int(odd.sum())
+            order = order[~odd]
+            start = start[~odd]
+    return order, start, narrow(duration[order])
+
+
+def element_types(columns: Columns, coded: dict[str, Codes]) -> None:
     """Turn operators' input types and collectives' types into `dtype`."""
     codes = Codes()
     dtype: np.ndarray | None = None
@@ -239,7 +260,8 @@ def element_types(columns: dict[str, np.ndarray], coded: dict[str, Codes]) -> No
             column = np.array([*found, UNKNOWN], np.int8)[columns.pop(name)]
             dtype = column if dtype is None else np.where(column >= 0, column, dtype)
     if dtype is not None:
-        columns["dtype"], coded["dtype"] = dtype, codes
+        columns["dtype"] = dtype
+        coded["dtype"] = codes
 
 
 MEMORY_ROW = "[memory]"
@@ -253,13 +275,14 @@ class MemoryRows:
     """The `[memory]` rows of a file, gathered while it is read; `notes` says what was odd about them."""
 
     def __init__(self) -> None:
-        self._parts: list[dict[str, np.ndarray]] = []
+        self._parts: list[Columns] = []
         self.notes: list[str] = []
 
     def add(self, rows: list[Event], threads: Numbers, *, exact: bool) -> None:
         """Keep some rows."""
         args = [row.args or NO_ARGS for row in rows]
-        numbers, signed = Numbers(UNKNOWN), Numbers(NONE)
+        numbers = Numbers(UNKNOWN)
+        signed = Numbers(NONE)
         time, bad = start_ns([row.ts for row in rows], exact=exact)
         self._parts.append({
             "bad": bad,
@@ -281,10 +304,12 @@ class MemoryRows:
         """
         if not self._parts:
             return None
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         del parts
-        bad, kind = columns.pop("bad"), columns.pop("kind")
+        bad = columns.pop("bad")
+        kind = columns.pop("kind")
         columns = {name: column.astype(np.int64) for name, column in columns.items()}
         bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (columns["device"] < 0))
         columns["time_ns"] = np.where(bad, 0, columns["time_ns"] - first_ns)

@@ -84,7 +84,8 @@ def wakers(
     """
     found = np.full(len(end), NO_ID)
     nearest = np.full(len(end), LATEST_NS)
-    before, beyond = start.min() - LATEST_NS, end.max() + LATEST_NS
+    before = start.min() - LATEST_NS
+    beyond = end.max() + LATEST_NS
     for other in np.unique(np.append(thread, caller)).tolist():
         own = np.flatnonzero(thread == other)
         own = own[np.argsort(start[own], kind="stable")]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.importers.database import open_database, quoted
+from daydream.collect.importers.database import quoted
 from daydream.errors import TraceError
-from daydream.trace.schema import UNKNOWN
+from daydream.files.input_files import StrPath
+from daydream.trace.schema import UNKNOWN, Columns
 
 MISSING = -(2**63)
 """Value of a time that is null."""
@@ -20,21 +19,13 @@ BLOCK = 50_000
 TIMES = ("start", "end")
 
 
-@contextmanager
-def open_export(path: str | os.PathLike[str], max_unpacked: int | None = None) -> Iterator[Export]:
-    """Open an export read-only; a gzipped one is unpacked to a temporary file.
-
-    Raises `TraceError` if the file is missing, damaged or no Nsight Systems export, at
-    once or, where SQLite notices later, from within the block.
-    """
-    with open_database(path, max_unpacked) as connection:
-        yield Export(connection, path)
-
-
 class Export:
-    """Tables of one export. What a version does not have reads as absent or unknown."""
+    """Tables of one export. What a version does not have reads as absent or unknown.
 
-    def __init__(self, connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
+    Raises `TraceError` if the database is no Nsight Systems export.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: StrPath) -> None:
         self.connection = connection
         self.path = path
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -48,9 +39,7 @@ class Export:
     def __contains__(self, table: str) -> bool:
         return table in self.tables
 
-    def blocks(
-        self, table: str, fields: Sequence[str], *, text: str | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def blocks(self, table: str, fields: Sequence[str], *, text: str | None = None) -> Iterator[Columns]:
         """Yield integer columns of a table in blocks of rows; one text column may follow, as objects.
 
         Null is `MISSING` in times and `UNKNOWN` in other columns, as is a column the table lacks.

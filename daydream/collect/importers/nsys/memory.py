@@ -45,8 +45,10 @@ def read_memory(
             f"{'was' if elsewhere == 1 else 'were'} left out."
         )
     kept = np.flatnonzero(on_gpu & (rank >= 0))
-    rows, rank = {name: column[kept] for name, column in rows.items()}, rank[kept]
-    operation, nbytes = rows["memoryOperationType"], rows["bytes"]
+    rows = {name: column[kept] for name, column in rows.items()}
+    rank = rank[kept]
+    operation = rows["memoryOperationType"]
+    nbytes = rows["bytes"]
     bad = (np.abs(rows["start"] // 2) > LATEST // 2) | ~np.isin(operation, (ALLOCATION, FREE))
     bad |= (nbytes < 0) | (nbytes > LARGEST_AMOUNT) | (rows["deviceId"] < 0)
     pid, tid = _threads(

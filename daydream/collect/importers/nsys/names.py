@@ -62,7 +62,8 @@ def parse_range(label: str) -> tuple[str, str, int | None, str | None]:
     suffix = SUFFIX.search(label)
     if suffix is None:
         return "annotation", label, None, None
-    name, rest = label[: suffix.start()], label[suffix.start() :]
+    name = label[: suffix.start()]
+    rest = label[suffix.start() :]
     sequence = SEQUENCE.match(rest)
     if sequence is None and "::" not in name:
         return "annotation", name, None, None

@@ -8,7 +8,6 @@ named here (environment, samples, call chains) stays in the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.nsys.blocked import BLOCKED, WAITS, WAKES, define_blocked, wakers
-from daydream.collect.importers.nsys.export import Export, open_export
+from daydream.collect.importers.nsys.export import Export
 from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
 from daydream.collect.importers.nsys.processes import Processes, pid_and_tid, process_of
 from daydream.collect.importers.nsys.waits import name_syncs, place_syncs, resolve_waits
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns, Document
 from daydream.trace.valid import is_amount
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -64,21 +63,13 @@ DEVICE_FIELDS = {
 }
 
 
-def read_nsys(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Recording:
-    """Return the recording in an Nsight Systems .sqlite or .sqlite.gz export.
-
-    One that is packed may have `max_unpacked` bytes.
+def read_export(export: Export) -> Recording:
+    """Return the recording in an Nsight Systems export that is open.
 
     With several processes on GPUs, each is a rank, numbered by its lowest device (see
-    `nsys_processes.split_ranks`), and correlation ids, which count per process, are made unique.
-    Raises `TraceError` if the file is no such export or has no CUDA activity.
+    `nsys.processes.split_ranks`), and correlation ids, which count per process, are made unique.
+    Raises `TraceError` if the export has no CUDA activity.
     """
-    with open_export(path, max_unpacked) as export:
-        return read_export(export)
-
-
-def read_export(export: Export) -> Recording:
-    """Return the recording in an export that is open, as `read_nsys` does."""
     if not any(table in export for table in CUDA_TABLES):
         raise TraceError(
             f"{export.path} is an Nsight Systems export without CUDA activity; record again with "
@@ -93,7 +84,7 @@ class _Importer:
 
     def __init__(self, export: Export) -> None:
         self.export = export
-        self.parts: list[dict[str, np.ndarray]] = []
+        self.parts: list[Columns] = []
         self.codes: dict[str, dict[str, int]] = {
             name: {} for name in ("kind", "name", "grid", "block", "shapes")
         }
@@ -117,7 +108,8 @@ class _Importer:
         rows = len(columns["start_ns"])
         if not rows:
             raise TraceError(f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row.")
-        processes, contexts = columns.pop("process"), columns.pop("context")
+        processes = columns.pop("process")
+        contexts = columns.pop("context")
         origin = int(columns["start_ns"].min())
         columns["start_ns"] -= origin
         self._number_processes(columns, processes)
@@ -251,7 +243,7 @@ class _Importer:
         names = name_syncs(recording, rows, sync, self.export.enum("ENUM_CUPTI_SYNC_TYPE", "name"))
         columns["name"][rows] = self._code("name", names)
         recording.texts["name"] = list(self.codes["name"])
-        records: list[dict[str, np.ndarray]] = []
+        records: list[Columns] = []
         for table in EVENTS:
             if table in self.export:
                 fields = ("streamId", "correlationId", "eventId", "eventSyncId")
@@ -261,9 +253,7 @@ class _Importer:
             block["correlationId"] = self.processes.correlation(block["correlationId"], owner)
         resolve_waits(recording, rows, sync, records)
 
-    def _blocks(
-        self, table: str, fields: tuple[str, ...], *, text: str | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def _blocks(self, table: str, fields: tuple[str, ...], *, text: str | None = None) -> Iterator[Columns]:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
@@ -280,13 +270,14 @@ class _Importer:
     def _add(self, of_kind: str | None, rows: Mapping[str, np.ndarray], **columns: np.ndarray) -> None:
         if of_kind is not None:
             columns["kind"] = np.repeat(self._code("kind", [of_kind]), len(rows["start"]))
-        columns["start_ns"], columns["duration_ns"] = rows["start"], rows["end"] - rows["start"]
+        columns["start_ns"] = rows["start"]
+        columns["duration_ns"] = rows["end"] - rows["start"]
         if "globalTid" in rows:
             columns["pid"], columns["tid"] = pid_and_tid(rows["globalTid"])
         columns["process"] = process_of(rows["globalTid" if "globalTid" in rows else "globalPid"])
         self.parts.append(columns)
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def _columns(self) -> Columns:
         """Return whole columns in order of start, enclosing rows first."""
         sizes = [len(part["start_ns"]) for part in self.parts]
         names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(*self.parts)
@@ -301,7 +292,7 @@ class _Importer:
         order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
         return {name: column[order].astype(np.int64, copy=False) for name, column in columns.items()}
 
-    def _number_processes(self, columns: dict[str, np.ndarray], processes: np.ndarray) -> None:
+    def _number_processes(self, columns: Columns, processes: np.ndarray) -> None:
         """Give ranks to the processes with device work, and make correlation ids unique across processes."""
         on_device = np.isin(columns["kind"], [self.codes["kind"].get(kind, -2) for kind in DEVICE_KINDS])
         self.processes = Processes(processes, on_device, columns["device"])
@@ -312,10 +303,10 @@ class _Importer:
                 f"{self.processes.ranks} processes did device work; they are ranks, by their lowest device."
             )
 
-    def _devices(self, used: np.ndarray) -> list[dict[str, Any]]:
+    def _devices(self, used: np.ndarray) -> list[Document]:
         """Return the properties of the devices, or their bare ids where the file does not describe them."""
         gpus = self.export.records("TARGET_INFO_GPU")
-        pairs: dict[Any, dict[str, Any]] = {}  # CUDA numbers the devices that a process sees
+        pairs: dict[Any, Document] = {}  # CUDA numbers the devices that a process sees
         for seen in self.export.records("TARGET_INFO_CUDA_DEVICE"):
             for row in gpus:
                 if row.get("id") == seen.get("gpuId") is not None:
@@ -327,7 +318,7 @@ class _Importer:
                 pairs.setdefault(next(filter(is_amount, numbers), None), row)
         devices = []
         for number, row in pairs.items():
-            device: dict[str, Any] = {"id": number}
+            device: Document = {"id": number}
             for theirs, ours in DEVICE_FIELDS.items():
                 value = row.get(theirs)
                 if isinstance(value, str) if ours == "name" else is_amount(value):
@@ -354,7 +345,7 @@ class _Importer:
         return (np.concatenate(([UNKNOWN], codes)) if len(used) > len(texts) else codes)[which]
 
 
-def _on_device(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _on_device(rows: Mapping[str, np.ndarray]) -> Columns:
     columns = {
         "device": rows["deviceId"],
         "context": rows["contextId"],

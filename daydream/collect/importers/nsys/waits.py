@@ -114,7 +114,8 @@ def resolve_waits(
         stream[wait] = table["streamId"][record]
         correlation[wait] = table["correlationId"][record]
     if len(where):
-        recording.columns["wait_stream"], recording.columns["wait_correlation"] = stream, correlation
+        recording.columns["wait_stream"] = stream
+        recording.columns["wait_correlation"] = correlation
     unresolved = int((correlation[where] < 0).sum())
     if unresolved:
         recording.note(

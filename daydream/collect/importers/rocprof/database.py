@@ -23,7 +23,9 @@ from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import UNKNOWN
 
-PREFIX, STRINGS = "rocpd_", "rocpd_string"
+Rows = list[dict[str, Any]]
+PREFIX = "rocpd_"
+STRINGS = "rocpd_string"
 AXES = "xyz"
 
 
@@ -53,7 +55,9 @@ class _Process:
     """The tables of one process, into one builder."""
 
     def __init__(self, connection: sqlite3.Connection, suffix: str, path: Path) -> None:
-        self.connection, self.suffix, self.path = connection, suffix, path
+        self.connection = connection
+        self.suffix = suffix
+        self.path = path
         self.builder = RowBuilder()
         self.texts = self._named("string", "string")
         self.pids = self._named("info_process", "pid")
@@ -96,7 +100,7 @@ class _Process:
         name = next((name for name in names if isinstance(name, str) and name), None)
         return {"id": number} if name is None else {"id": number, "name": name[:200]}
 
-    def _kernels(self, rows: list[dict[str, Any]], ids: dict[Any, int]) -> None:
+    def _kernels(self, rows: Rows, ids: dict[Any, int]) -> None:
         symbols = {
             row["id"]: row["display_name"] or row["kernel_name"]
             for row in self._rows("info_kernel_symbol", ("id", "display_name", "kernel_name"))
@@ -110,7 +114,7 @@ class _Process:
             device=rocprof.numbers_of(self.numbers, [row["agent_id"] for row in rows]),
         )  # fmt: skip
 
-    def _copies(self, rows: list[dict[str, Any]], ids: dict[Any, int], notes: list[str]) -> None:
+    def _copies(self, rows: Rows, ids: dict[Any, int], notes: list[str]) -> None:
         rocprof.add_copies(
             self.builder, _times(rows), [self._direction(row) for row in rows], _streams(rows), notes,
             device=rocprof.ends_of(self.numbers, *([row[end] for row in rows] for end in ENDS)),
@@ -126,7 +130,7 @@ class _Process:
         words = ["DEVICE" if end == "GPU" else "HOST" if end == "CPU" else "" for end in ends]
         return "_TO_".join(words) if all(words) else ""
 
-    def _calls(self, rows: list[dict[str, Any]], ids: dict[Any, int]) -> None:
+    def _calls(self, rows: Rows, ids: dict[Any, int]) -> None:
         domains = [str(self.texts.get(self.categories.get(row["event_id"])) or "") for row in rows]
         names = [str(self.texts.get(row["name_id"]) or "") for row in rows]
         columns = {
@@ -155,7 +159,7 @@ class _Process:
     def _named(self, table: str, column: str) -> dict[Any, Any]:
         return {row["id"]: row[column] for row in self._rows(table, ("id", column))}
 
-    def _rows(self, table: str, columns: tuple[str, ...], most: int = -1) -> list[dict[str, Any]]:
+    def _rows(self, table: str, columns: tuple[str, ...], most: int = -1) -> Rows:
         """Return rows of a table; a column that it lacks is None, and so is all of one that is not there."""
         name = PREFIX + table + self.suffix
         there = {row[1] for row in self.connection.execute(f"PRAGMA table_info({quoted(name)})")}
@@ -177,13 +181,13 @@ COPIES = (*TIMES, "name_id", *ENDS, "size", "queue_id", "stream_id")
 CALLS = (*TIMES, "pid", "tid", "name_id")
 
 
-def _times(rows: list[dict[str, Any]]) -> rocprof.Times:
+def _times(rows: Rows) -> rocprof.Times:
     return whole([row["start"] for row in rows]), whole([row["end"] for row in rows])
 
 
-def _streams(rows: list[dict[str, Any]]) -> np.ndarray:
+def _streams(rows: Rows) -> np.ndarray:
     return rocprof.streams_or_queues([row["stream_id"] for row in rows], [row["queue_id"] for row in rows])
 
 
-def _by_event(rows: list[dict[str, Any]], ids: dict[Any, int]) -> np.ndarray:
+def _by_event(rows: Rows, ids: dict[Any, int]) -> np.ndarray:
     return whole([ids.get(row["event_id"], UNKNOWN) for row in rows])

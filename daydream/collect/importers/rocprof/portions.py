@@ -27,7 +27,9 @@ def portions(
     """
     text = memoryview(array)
     decoder: Any = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
-    begin, size, first = 0, portion_bytes, True
+    begin = 0
+    size = portion_bytes
+    first = True
     while len(text) - begin > size:
         window = bytes(text[begin : begin + size])
         cuts = list(BETWEEN.finditer(window, max(0, len(window) - (1 << 15))))[-CUTS_TRIED:]
@@ -40,7 +42,9 @@ def portions(
             except msgspec.DecodeError:
                 continue
             yield found
-            begin, size, first = begin + cut.end(), portion_bytes, False
+            begin += cut.end()
+            size = portion_bytes
+            first = False
             break
         else:
             size *= 2

@@ -19,6 +19,7 @@ from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.rocprof.portions import portions
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
+from daydream.trace.schema import Document
 from daydream.trace.valid import is_amount
 
 EMPTY = msgspec.Raw(b"[]")
@@ -117,7 +118,7 @@ class _Records(msgspec.Struct):
 
 class _Process(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    agents: list[dict[str, Any]] = []
+    agents: list[Document] = []
     strings: _Strings = msgspec.field(default_factory=_Strings)
     kernel_symbols: list[_Symbol] = []
     callback_records: _Counted = msgspec.field(default_factory=_Counted)
@@ -129,7 +130,7 @@ class _Document(msgspec.Struct):
 
 
 def read_rocprof_json(
-    path: Path, *, progress: Callable[[float], None] | None = None, max_unpacked: int | None = None
+    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
 ) -> list[Recording]:
     """Return the recordings in a JSON or JSON.gz file of rocprofv3: one for each process that is in it.
 
@@ -184,8 +185,8 @@ def _recording(path: Path, process: _Process) -> Recording:
     return rocprof.finish(recording, notes)
 
 
-def _described(number: int, agent: dict[str, Any]) -> dict[str, Any]:
-    device: dict[str, Any] = {"id": number}
+def _described(number: int, agent: Document) -> Document:
+    device: Document = {"id": number}
     name = agent.get("product_name") or agent.get("name")
     if isinstance(name, str):
         device["name"] = name.encode("utf-8", "replace").decode()[:200]

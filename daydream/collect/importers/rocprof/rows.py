@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.row_builder import RowBuilder, small_numbers, whole
+from daydream.collect.importers.kineto.events import small_ids
+from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
@@ -25,7 +26,8 @@ COPY_NAMES = {
     "HOST_TO_HOST": "Memcpy HtoH (Host -> Host)",
 }
 Times = tuple[np.ndarray, np.ndarray]
-MARKERS, RCCL = "MARKER", "RCCL"
+MARKERS = "MARKER"
+RCCL = "RCCL"
 NO_LAUNCHES = (
     "No call into HIP or HSA was recorded: kernels have no launches, and what the CPU does is unknown. "
     "rocprofv3 --hip-trace records the calls."
@@ -173,7 +175,7 @@ def finish(recording: Recording, notes: Sequence[str] = ()) -> Recording:
     """Number what is handles, and say what is not known of the launches. Returns the recording."""
     for name in ("stream", "device"):
         if name in recording.columns:
-            recording.columns[name] = small_numbers(np.asarray(recording.columns[name], np.int64))
+            recording.columns[name] = small_ids(np.asarray(recording.columns[name], np.int64), 2**31)
     for note in notes:
         recording.note(note)
     device = recording.is_kind(*DEVICE_KINDS)

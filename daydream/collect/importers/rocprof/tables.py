@@ -63,8 +63,8 @@ def _sort_in_name(path: Path) -> str:
 def read_rocprof_tables(
     paths: Sequence[Path],
     *,
-    progress: Callable[[float], None] | None = None,
-    max_unpacked: int | None = None,
+    progress: Callable[[float], None] | None,
+    max_unpacked: int | None,
 ) -> Recording:
     """Return the recording of one run, of its CSV or CSV.gz tables.
 
@@ -142,7 +142,8 @@ class _Reader:
         )
 
     def _copies(self, columns: Columns) -> None:
-        source, target = _agent(columns, "source_agent_id"), _agent(columns, "destination_agent_id")
+        source = _agent(columns, "source_agent_id")
+        target = _agent(columns, "destination_agent_id")
         to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
         rocprof.add_copies(
             self.builder,
@@ -156,7 +157,8 @@ class _Reader:
         )
 
     def _calls(self, columns: Columns) -> None:
-        pid, tid = _numbers(columns, "process_id"), _numbers(columns, "thread_id")
+        pid = _numbers(columns, "process_id")
+        tid = _numbers(columns, "thread_id")
         given = {
             "pid": np.where(pid < 0, NO_ID, pid),
             "tid": np.where(tid < 0, NO_ID, tid),
@@ -189,7 +191,8 @@ class _Reader:
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a table as text; one without an end would be no table."""
-    block, rest = b" ", b""
+    block = b" "
+    rest = b""
     while block:
         block = file.read(BLOCK_BYTES)  # of text in another encoding it may be more
         *lines, rest = (rest + block).split(b"\n")
@@ -211,7 +214,8 @@ def _portions(lines: Iterator[str], names: list[str]) -> Iterator[tuple[list[lis
             others += 1
         if len(rows) == PORTION:
             yield rows, others
-            rows, others = [], 0
+            rows = []
+            others = 0
     yield rows, others
 
 

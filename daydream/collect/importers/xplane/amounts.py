@@ -35,7 +35,9 @@ MOVES = frozenset({
 })  # fmt: skip
 PARTS = ("dynamic-slice", "slice", "gather")  # read as much as they return
 DEEPEST = 3  # fusions in fusions
-FUSION, PARAMETER, IN_PLACE = "fusion", "parameter", "dynamic-update-slice"
+FUSION = "fusion"
+PARAMETER = "parameter"
+IN_PLACE = "dynamic-update-slice"
 GEMM = regex(r"^__cublas\$|\$lt\$matmul")
 CONVOLUTION = regex(r"^__cudnn\$conv(\w*)")
 CONTRACTED = regex(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')
@@ -126,7 +128,8 @@ def _product(each: Instruction, by_id: Mapping[int, Instruction]) -> tuple[str, 
     operands = _operands(each, by_id)
     if len(operands) < 2:
         return None
-    first, second = operands[0].shape.sizes, operands[1].shape.sizes
+    first = operands[0].shape.sizes
+    second = operands[1].shape.sizes
     result = each.shape.parts[0].sizes if each.shape.parts else each.shape.sizes
     if each.opcode == "dot" or GEMM.search(each.target):
         contracted = each.contracted
@@ -140,11 +143,13 @@ def _product(each: Instruction, by_id: Mapping[int, Instruction]) -> tuple[str, 
     if each.opcode == "convolution" or library:
         kind = library.group(1) if library else ""
         # The library's calls keep the dimensions of the forward pass, whichever of the three is returned.
-        output, kernel = result, second
+        output = result
+        kernel = second
         if kind == "BackwardInput":
             output = first
         elif kind == "BackwardFilter":
-            output, kernel = second, result
+            output = second
+            kernel = result
         if not 0 <= each.output_feature < len(kernel) or not kernel[each.output_feature]:
             return None
         empty = 1 if library else each.dilated
@@ -206,5 +211,6 @@ def _of_fusion(
             update = by_id.get(mine[0].operands[1]) if len(mine[0].operands) > 1 else None
             # What it returns besides, in a tuple, is written as a whole.
             if update is not None and len(mine) == 1 and mine[0].shape.nbytes == written:
-                reads[one.parameter], written = 0, update.shape.nbytes
+                reads[one.parameter] = 0
+                written = update.shape.nbytes
     return reads, written

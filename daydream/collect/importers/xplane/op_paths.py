@@ -45,7 +45,8 @@ def layer_of(path: str) -> str | None:
 
 def _split(path: str) -> list[str]:
     """Return the parts of a path; slashes in parentheses part nothing."""
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for letter in path:
         depth += (letter == "(") - (letter == ")")
         if letter == "/" and depth <= 0:

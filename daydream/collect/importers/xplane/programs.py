@@ -22,16 +22,27 @@ from daydream.collect.importers.xplane.wire import (
     varint,
 )
 
-PROGRAMS, PROTO = "/host:metadata", "Hlo Proto"
+PROGRAMS = "/host:metadata"
+PROTO = "Hlo Proto"
 MODULE = 1  # of HloProto
-MODULE_NAME, COMPUTATIONS = 1, 3
-INSTRUCTIONS, COMPUTATION_ID = 2, 5
-SHAPE, WINDOW, CONVOLUTION, DOT = 3, 15, 16, 30
+MODULE_NAME = 1
+COMPUTATIONS = 3
+INSTRUCTIONS = 2
+COMPUTATION_ID = 5
+SHAPE = 3
+WINDOW = 15
+CONVOLUTION = 16
+DOT = 30
 NUMBERS = {9: "parameter", 35: "id"}
 LISTS = {36: "operands", 38: "called"}
 TEXTS = {1: "name", 2: "opcode", 28: "target", 43: "settings"}  # of a custom call: its target and settings
-ELEMENT_TYPE, SIZES, TUPLE_SHAPES = 2, 3, 4
-LEFT_CONTRACTED, KERNEL_OUTPUT_FEATURE, WINDOW_DIMENSIONS, BASE_DILATION = 1, 4, 1, 6
+ELEMENT_TYPE = 2
+SIZES = 3
+TUPLE_SHAPES = 4
+LEFT_CONTRACTED = 1
+KERNEL_OUTPUT_FEATURE = 4
+WINDOW_DIMENSIONS = 1
+BASE_DILATION = 6
 DEEPEST, MOST_DIMENSIONS = 4, 64  # tuples in tuples; sizes of an array
 TYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 10: "float16", 11: "float32",
@@ -140,7 +151,8 @@ def programs_of(data: bytes, plane: Plane) -> Iterator[Program]:
 
 def _protos(data: bytes, where: Place, wanted: set[int]) -> Iterator[Place]:
     """Yield where a stat's bytes lie, if it is one of the wanted ones."""
-    ident, held = 0, []
+    ident = 0
+    held = []
     for which, sort, value in fields(data, *where):
         if which == WHICH and sort == VARINT:
             ident = number(value)
@@ -165,7 +177,8 @@ def _of_proto(data: bytes, where: Place) -> Iterator[Program]:
 
 
 def _computation(data: bytes, where: Place) -> tuple[int, list[Instruction]]:
-    key, found = 0, []
+    key = 0
+    found = []
     for which, sort, value in fields(data, *where):
         if which == COMPUTATION_ID and sort == VARINT:
             key = number(value)

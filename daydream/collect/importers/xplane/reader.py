@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,10 +26,11 @@ from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, p
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import UNKNOWN, Document
 from daydream.trace.valid import is_amount
 
-HOST, ENVIRONMENT = "/host:CPU", "Task Environment"
+HOST = "/host:CPU"
+ENVIRONMENT = "Task Environment"
 GPU = regex(r"^/device:GPU:(\d{1,6})")
 TPU = regex(r"^/device:TPU:\d")
 STREAM = regex(r"^Stream #(\d{1,9})")
@@ -67,7 +67,7 @@ NOTHING = (
 
 
 def read_xplane(
-    path: Path, *, progress: Callable[[float], None] | None = None, max_unpacked: int | None = None
+    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
 ) -> Recording:
     """Return the recording in an `xplane.pb` or `xplane.pb.gz`.
 
@@ -87,9 +87,11 @@ class _Reader:
     """The planes of one file, into one builder."""
 
     def __init__(self, path: Path, data: bytes, progress: Callable[[float], None] | None) -> None:
-        self.path, self.data, self._progress = path, data, progress
+        self.path = path
+        self.data = data
+        self._progress = progress
         self.builder = RowBuilder()
-        self.devices: list[dict[str, Any]] = []
+        self.devices: list[Document] = []
         self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
         self.told: dict[tuple[str, str], Told] = {}  # by program and operator
         self.known: dict[str, Told | None] = {}  # by operator alone; None where programs differ
@@ -153,7 +155,7 @@ class _Reader:
         if used:
             vendor = str(told.get("device_vendor", "")).lower()
             self.vendor = self.vendor or ("rocm" if vendor == "amd" else "cuda")
-            device: dict[str, Any] = {"id": number}
+            device: Document = {"id": number}
             name = next((told[key] for key in NAMES if isinstance(told.get(key), str)), None)
             if name is None and all(is_amount(told.get(key)) for key in OF_CHIP):
                 chip = tuple(int(told[key]) for key in OF_CHIP)
@@ -167,7 +169,8 @@ class _Reader:
             self.devices.append(device)
 
     def _stream(self, device: int, stream: int, plane: Plane, line: Line) -> None:
-        builder, stats = self.builder, line.stats
+        builder = self.builder
+        stats = line.stats
         self.operators |= {str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one}
         names = [plane.event_names.get(key, "") for key in line.which.tolist()]
         kinds = [_kind_on_device(one) for one in stats]
@@ -195,7 +198,8 @@ class _Reader:
 
     def _told(self, stats: dict[str, Value], kernel: str) -> Told | None:
         """Return what is told of a kernel's operator, which a device graph tells by its name alone."""
-        module, operator = str(stats.get("hlo_module", "")), str(stats.get("hlo_op", ""))
+        module = str(stats.get("hlo_module", ""))
+        operator = str(stats.get("hlo_op", ""))
         found = self.told.get((module, operator))
         if found is not None and self.known.setdefault(operator, found) != found:
             self.known[operator] = None
@@ -213,7 +217,7 @@ class _Reader:
                 self.amounts[name, one.shapes] = None  # two programs, which the rows do not tell apart
         return self.builder.coded("shapes", [None if one is None else one.shapes for one in told])
 
-    def _operators(self) -> list[dict[str, Any]]:
+    def _operators(self) -> list[Document]:
         return [
             {"name": plain_text(name), "shapes": shapes, "family": one.family, "flop": one.flop,
              "bytes": one.nbytes}
@@ -234,12 +238,16 @@ class _Reader:
     def _thread(self, thread: int, line: Line, names: Sequence[str]) -> None:
         builder = self.builder
         correlation = _numbers(line.stats, "correlation_id")
-        kept, kinds, shown = [], [], []
+        kept = []
+        kinds = []
+        shown = []
         told: list[Told | None] = []
         until = -(2**63)
-        start, end = line.start_ns.tolist(), line.end_ns.tolist()
+        start = line.start_ns.tolist()
+        end = line.end_ns.tolist()
         for row in np.lexsort((-line.end_ns, line.start_ns)).tolist():
-            name, stats = names[row], line.stats[row]
+            name = names[row]
+            stats = line.stats[row]
             kind = "annotation"
             if name.startswith("$"):
                 name = FRAME.sub("", name)
@@ -247,7 +255,8 @@ class _Reader:
                     continue
                 kind, until = "runtime", end[row]  # the outermost one of a call
             elif correlation[row] >= 0:
-                kind, name = "runtime", GRAPH_NUMBER.sub("", DESCRIPTOR.sub("", name))
+                kind = "runtime"
+                name = GRAPH_NUMBER.sub("", DESCRIPTOR.sub("", name))
             elif "hlo_op" in stats or name in self.operators:
                 kind = "operator"
             elif end[row] <= start[row] or end[row] <= until:

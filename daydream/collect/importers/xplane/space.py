@@ -24,12 +24,30 @@ from daydream.collect.importers.xplane.wire import (
 )
 
 PLANES = 1  # of XSpace
-PLANE_NAME, LINES, EVENT_NAMES, STAT_NAMES, PLANE_STATS = 2, 3, 4, 5, 6
-LINE_ID, LINE_NAME, BEGIN_NS, EVENTS, DISPLAY_NAME = 1, 2, 3, 4, 11
-WHICH, OFFSET_PS, DURATION_PS, EVENT_STATS, OCCURRENCES = 1, 2, 3, 4, 5
-STAT_DOUBLE, STAT_UNSIGNED, STAT_SIGNED, STAT_TEXT, STAT_BYTES, STAT_TEXT_ID = 2, 3, 4, 5, 6, 7
+PLANE_NAME = 2
+LINES = 3
+EVENT_NAMES = 4
+STAT_NAMES = 5
+PLANE_STATS = 6
+LINE_ID = 1
+LINE_NAME = 2
+BEGIN_NS = 3
+EVENTS = 4
+DISPLAY_NAME = 11
+WHICH = 1
+OFFSET_PS = 2
+DURATION_PS = 3
+EVENT_STATS = 4
+OCCURRENCES = 5
+STAT_DOUBLE = 2
+STAT_UNSIGNED = 3
+STAT_SIGNED = 4
+STAT_TEXT = 5
+STAT_BYTES = 6
+STAT_TEXT_ID = 7
 KEY, VALUE = 1, 2  # of an entry of a map
-META_NAME, META_STATS = 2, 5
+META_NAME = 2
+META_STATS = 5
 LARGEST_NS = 2**62 - 2**54  # with an offset of 63 bits of ps it fits 63 bits
 Value = int | str
 
@@ -83,23 +101,20 @@ def _plane(data: bytes, where: Place) -> Plane:
             plane.lines.append(place(value))
         elif which == PLANE_STATS and sort == BYTES:
             plane.stats.append(place(value))
-        elif which == EVENT_NAMES and sort == BYTES:
+        elif which in (EVENT_NAMES, STAT_NAMES) and sort == BYTES:
             key, inner = _entry(data, place(value))
+            names = plane.event_names if which == EVENT_NAMES else plane.stat_names
             for one, kind, held in fields(data, *inner):
                 if one == META_NAME and kind == BYTES:
-                    plane.event_names[key] = text(data, held)
-                elif one == META_STATS and kind == BYTES:
+                    names[key] = text(data, held)
+                elif one == META_STATS and kind == BYTES and which == EVENT_NAMES:
                     plane.event_stats.setdefault(key, []).append(place(held))
-        elif which == STAT_NAMES and sort == BYTES:
-            key, inner = _entry(data, place(value))
-            for one, kind, held in fields(data, *inner):
-                if one == META_NAME and kind == BYTES:
-                    plane.stat_names[key] = text(data, held)
     return plane
 
 
 def _entry(data: bytes, where: Place) -> tuple[int, Place]:
-    key, inner = 0, (where[1], where[1])
+    key = 0
+    inner = (where[1], where[1])
     for which, sort, value in fields(data, *where):
         if which == KEY and sort == VARINT:
             key = number(value)

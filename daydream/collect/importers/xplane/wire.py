@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 from daydream.errors import TraceError
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
 LONGEST_TEXT = 4_096
 Place = tuple[int, int]
 
@@ -46,17 +49,21 @@ def fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int | 
     at = begin
     while at < end:
         key, at = varint(data, at)
-        number, sort = key >> 3, key & 7
+        number = key >> 3
+        sort = key & 7
         value: int | Place
         if sort == VARINT:
             value, at = varint(data, at)
         elif sort == BYTES:
             size, at = varint(data, at)
-            value, at = (at, at + size), at + size
+            value = (at, at + size)
+            at += size
         elif sort == FIXED64:
-            value, at = (at, at + 8), at + 8
+            value = (at, at + 8)
+            at += 8
         elif sort == FIXED32:
-            value, at = (at, at + 4), at + 4
+            value = (at, at + 4)
+            at += 4
         else:
             raise DamagedError
         if at > end or not number:

@@ -91,7 +91,9 @@ def _make_way() -> None:
     if spec is None or getattr(spec.loader, "exec_module", None) is None:
         return
     module = type(sys)(spec.name)
-    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+    module.__spec__ = spec
+    module.__loader__ = spec.loader
+    module.__file__ = spec.origin
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
 
