@@ -266,8 +266,7 @@ def _ablation(traces: Path) -> Iterator[str]:
         cells += [f"{statistics.mean(errors):.2%}", f"{max(errors):.2%}"]
         cells += [f"{found[name][1]:.2f}x" for name in SHOWN.values()]
         rows.append(f"|{'|'.join([rule, *cells, f'{step.simulated_ns / 1e6:,.1f}'])}|")
-    yield "## What each rule is worth\n"
-    yield ABLATION.format(len(usual))
+    yield f"{len(usual)} recordings.\n"
     titles = ["left out", "replay, mean", "worst", "moved", "machine model, mean", "worst", *SHOWN]
     yield f"| {' | '.join(titles)} | late rank, of {daydream.replay(even).basis_ns / 1e6:,.1f} ms |"
     yield "|---" * (len(titles) + 1) + "|"
@@ -302,16 +301,6 @@ def _figures(trace: daydream.Trace, without: list[str]) -> Sequence[float]:
         return abs(typical.error), replay.settled.step_ns / settle(changed).step_ns
     except daydream.DaydreamError:
         return np.nan, np.nan
-
-
-ABLATION = """Each rule left out in turn, alone and with the others of its group. *Replay*: error of the median step of {} public
-recordings (of one rank and of several) with typical costs, the mean and the worst (with measured costs a missing rule hides: its
-wait is kept as a cost and the replay stays perfect). *Moved*: recordings of which twice as fast a device gives another answer by 1 % or
-more. *Machine model*: error of the predictions above, of all its programs. Then what twice as fast a device gives: where it is busy for
-over 99 % of the step (a ViT, a mixture of experts), on eight ranks, and where kernels were recorded without launches. The last: two
-ranks on gloo (`examples/train_ddp.py --late-ms 300`, `validation/gloo`), predicted in ms without what makes one late, beside the measured
-step of the same program without it.
-"""
 
 
 if __name__ == "__main__":

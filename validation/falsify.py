@@ -66,8 +66,8 @@ MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED} | {
 
 # Why answers are confident and wrong: the source, the mutation ("" is any), the questions.
 KNOWN: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
-    "a thread sleeps between looks at a word that a kernel writes, and its sleep keeps its length": [
-        ("sleeps_on_a_word", "", ("gpu x 0.5", "cpu x 0"))],
+    "a thread sleeps between looks at a word that a kernel writes, and part of that is taken for work": [
+        ("sleeps_on_a_word", "", ("cpu x 0",))],
     "what it costs to enter a call that waits in every step no trace shows": [
         ("data_parallel_threads", "", ("cpu x 0",))],
     "a call at the window's end waits for work outside, and keeps its length": [

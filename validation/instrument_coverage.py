@@ -1,6 +1,6 @@
 """How many operators of a training step instrumentation offers, against hooks on modules: a page of the docs.
 
-    python validation/instrument_coverage.py > docs/instrument_coverage.md
+    python validation/instrument_coverage.py docs/instrument_coverage.md
 
 A `TorchDispatchMode` that knows nothing of daydream counts the operators below autograd, in the same step and in the
 same thread: what it sees is what runs. Needs torch; takes a minute on a laptop's CPU. Counts, no times.
@@ -8,12 +8,14 @@ same thread: what it sees is what runs. Needs torch; takes a minute on a laptop'
 
 from __future__ import annotations
 
-import io
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from parts_of_pages import put
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -224,26 +226,12 @@ NOTES: list[str] = []
 
 
 def main() -> None:
-    """Print the page."""
-    page = io.StringIO()
+    """Print the table, or put it on a page that is named."""
     rows = [row_of(name, make()) for name, make in MODELS.items()]
-    page.write(
-        "# Coverage of instrumentation\n\n"
-        "Made by `python validation/instrument_coverage.py > docs/instrument_coverage.md`, torch "
-        f"{torch.__version__.partition('+')[0]}, CPU. One training step of each model, after one that made "
-        "what is made once. *ran*: operators below autograd that an independent `TorchDispatchMode` saw; *offered*: "
-        "those that a tool was offered; *hooks*: points that forward and full backward hooks on all leaf modules see. "
-        "Operators that are made of others (`linear`) and autograd nodes are offered too and not counted here.\n\n"
-        "| model | forward ran | offered | missed | extra | hooks | backward ran | offered | missed | extra | hooks "
-        "| most often one id was offered |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
-    )
-    page.write("\n".join(rows) + "\n")
-    page.write("\n" + "\n".join(NOTES) + "\n" if NOTES else "\nNone was missed, none was offered twice.\n")
-    page.write(
-        "\nThe paper (Amanda, ASPLOS 2024, section 6.4) counts on its own models with another torch: hooks miss over "
-        "100 of 327 forward operators of BERT, and over 400 backward ones.\n"
-    )
-    print(page.getvalue(), end="")
+    head = "| model | forward ran | offered | missed | extra | hooks | backward ran | offered | missed | extra | hooks "
+    head += "| most often one id was offered |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    notes = NOTES or ["None was missed, none was offered twice."]
+    put(Path(sys.argv[1]) if sys.argv[1:] else None, "coverage", [head, *rows, "", *notes])
 
 
 if __name__ == "__main__":

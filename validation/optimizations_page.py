@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from daydream.predict.notes import most_of, waited_for_ns
 from daydream.transforms import stages
 from daydream.transforms.registry import Optimization, find, names
 
-LIST, TABLE = "the list of optimizations", "the table of optimizations"  # what is between marks
 EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing by default
     "batch-size": {"factor": 2.0},
     "collective-times": {"collective_times": "times.csv"},  # of a network simulator
@@ -39,24 +38,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing 
 }
 BROKEN = "left a broken graph"
 LONGEST_REASON = 200
-PAGE = """# Optimizations
-
-Every file in `optimizations/` is one of these, and `daydream whatif NAME --help` says what it assumes and what it
-leaves out. The list and the table are made by `python validation/optimizations_page.py --traces FOLDER --write
-docs/optimizations.md`; nothing in them is typed by hand. Traces come as parquet from `--cache FOLDER` if they were
-imported there before.
-
-{list}
-
-## On public training traces
-
-{table}
-"""
-ABOUT_TABLE = """\
-Speedup of the settled step (replayed / predicted), and what most of the predicted step then waits for. A number in
-brackets is the reason, below, why an optimization does not apply. Nothing here was measured after a change: how well
-predictions meet measurements is in [accuracy.md](accuracy.md). Options are at their defaults unless they stand behind
-the name. Below 1x an optimization costs time: some save memory, others do more work a step."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +60,8 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page's parts, or put them in their places on a page; return the exit code."""
+    from parts_of_pages import put  # the documentation's hook reads this file from elsewhere
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder with kineto/ and nsys/")
     parser.add_argument("--write", type=Path, help="the page; without it the parts are printed")
@@ -87,11 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [find(name) for name in options.only or names()]
     found = run(sources(options.traces), chosen, options.cache)
-    parts = {LIST: "\n".join(listed(chosen)), TABLE: "\n".join(tables(found))}
-    if options.write is None:
-        print("\n\n".join(parts.values()))
-    else:
-        write(options.write, parts)
+    put(options.write, "the list of optimizations", listed(chosen))
+    put(options.write, "the table of optimizations", tables(found))
     for crash in found.crashes:
         print(crash, file=sys.stderr)
     return 1 if found.crashes else 0
@@ -199,7 +179,6 @@ def tables(found: Found) -> Iterator[str]:
         return f"{cell.shown} {mark}".strip()
 
     nowhere = {name: cells for name, cells in found.cells.items() if not any(cell.shown for cell in cells)}
-    yield ABOUT_TABLE + "\n"
     yield _row(["", *found.traces])
     yield _row(["---"] * (len(found.traces) + 1))
     for name, cells in found.cells.items():
@@ -228,19 +207,6 @@ def _spelled(name: str) -> str:
     for option, value in EXAMPLES.get(name, {}).items():
         typed += [f"--{option.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     return f"`{' '.join(typed)}`"
-
-
-def write(page: Path, parts: Mapping[str, str]) -> None:
-    """Put parts between their marks on a page; a page that is not there is made."""
-    marked = {what: f"<!-- {what}: begin -->\n{text}\n<!-- {what}: end -->" for what, text in parts.items()}
-    if not page.exists():
-        page.write_text(PAGE.format(list=marked[LIST], table=marked[TABLE]), encoding="utf-8")
-        return
-    text = page.read_text(encoding="utf-8")
-    for what, new in marked.items():
-        before, rest = text.split(f"<!-- {what}: begin -->")
-        text = before + new + rest.split(f"<!-- {what}: end -->")[1]
-    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
