@@ -372,8 +372,10 @@ def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
     every = np.flatnonzero(trace.is_kind("blocked"))
     rank = np.maximum(trace["rank"][every], 0)
     thread = np.stack([rank, trace["pid"][every], trace["tid"][every]], axis=1)
+    recorded = len(draft.thread_ids)  # lanes beyond are of threads that rules added
     for lane in draft.threads() if len(every) else ():
-        yield lane, every[(thread == draft.thread_ids[lane]).all(axis=1)]
+        if lane < recorded:
+            yield lane, every[(thread == draft.thread_ids[lane]).all(axis=1)]
 
 
 def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
