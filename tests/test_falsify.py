@@ -12,8 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "validation"))
 
 import falsify
 import laws
+from mutations import DERIVED, mutated
 
 import daydream
+from daydream.collect.derive.build import derive
+from daydream.collect.derive.recording import Recording
 
 BUSY = ("gpu_bound", None)  # one thread, which waits for the loss at the end of each step
 
@@ -43,7 +46,7 @@ def test_a_confident_wrong_answer_is_found(replay, true, wrong):
 
 def test_a_mutation_of_one_number_is_the_same_again():
     trace, _ = falsify.recorded(BUSY)
-    one, again, other = (falsify.mutated(trace, ["operators lost"], seed) for seed in (7, 7, 8))
+    one, again, other = (mutated(trace, ["operators lost"], seed) for seed in (7, 7, 8))
 
     assert all(np.array_equal(one[name], again[name]) for name in one.columns)
     assert len(one) < len(trace)
@@ -65,15 +68,13 @@ def test_a_copy_whose_device_row_was_lost_makes_no_other_copy_work(replay):
     # Each loss is copied in a call that waits for the device. Nothing says so any more of the first one.
     trace = replay.graph.trace
     copies = np.flatnonzero(trace.is_kind("memcpy"))
-    rows = falsify.Recording(
-        {name: np.delete(trace[name], copies[0]) for name in trace.columns if name not in falsify.DERIVED},
+    rows = Recording(
+        {name: np.delete(trace[name], copies[0]) for name in trace.columns if name not in DERIVED},
         trace.texts,
         dict(trace.metadata),
     )
 
-    answer = daydream.whatif(
-        daydream.replay(falsify.derive(rows)).as_recorded(), "scale", on="gpu", factor=0.5
-    )
+    answer = daydream.whatif(daydream.replay(derive(rows)).as_recorded(), "scale", on="gpu", factor=0.5)
 
     assert answer.simulated_ns / answer.replayed_ns == pytest.approx(
         falsify.recorded(BUSY)[1]["gpu", 0.5], rel=0.01

@@ -16,13 +16,8 @@ from answer_changes import Answer
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SHARED = ROOT.parent / "shared" / "traces"
-KNOBS = (
-    ("gpu", 0.0),
-    ("gpu", 0.5),
-    ("gpu", 2.0),
-    ("cpu", 0.0),
-    ("cpu", 0.5),
-)  # with which the machine runs again
+# With which the machine runs again.
+KNOBS = ("gpu", 0.0), ("gpu", 0.5), ("gpu", 2.0), ("cpu", 0.0), ("cpu", 0.5)
 WINDOW = 24, 27  # the steps of it that are recorded
 
 
