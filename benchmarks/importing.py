@@ -111,23 +111,19 @@ def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None
     seconds = take_turns(_jobs(path, facts, None), settings.rounds(3))
     path.unlink()
     faster = times_faster(seconds, "ours", "json")
-    share = facts["work_ours.py peak"] / facts["work_json.py peak"]
+    share = facts["work_ours.py peak"] / facts["workers.py peak"]
     case = f"{size / GB:.2g} GB"
     part.aims += [
         Aim("time of import and save, against json.load alone", 0.35, {case: 1 / faster.value}, least=False),
         Aim("its peak memory, against json.load's", 0.1, {case: share}, least=False),
     ]
-    table = Table(
-        f"{case} of plain JSON",
-        LARGE,
-        explanation=(
-            f"`{source.name}` {copies} times over, with times, ids and step numbers moved on: "
-            f"{facts['events']:,} events, {facts['rows']:,} rows in the trace, "
-            f"{facts['parquet'] / MB:.0f} MB of parquet. "
-            f"A/A {control(times_faster(seconds, 'ours', 'ours again'))}."
-        ),
+    explanation = (
+        f"`{source.name}` {copies} times over, times, ids and steps moved on: {facts['events']:,} events, "
+        f"{facts['rows']:,} rows in the trace, {facts['parquet'] / MB:.0f} MB of parquet. "
+        f"A/A {control(times_faster(seconds, 'ours', 'ours again'))}."
     )
-    for side, script in (("ours", "work_ours.py"), ("json", "work_json.py")):
+    table = Table(f"{case} of plain JSON", LARGE, explanation=explanation)
+    for side, script in (("ours", "work_ours.py"), ("json", "workers.py")):
         taken = median(seconds[side])
         table.rows.append(
             {
@@ -147,7 +143,7 @@ def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None
 def _jobs(path: Path, facts: dict[str, Any], hta: Path | None) -> dict[str, Callable[[], float]]:
     jobs: dict[str, Callable[[], float]] = {
         "ours": lambda: _fresh("work_ours.py", path, facts),
-        "json": lambda: _fresh("work_json.py", path, facts),
+        "json": lambda: _fresh("workers.py", path, facts),
         "ours again": lambda: _fresh("work_ours.py", path, facts),
     }
     if hta is not None:

@@ -35,12 +35,8 @@ def main() -> None:
     """Run what was asked for."""
     parser = options(__doc__ or "")
     parser.add_argument("--only", choices=PARTS, action="append", help="run this part; may be given again")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="the page (default: docs/speed.md, if all run)"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep each part's result there, and use what was kept"
-    )
+    parser.add_argument("-o", "--output", type=Path, help="the page (default: docs/speed.md, if all run)")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps each part's result, to be used again")
     chosen = parser.parse_args()
     os.environ["DAYDREAM_CACHE"] = "off"  # each process is the first that asks about its trace
     output = chosen.output or (None if chosen.only or chosen.quick else REPOSITORY / "docs" / "speed.md")
@@ -49,9 +45,8 @@ def main() -> None:
         cache = chosen.cache or Path(folder)
         try:
             with hta_python(cache) as python:
-                facts["HTA's environment"] = ", ".join(
-                    f"{name} {number}" for name, number in versions(python).items()
-                )
+                names = [f"{name} {number}" for name, number in versions(python).items()]
+                facts["HTA's environment"] = ", ".join(names)
         except MissingError as reason:
             facts["HTA's environment"] = str(reason)
         parts = [_part(name, cache, chosen.keep, quick=chosen.quick) for name in chosen.only or PARTS]

@@ -1,7 +1,4 @@
-"""What tools over the events of a trace take for a million rows: process time, the median of some rounds.
-
-python benchmarks/tools.py
-"""
+"""What tools over the events of a trace take for a million rows: process time, the median of some rounds."""
 
 from __future__ import annotations
 

@@ -75,10 +75,9 @@ def known_truths(cached: Path, kept: dict[str, list[list[Any]]]) -> dict[str, li
                     for one in each["changes"].values()
                 ]
     for path in (cached / "machine").glob("*.truth"):
-        found[f"machine/{path.stem}.json.gz"] = [
-            Truth("scale", {"on": on, "factor": factor}, step_ns=ns)
-            for on, factor, ns in json.loads(path.read_text())
-        ]
+        runs = json.loads(path.read_text())
+        truths = [Truth("scale", {"on": on, "factor": factor}, step_ns=ns) for on, factor, ns in runs]
+        found[f"machine/{path.stem}.json.gz"] = truths
     return found
 
 

@@ -112,14 +112,13 @@ def recorded(source: Source) -> tuple[Trace, Mapping[Question, float]]:
     run = machine.run()
     first, last = WINDOW
     ends = {(on, by): machine.run(**{on: by}).step_ends for on, by in QUESTIONS}
-    now = run.step_ends[last] - run.step_ends[first]
-    truths = {question: (then[last] - then[first]) / now for question, then in ends.items()}
+    now_ns = run.step_ends[last] - run.step_ends[first]
+    truths = {question: (then[last] - then[first]) / now_ns for question, then in ends.items()}
     with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "machine.sqlite"
         if name.removesuffix(VARYING) in BLOCKED:
-            path = write_nsys(Path(folder) / "machine.sqlite", run, *WINDOW, switches=True)
-        else:
-            path = run.write(Path(folder) / "machine.json", *WINDOW)
-        return daydream.load(path), truths
+            return daydream.load(write_nsys(place, run, *WINDOW, switches=True)), truths
+        return daydream.load(run.write(place.with_suffix(".json"), *WINDOW)), truths
 
 
 @lru_cache(maxsize=256)
