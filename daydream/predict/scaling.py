@@ -108,7 +108,7 @@ class Scaling(Record, NotebookFigure, eq=False):
     recorded_workers: int
     alone_ns: int
     network: str = ""
-    options: Options = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     contention: Choice | None = None
     rows: list[Scaled] = field(name="workers", default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -76,7 +76,7 @@ class Refused(Record):
     """A scenario that has no answer, and why."""
 
     trace: str
-    options: Document
+    options: dict[str, Any]
     reason: str
     notes: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ class Sweep(Record, NotebookTables, eq=False):
 
     optimization: str
     varied: dict[str, list[Any]]
-    options: Document
+    options: dict[str, Any]
     traces: list[SweepTrace]
     scenarios: list[Answered]
     refused: list[Refused]
@@ -128,7 +128,7 @@ class Sweep(Record, NotebookTables, eq=False):
         """The scenarios in this order, without those that do not fit the device's memory."""
         return [each for each in self.scenarios if each.memory is None or each.memory.fits is not False]
 
-    def rows(self) -> list[Document]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""
         measured = {each.trace: each.measured_ns for each in self.traces}
         found = []

@@ -114,7 +114,7 @@ def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask, 
     assert f"try next: {added} saves {time_text(alone - both)} more, {speedup(alone, both)}" in done.out
 
 
-def test_where_nothing_is_gained_no_whatif_is_suggested(ask, folder):
+def test_where_nothing_is_gained_only_a_faster_part_is_asked_about(ask, folder):
     rows = [op("data", 100 * n, 100 * n + 90) for n in range(3)]
     trace(rows, steps=(0, 100, 200, 300)).save(folder / "idle.parquet")
 
@@ -123,7 +123,7 @@ def test_where_nothing_is_gained_no_whatif_is_suggested(ask, folder):
     assert ran[1:] == [
         "explain --trace idle.parquet",
         "rank --trace idle.parquet",
-        "explain --trace idle.parquet",
+        "whatif scale --on cpu --factor 0.5 --trace idle.parquet",
     ]
 
 

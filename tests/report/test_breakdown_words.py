@@ -22,12 +22,14 @@ def parts(**by_cause):
     ("before", "after", "said"),
     [
         # Kernels hid the CPU's work: the step is shorter, and what is left of it is the CPU's.
-        (parts(copies=80, data_loading=20), parts(data_loading=60), "For 40.00 us the step then waits for"),
-        (parts(data_loading=60), parts(copies=80), "For 60.00 us the step then waits for"),
+        (parts(copies=80, queue_wait=20), parts(queue_wait=60), "For 40.00 us the step then waits for"),
+        (parts(queue_wait=60), parts(copies=80), "For 60.00 us the step then waits for"),
         # As much as before, less than a tenth of the step, and the work of a step without a device.
-        (parts(copies=80, data_loading=20), parts(copies=40, data_loading=20), ""),
-        (parts(copies=80, data_loading=20), parts(copies=60, data_loading=28), ""),
-        (parts(CPU_operators=80), parts(CPU_operators=60, data_loading=20), ""),
+        (parts(copies=80, queue_wait=20), parts(copies=40, queue_wait=20), ""),
+        (parts(copies=80, queue_wait=20), parts(copies=60, queue_wait=28), ""),
+        (parts(CPU_operators=80), parts(CPU_operators=60, queue_wait=20), ""),
+        # A batch is waited for, which is neither.
+        (parts(data_loading=60), parts(copies=80), ""),
     ],
 )  # fmt: skip
 def test_a_wait_that_moved_is_told_with_its_time(before, after, said):

@@ -76,7 +76,7 @@ def moved_bound(before: Parts, after: Parts) -> str:
     to = max(more, key=lambda side: more[side])
     other = "CPU" if to == "device" else "device"
     moved = min(more[to], -more[other])
-    if moved < MOVED * sum(was.values()):
+    if moved <= MOVED * sum(was.values()):
         return ""
     return (
         f"For {time_text(moved)} the step then waits for the {to} where it waited for the {other}: "
