@@ -59,8 +59,6 @@ MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED} | {
 KNOWN: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
     "a thread sleeps between looks at a word that a kernel writes, and part of that is taken for work": [
         ("sleeps_on_a_word", "", ("cpu x 0",))],
-    "what it costs to enter a call that waits in every step no trace shows": [
-        ("data_parallel_threads", "", ("cpu x 0",))],
     "a call at the window's end waits for work outside, and keeps its length": [
         ("contended_lock", "window cut", ("gpu x 0.5",)),
         ("formats/rocprofv3/docs_rocm6.2_kernel_trace", "window cut", ("gpu x 0.5",))],

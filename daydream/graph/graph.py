@@ -255,9 +255,8 @@ class Graph(NotebookTables):
         twin = self.retimed(*np.rint(parts))
         twin.links.keep(~self.doubted_links())
         table = self.doubtful
-        ahead = (
-            self.order[table["src"]] < self.order[table["dst"]]
-        )  # another order has to be found task by task
+        # Those against program order are left out: another order has to be found task by task.
+        ahead = self.order[table["src"]] < self.order[table["dst"]]
         if ahead.any():
             src, dst, latency = (table[name][ahead] for name in table)
             twin.write("latency_ns", dst, np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns))

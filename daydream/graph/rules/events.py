@@ -108,6 +108,7 @@ class _Search:
         self.kind = draft.kind
         self.lane = draft.lane
         self.order = draft.order
+        self.launch = draft.launch
         self.ranks = draft.ranks.tolist()
         self.launched_by = cache(draft.launched_by)
         around_calls = draft.launched_around(calls)
@@ -257,14 +258,15 @@ class _Search:
         return min(found, key=self.order.__getitem__, default=-1)
 
     def by_forks(self) -> Iterator[Row]:
-        """Find the waits of a stream that gets its next work later: the one other with more to come."""
+        """Find the waits of a stream that gets its next work later: the one other with more of the same thread."""
         patterns: Patterns = defaultdict(list)
         for wait in self.waits:
             if wait.before < 0 or wait.source != wait.target:
                 continue
             others = self.beside(wait.source, self.side_work)
             following = [int(self.side_work[other][1][wait.number]) for other in others]
-            following = [task for task in following if task >= 0]
+            thread = self.lane[wait.call]
+            following = [task for task in following if task >= 0 and self.lane[self.launch[task]] == thread]
             if len(following) == 1:
                 allowed = self.allowed(wait.before, following[0])
                 patterns[False, wait.source, self.lane[following[0]]].append((wait.call, allowed))

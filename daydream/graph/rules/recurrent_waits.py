@@ -37,7 +37,6 @@ from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     COVERED_SHARE,
     FAR_NS,
-    FILLED_SHARE,
     LEAST_LOCKED,
     LEAST_PAUSES,
     LEAST_STEADY,
@@ -57,8 +56,7 @@ from daydream.trace.schema import NO_ID, OFF_CPU
 from daydream.trace.trace import Trace
 
 NUMBER = regex(r"\d+")
-# What a thread waits for in a call, by the call's name: other threads, or what no thread of the trace ends.
-FOR_THREADS = regex(r"cond_|sem_|futex|(?<!c)lock\b|threading|queue|Work\b")
+# Calls that wait for what no thread of the trace ends.
 FOR_OTHERS = regex(r"sleep|recv|^read$|waitpid|connection|popen|subprocess|socket|^profiler: ")
 
 
@@ -505,9 +503,7 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     alone = np.array([FOR_OTHERS.search(name) is not None for name in names], bool)
     rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
     worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
-    threads = np.array([FOR_THREADS.search(name) is not None for name in names], bool)
-    share = np.where(threads, FILLED_SHARE, COVERED_SHARE)
-    doubtful = unknown & ~alone & (worked >= share * blocked.length)
+    doubtful = unknown & ~alone & (worked >= COVERED_SHARE * blocked.length)
     waker = np.full(len(told), -1)
     nearest = waker + WOKEN_NS
     for other in others_of(draft, lane):
