@@ -150,9 +150,13 @@ def _released(graph: Graph, lowered: Lowered) -> Lowered:
     doubt = (graph.doubt + graph.gap_doubt)[lowered.task[plan.edge_src]]
     stays = (plan.edge_cause != Cause.OUTSIDE) | (doubt == 0)
     edges = plan.edge_src, plan.edge_dst, latency, plan.edge_from_start, plan.edge_cause
-    joined = [np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)]
+    src, dst, latency, from_start, cause = (
+        np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)
+    )
     tasks = plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns
-    made = Plan.from_edges(*tasks, *joined, plan.scheduled, plan.priority)
+    made = Plan.from_edges(
+        *tasks, src, dst, latency, from_start, cause, scheduled=plan.scheduled, priority=plan.priority
+    )
     made.cache.update({name: kept for name, kept in plan.cache.items() if name in OF_NO_EDGE})
     return replace(lowered, plan=made)
 
