@@ -106,13 +106,9 @@ class Records:
             return
         import torch
 
-        local.quiet += 1
-        try:
-            with torch.no_grad(), context.holding(inputs, outputs, grad_outputs):
-                for callback in callbacks:
-                    callback(context)
-        finally:
-            local.quiet -= 1
+        with local.silent(), torch.no_grad(), context.holding(inputs, outputs, grad_outputs):
+            for callback in callbacks:
+                callback(context)
 
     def kinds_with_actions(self) -> set[Kind]:
         """Return the kinds of operators that must be overridden for the actions on them to run."""

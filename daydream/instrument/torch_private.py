@@ -249,6 +249,12 @@ def with_backend(callback: Any, backend: Callable[..., Any], around: Callable[..
     return ours
 
 
+def called_as(made: Any, run: Any) -> Any:
+    """Return a function that is called as compiled code is: with its inputs in a list, or one by one."""
+    run._boxed_call = getattr(made, "_boxed_call", False)  # noqa: SLF001
+    return run
+
+
 def module_stack(node: Any) -> tuple[str, ...]:
     """Return the modules that a node of a graph ran in: `id`, and `@` with a number for further calls."""
     return tuple(str(key) for key in node.meta.get("nn_module_stack") or ())
