@@ -137,7 +137,10 @@ class Marks:
             return
         if stack not in self._frames:
             self._frames[stack] = Frame(
-                layer, self._base.module, self._base.phase, within_backward=self._base.within_backward
+                layer,
+                self._base.module,
+                self._base.phase,
+                within_backward=self._base.within_backward,
             )
         frames[-1] = self._frames[stack]
 

@@ -25,7 +25,12 @@ class Frame:
     __slots__ = ("counts", "layer", "module", "phase", "within_backward")
 
     def __init__(
-        self, layer: str, module: Any, phase: str = FORWARD, *, within_backward: bool = False
+        self,
+        layer: str,
+        module: Any,
+        phase: str = FORWARD,
+        *,
+        within_backward: bool = False,
     ) -> None:
         self.layer = layer
         self.module = module
@@ -86,7 +91,10 @@ class Places:
     def install(self, current_node: Callable[[], Any]) -> None:
         """Put the hooks on."""
         import torch
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
 
         self._node = current_node
         compiling = torch.compiler.is_compiling

@@ -24,7 +24,10 @@ def tools() -> dict[str, str]:
 
     found = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in _in(shipped).items()}
     others = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {**found, **{point.name: f"of {point.value}" for point in others if point.name not in found}}
+    return {
+        **found,
+        **{point.name: f"of {point.value}" for point in others if point.name not in found},
+    }
 
 
 def find_tool(name: str) -> type:
