@@ -86,8 +86,6 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
         assert of_same_figures(got[name], document), name
     assert len(got["rank"]["changes"]) == 5
     assert got["rank"]["cut"]["changes"] == len(from_command(root, "rank", "--trace", GPU)["changes"])
-    assert got["whatif"]["options"]["math_speedup"] == 2.5
-    assert got["explain"]["basis"] == "estimated"
 
 
 def of_same_figures(answer, document):
