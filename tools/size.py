@@ -36,7 +36,7 @@ BUDGETS = {
     "core": Budget(111_330, 64, 10.90),
     "reading and recording": Budget(157_600, 145, 10.26),
     "knowledge": Budget(223_080, 198, 11.50),
-    "surface": Budget(130_120, 134, 10.29),
+    "surface": Budget(127_600, 134, 10.26),
     "product": Budget(622_110, 541, 10.80),
     "tests": Budget(505_550, 368, 11.18),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),

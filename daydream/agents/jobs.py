@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from daydream.errors import DaydreamError
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
-    from anyio.abc import ByteReceiveStream, Process
+    from anyio.abc import Process
 
 PROGRESS = "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then says in lines what is being done
+PROGRESS_LINE = regex(r"progress (-?\d+(?:\.\d+)?) (.+)")
 LARGEST_ANSWER = 256 << 20  # bytes; the JSON of a trace of many layers has a few MB
 LARGEST_LINE = 1 << 16
 KEPT_LINES = 40  # of what was said on stderr
@@ -55,15 +58,17 @@ async def ask(words: Sequence[str], *, folder: Path, tell: Tell) -> dict[str, An
     path = [each for each in sys.path if each not in {"", "."}]
     code = START.format(path=path, words=list(words))
     process = await anyio.open_process(
-        [sys.executable, "-c", code], cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True,
+        [sys.executable, "-c", code],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
         env={**os.environ, PROGRESS: "1"},
-    )  # fmt: skip
+    )
     answer, said = bytearray(), list[str]()
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_read_errors, _stream(process.stderr), said, tell)
-            if not await _read_answer(_stream(process.stdout), answer):
-                process.kill()
+            group.start_soon(_read_errors, process.stderr, said, tell)
+            group.start_soon(_read_answer, process, answer)
         await process.wait()
     finally:
         with anyio.CancelScope(shield=True):
@@ -79,38 +84,27 @@ async def ask(words: Sequence[str], *, folder: Path, tell: Tell) -> dict[str, An
     return found
 
 
-async def _read_answer(stream: ByteReceiveStream, into: bytearray) -> bool:
-    """Return whether the whole answer was read: it is no larger than it may be."""
-    async for chunk in stream:
+async def _read_answer(process: Any, into: bytearray) -> None:
+    """Read the answer; end the process where it is larger than it may be."""
+    async for chunk in process.stdout:
         into += chunk
         if len(into) > LARGEST_ANSWER:
-            return False
-    return True
+            process.kill()
+            break
 
 
-async def _read_errors(stream: ByteReceiveStream, said: list[str], tell: Tell) -> None:
+async def _read_errors(stream: Any, said: list[str], tell: Tell) -> None:
     """Pass progress on and keep the last of the other lines."""
     rest = b""
     async for chunk in stream:
         *lines, rest = (rest + chunk).split(b"\n")
         rest = rest[-LARGEST_LINE:]
-        for line in lines:
-            await _take_line(line.decode(errors="replace"), said, tell)
-    if rest:
-        await _take_line(rest.decode(errors="replace"), said, tell)
-
-
-async def _take_line(line: str, said: list[str], tell: Tell) -> None:
-    word, _, rest = line.partition(" ")
-    share, _, what = rest.partition(" ")
-    if word == "progress" and what:
-        try:
-            await tell(what, float(share))
-        except ValueError:
-            said.append(line)
-    else:
-        said.append(line)
-    del said[:-KEPT_LINES]
+        for line in (each.decode(errors="replace") for each in lines):
+            if progress := PROGRESS_LINE.fullmatch(line):
+                await tell(progress[2], float(progress[1]))
+            else:
+                said.append(line)
+        del said[:-KEPT_LINES]
 
 
 def _error_in(said: Sequence[str]) -> str | None:
@@ -119,14 +113,11 @@ def _error_in(said: Sequence[str]) -> str | None:
     if not begins:
         return None
     first, *others = said[begins[-1] :]
-    lines = [first.removeprefix("error: "), *(each.strip() for each in others if each.startswith("  "))]
+    lines = [
+        first.removeprefix("error: "),
+        *(each.strip() for each in others if each.startswith("  ")),
+    ]
     return "\n".join(line for line in lines if not line.startswith("Try '"))
-
-
-def _stream(stream: ByteReceiveStream | None) -> ByteReceiveStream:
-    if stream is None:  # both were asked for
-        raise DaydreamError("no answer: the process has no output")
-    return stream
 
 
 async def _end(process: Process) -> None:
@@ -143,10 +134,8 @@ async def _end(process: Process) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # it has ended, and nobody is left in its group
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-    except (ProcessLookupError, PermissionError):  # it has ended, and there is nobody left in its group
-        pass

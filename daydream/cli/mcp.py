@@ -33,12 +33,12 @@ def _mcp(root: str, allow_code: bool, show_skill: bool, skill_path: bool) -> Non
 
     folder = Root(root)
     try:
-        from daydream.agents.server import server
+        from daydream.agents.server import run
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in {"mcp", "anyio", "pydantic"}:
+        if (error.name or "").partition(".")[0] not in {"mcp", "anyio"}:
             raise
         raise DaydreamError(MISSING) from None
-    server(folder, allow_code=allow_code).run("stdio")
+    run(folder, allow_code=allow_code)
 
 
 command = click.Command(

@@ -19,29 +19,31 @@ def call_inserted(local: Local, action: Action, values: Any) -> Any:
     """Call an inserted function with the values at its places; its own operators are not instrumented."""
     import torch
 
-    given = _given(action, values)
-    local.quiet += 1
-    try:
-        if action.grad:
-            return action.func(*given, **action.kwargs)
-        with torch.no_grad():
-            return action.func(*given, **action.kwargs)
-    finally:
-        local.quiet -= 1
+    with local.silent(), torch.set_grad_enabled(action.grad and torch.is_grad_enabled()):
+        return action.func(*_given(action, values), **action.kwargs)
 
 
 def _given(action: Action, values: Any) -> list[Any]:
     return list(values) if action.places is None else [values[place] for place in action.places]
 
 
+def _when_compiled(local: Local, action: Action, given: list[Any], like: list[Any] | None) -> list[Any]:
+    """Have compiled code call an inserted function; `like` are tensors of the shapes of its results."""
+    import torch
+
+    with local.silent(), torch.no_grad():
+        return opaque(action, given, None if like is None else [one.detach() for one in like])
+
+
 def changed(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
     """Return what an inserted function makes of the values at its places; nothing if it returned None."""
-    if local.tracing and not action.grad and tensors_in(_given(action, values)):
-        return _changed_when_compiled(local, action, values)
+    places = tuple(range(len(values))) if action.places is None else action.places
+    given = _given(action, values)
+    if local.tracing and not action.grad and tensors_in(given):
+        return dict(zip(places, _when_compiled(local, action, given, None), strict=True))
     result = call_inserted(local, action, values)
     if result is None:
         return {}
-    places = tuple(range(len(values))) if action.places is None else action.places
     if len(places) == 1:
         one = result[0] if isinstance(result, tuple) and len(result) == 1 else result
         return {places[0]: one}
@@ -50,18 +52,6 @@ def changed(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
             f"an inserted function must return {len(places)} values, one for each of its places, or None"
         )
     return dict(zip(places, result, strict=True))
-
-
-def _changed_when_compiled(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
-    import torch
-
-    places = tuple(range(len(values))) if action.places is None else action.places
-    local.quiet += 1
-    try:
-        with torch.no_grad():
-            return dict(zip(places, opaque(action, _given(action, values), None), strict=True))
-    finally:
-        local.quiet -= 1
 
 
 def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
@@ -79,8 +69,7 @@ def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values:
     )
     if not actions.after:
         return out
-    several = isinstance(out, (tuple, list))
-    outputs = list(out) if several else [out]
+    outputs = _listed(out)
     for action in actions.after:
         for place, value in changed(local, action, outputs).items():
             if kind.is_view:
@@ -92,7 +81,17 @@ def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values:
                 _write(local, outputs[place], value, grad=action.grad)
             else:
                 outputs[place] = value if action.grad else straight_through(outputs[place], value)
-    if not several:
+    return _as_in(out, outputs)
+
+
+def _listed(out: Any) -> list[Any]:
+    """Return an operator's outputs as a list."""
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def _as_in(out: Any, outputs: list[Any]) -> Any:
+    """Return outputs as one value, a tuple or a list, as the operator returned them."""
+    if not isinstance(out, (tuple, list)):
         return outputs[0]
     return tuple(outputs) if isinstance(out, tuple) else outputs
 
@@ -122,7 +121,9 @@ def own_gradients(
     `like` are tensors of their shapes, None for those without a gradient.
     """
     if local.tracing:
-        return _gradients_when_compiled(local, action, grads, like)
+        shaped = [one for one in like if one is not None]
+        made = iter(_when_compiled(local, action, _given(action, grads), shaped))
+        return tuple(None if one is None else next(made) for one in like)
     result = call_inserted(local, action, grads)
     found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(found) != count:
@@ -131,21 +132,6 @@ def own_gradients(
             f"{count} tensors among its inputs. Return None for those without a gradient."
         )
     return found
-
-
-def _gradients_when_compiled(
-    local: Local, action: Action, grads: Any, like: Sequence[Any]
-) -> tuple[Any, ...]:
-    import torch
-
-    local.quiet += 1
-    try:
-        with torch.no_grad():
-            shaped = [one.detach() for one in like if one is not None]
-            made = iter(opaque(action, _given(action, grads), shaped))
-    finally:
-        local.quiet -= 1
-    return tuple(None if one is None else next(made) for one in like)
 
 
 def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
@@ -168,10 +154,7 @@ def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: li
     if written is not None:
         _write(local, out, value, grad=False)
         return out
-    if isinstance(out, (tuple, list)):
-        made = straight_through(list(out), list(value))
-        return tuple(made) if isinstance(out, tuple) else made
-    return straight_through(out, value)
+    return _as_in(out, straight_through(_listed(out), _listed(value)))
 
 
 def _replaced_when_compiled(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
@@ -183,19 +166,12 @@ def _replaced_when_compiled(local: Local, kind: Kind, actions: Actions, call: Ca
     given = _given(action, values)
     given = [one.clone() if kind.writes and isinstance(one, torch.Tensor) else one for one in given]
     out = _own(local, kind, actions, call, values)
-    several = isinstance(out, (tuple, list))
-    outputs = list(out) if several else [out]
-    local.quiet += 1
-    try:
-        with torch.no_grad():
-            made = opaque(action, given, [one.detach() for one in outputs])
-    finally:
-        local.quiet -= 1
+    outputs = _listed(out)
+    made = _when_compiled(local, action, given, outputs)
     if kind.writes:
         _write(local, outputs[0], made[0], grad=False)
         return out
-    made = [straight_through(one, other) for one, other in zip(outputs, made, strict=True)]
-    return (tuple(made) if isinstance(out, tuple) else made) if several else made[0]
+    return _as_in(out, straight_through(outputs, made))
 
 
 def _write(local: Local, target: Any, value: Any, *, grad: bool) -> None:
@@ -204,12 +180,8 @@ def _write(local: Local, target: Any, value: Any, *, grad: bool) -> None:
 
     if value is target:
         return
-    local.quiet += 1
-    try:
-        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-            target.copy_(value)
-    finally:
-        local.quiet -= 1
+    with local.silent(), torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        target.copy_(value)
 
 
 def tensors_in(values: Any) -> list[Any]:

@@ -54,12 +54,8 @@ class CompiledFunctions:
 
     def _compiling(self, compile_: Call, *args: Any, **kwargs: Any) -> Any:
         """Compile a function; what the compiler runs on the way is none of the model's operators."""
-        local = self._places.local
-        local.quiet += 1
-        try:
+        with self._places.local.silent():
             return compile_(*args, **kwargs)
-        finally:
-            local.quiet -= 1
 
     def _backend(self, theirs: Call, graph: Any, inputs: Any) -> Call:
         """Return what a backend makes of a graph with the actions, or the graph, run operator by operator."""
@@ -83,14 +79,10 @@ class CompiledFunctions:
             return graph.forward if made is None else made
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            local.quiet += 1
-            try:
+            with local.silent():
                 return made(*args, **kwargs)
-            finally:
-                local.quiet -= 1
 
-        run._boxed_call = getattr(made, "_boxed_call", False)  # type: ignore[attr-defined]  # noqa: SLF001
-        return run
+        return torch_private.called_as(made, run)
 
 
 class Marks:
@@ -144,7 +136,12 @@ class Marks:
             frames[-1] = self._base
             return
         if stack not in self._frames:
-            self._frames[stack] = Frame(layer, self._base.module, self._base.phase)
+            self._frames[stack] = Frame(
+                layer,
+                self._base.module,
+                self._base.phase,
+                within_backward=self._base.within_backward,
+            )
         frames[-1] = self._frames[stack]
 
     def _layer(self, stack: tuple[str, ...]) -> str | None:

@@ -134,7 +134,12 @@ class OpContext(dict[str, Any]):
     # What to do ------------------------------------------------------------------------------------
 
     def insert_before_op(
-        self, func: Func, inputs: Sequence[int] | None = None, *, grad: bool = False, **kwargs: Any
+        self,
+        func: Func,
+        inputs: Sequence[int] | None = None,
+        *,
+        grad: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Run a function before each call of the operator.
 
@@ -150,7 +155,12 @@ class OpContext(dict[str, Any]):
         self.actions.before.append(_action(func, inputs, grad, kwargs, self._count(self._inputs), (0,)))
 
     def insert_after_op(
-        self, func: Func, outputs: Sequence[int] | None = None, *, grad: bool = False, **kwargs: Any
+        self,
+        func: Func,
+        outputs: Sequence[int] | None = None,
+        *,
+        grad: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Run a function after each call of the operator, on its outputs; else as `insert_before_op`."""
         if self._kind == "node":
@@ -161,7 +171,12 @@ class OpContext(dict[str, Any]):
         self.actions.after.append(_action(func, outputs, grad, kwargs, self._count(self._outputs), (0,)))
 
     def replace_op(
-        self, func: Func, inputs: Sequence[int] | None = None, *, grad: bool = False, **kwargs: Any
+        self,
+        func: Func,
+        inputs: Sequence[int] | None = None,
+        *,
+        grad: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Compute the outputs with a function instead. The identity, `lambda x, *_: x`, removes an operator.
 

@@ -35,11 +35,17 @@ class OptimizerHooks:
         """Put the hooks on if that had to wait; costs nothing otherwise."""
         if not self._pending or _in_step():
             return
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
         _take_away()
         before, after = self.functions
-        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        self._handles = [
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
         self._pending = False
 
     def remove(self) -> None:

@@ -8,7 +8,8 @@ shifts no other's. In the backward pass the ordinal counts within the autograd n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
@@ -21,12 +22,20 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 class Frame:
     """One call of a module: its path, and how often each kind of operator ran in it so far."""
 
-    __slots__ = ("counts", "layer", "module", "phase")
+    __slots__ = ("counts", "layer", "module", "phase", "within_backward")
 
-    def __init__(self, layer: str, module: Any, phase: str = FORWARD) -> None:
+    def __init__(
+        self,
+        layer: str,
+        module: Any,
+        phase: str = FORWARD,
+        *,
+        within_backward: bool = False,
+    ) -> None:
         self.layer = layer
         self.module = module
         self.phase = phase
+        self.within_backward = within_backward  # a backward node was running when it was entered
         self.counts: dict[str, int] = {}
 
     def next(self, name: str) -> int:
@@ -42,7 +51,6 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.frames = [Frame("", None)]
         self.modules = 0  # frames of modules among them
-        self.within_backward: list[bool] = [False]  # for each frame, whether a backward node was running
         self.quiet = 0  # inserted code runs, or compiled code, or a compiler
         self.tracing = False  # a compiler traces a graph
         self.off = 0  # within `disabled()`
@@ -50,6 +58,15 @@ class Local(threading.local):
         self.entered: set[Any] = set()  # models and optimizers, in this iteration
         self.roots = 0  # models among them
         self.of_nodes: dict[str, dict[str, int]] = {}  # counts in nodes that belong to no operator
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Run what is none of the model's operators: tools are not offered it."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
 
 
 class Places:
@@ -74,7 +91,10 @@ class Places:
     def install(self, current_node: Callable[[], Any]) -> None:
         """Put the hooks on."""
         import torch
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
 
         self._node = current_node
         compiling = torch.compiler.is_compiling
@@ -90,8 +110,7 @@ class Places:
             layer = paths.get(id(module))
             if layer is None or not local.modules or id(module) not in met:
                 layer = enter(module, outermost=not local.modules, again=within, grads=grads())
-            local.frames.append(Frame(layer, module))
-            local.within_backward.append(within)
+            local.frames.append(Frame(layer, module, within_backward=within))
             local.modules += 1
 
         def after(module: Any, _args: Any, _output: Any) -> None:
@@ -122,12 +141,10 @@ class Places:
             if not compiling():
                 self._begin(("optimizer", id(optimizer)), optimizer)
                 local.frames.append(Frame("", optimizer, OPTIMIZER))
-                local.within_backward.append(False)
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not compiling() and local.frames[-1].module is optimizer:
                 local.frames.pop()
-                local.within_backward.pop()
                 if not local.roots:
                     self._forget_counts()
 
@@ -145,10 +162,9 @@ class Places:
 
     def phase(self) -> tuple[str, Frame, Any]:
         """Return the phase, the call of a module that is running, and the backward node if it is one's."""
-        local = self.local
-        frame = local.frames[-1]
+        frame = self.local.frames[-1]
         node = self._node()
-        if node is not None and not local.within_backward[-1]:
+        if node is not None and not frame.within_backward:
             return BACKWARD, frame, node
         return frame.phase, frame, None
 
@@ -158,10 +174,8 @@ class Places:
         return counts
 
     def _pop(self) -> None:
-        local = self.local
-        if local.frames.pop().phase != OPTIMIZER:
-            local.modules -= 1
-        local.within_backward.pop()
+        if self.local.frames.pop().phase != OPTIMIZER:
+            self.local.modules -= 1
 
     def _enter(self, module: Any, *, outermost: bool, again: bool, grads: bool) -> str:
         """Return a module's path, worked out when it is first met; note where an iteration begins."""

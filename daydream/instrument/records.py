@@ -22,7 +22,12 @@ class Record:
     __slots__ = ("actions", "at_mode", "context", "entry_record", "kind", "node", "open")
 
     def __init__(
-        self, context: OpContext, kind: Kind | None, forward: Record | None, *, at_mode: bool
+        self,
+        context: OpContext,
+        kind: Kind | None,
+        forward: Record | None,
+        *,
+        at_mode: bool,
     ) -> None:
         self.context = context
         self.actions = context.actions
@@ -64,7 +69,14 @@ class Records:
         self.all.clear()
 
     def add(
-        self, op_id: str, kind: Kind, phase: str, layer: str, entry: Entry | None, *, at_mode: bool
+        self,
+        op_id: str,
+        kind: Kind,
+        phase: str,
+        layer: str,
+        entry: Entry | None,
+        *,
+        at_mode: bool,
     ) -> Record:
         """Make the record of an operator that is met for the first time."""
         forward = None if entry is None else entry.forward
@@ -74,7 +86,10 @@ class Records:
             "layer": layer if entry is None else entry.layer, "phase": phase, "composite": kind.composite,
         }  # fmt: skip
         if entry is not None:
-            facts |= {"backward_type": entry.name, "forward_id": forward and forward.context["op_id"]}
+            facts |= {
+                "backward_type": entry.name,
+                "forward_id": forward and forward.context["op_id"],
+            }
         context = OpContext(facts, Actions(), kind="operator" if entry is None else "inner")
         return self.all.setdefault(op_id, Record(context, kind, forward, at_mode=at_mode))
 
@@ -106,13 +121,13 @@ class Records:
             return
         import torch
 
-        local.quiet += 1
-        try:
-            with torch.no_grad(), context.holding(inputs, outputs, grad_outputs):
-                for callback in callbacks:
-                    callback(context)
-        finally:
-            local.quiet -= 1
+        with (
+            local.silent(),
+            torch.no_grad(),
+            context.holding(inputs, outputs, grad_outputs),
+        ):
+            for callback in callbacks:
+                callback(context)
 
     def kinds_with_actions(self) -> set[Kind]:
         """Return the kinds of operators that must be overridden for the actions on them to run."""

@@ -164,7 +164,13 @@ class Session:
         return self._run(kind_of(op), op, args, kwargs, at_mode=True)
 
     def _run(
-        self, kind: Kind, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, at_mode: bool = False
+        self,
+        kind: Kind,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        at_mode: bool = False,
     ) -> Any:
         places = self.places
         phase, frame, node = places.phase()

@@ -11,7 +11,13 @@ from typing import Any
 from daydream.instrument.errors import InstrumentError
 
 NEEDED = "2.9"  # the first torch with `torch.library.get_kernel`
-NOT_OPERATORS = ("profiler::", "prim::", "prims::", "debugprims::", "rngprims::")  # ranges, and stand-ins
+NOT_OPERATORS = (
+    "profiler::",
+    "prim::",
+    "prims::",
+    "debugprims::",
+    "rngprims::",
+)  # ranges, and stand-ins
 # Torch makes a Parameter or another subclass of what these return; it must have no Python object until then.
 NO_PYTHON = ("aten::detach", "aten::alias")
 AUTOGRAD = {"cpu": "AutogradCPU", "cuda": "AutogradCUDA"}
@@ -115,7 +121,10 @@ def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
     core: Any = vars(torch)["_C"]
     has, name = core._dispatch_has_kernel_for_dispatch_key, op.name()  # noqa: SLF001
     keys_for_all = ("Autograd", "CompositeImplicitAutograd")
-    other = getattr(core.DispatchKey, next((one for one in keys_for_all if has(name, one)), "AutogradOther"))
+    other = getattr(
+        core.DispatchKey,
+        next((one for one in keys_for_all if has(name, one)), "AutogradOther"),
+    )
     entered = op._op_dk  # noqa: SLF001
 
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,6 +256,12 @@ def with_backend(callback: Any, backend: Callable[..., Any], around: Callable[..
 
     ours._torchdynamo_orig_backend = made  # type: ignore[attr-defined]  # noqa: SLF001
     return ours
+
+
+def called_as(made: Any, run: Any) -> Any:
+    """Return a function that is called as compiled code is: with its inputs in a list, or one by one."""
+    run._boxed_call = getattr(made, "_boxed_call", False)  # noqa: SLF001
+    return run
 
 
 def module_stack(node: Any) -> tuple[str, ...]:

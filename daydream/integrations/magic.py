@@ -49,7 +49,11 @@ class DaydreamMagics(Magics):  # type: ignore[misc]  # an extra's class, which m
         chosen = _options().parse_args(shlex.split(line))
         with tempfile.TemporaryDirectory() as folder:
             path = chosen.output or str(Path(folder, "cell.parquet"))
-            settings = {"steps": chosen.steps, "warmup": chosen.warmup, "memory": not chosen.no_memory}
+            settings = {
+                "steps": chosen.steps,
+                "warmup": chosen.warmup,
+                "memory": not chosen.no_memory,
+            }
             try:
                 with daydream.collect(path, force=chosen.force, **settings) as recording:
                     self._run(cell)

@@ -29,16 +29,30 @@ class SqlTable:
 
 ROW = {"row": ("BIGINT", "place of the event in the trace, which `parent` refers to")}
 EVENT = ROW | {name: (TYPES[field.type], field.meaning) for name, field in FIELDS.items()}
-EVENT["kind"] = ("VARCHAR", "operator, annotation, runtime, module; kernel, memcpy, memset, collective; sync")
-EVENT["step"] = ("INTEGER", "step it belongs to, as `steps.step`; device work has its launch's")
-LAUNCHED = {"launched_ns": ("BIGINT", "start of the call that launched it, null where that is not recorded")}
+EVENT["kind"] = (
+    "VARCHAR",
+    "operator, annotation, runtime, module; kernel, memcpy, memset, collective; sync",
+)
+EVENT["step"] = (
+    "INTEGER",
+    "step it belongs to, as `steps.step`; device work has its launch's",
+)
+LAUNCHED = {
+    "launched_ns": (
+        "BIGINT",
+        "start of the call that launched it, null where that is not recorded",
+    )
+}
 STEP = {
     "step": ("BIGINT", "place of the step, which `events.step` refers to"),
     "name": ("VARCHAR", "as the profiler or the program named it"),
     "rank": ("BIGINT", "rank of the process"),
     "start_ns": ("BIGINT", "start of its range, from the trace's own origin"),
     "end_ns": ("BIGINT", "end of its range"),
-    "measured_ns": ("BIGINT", "step time, completion to completion; null where it is not known"),
+    "measured_ns": (
+        "BIGINT",
+        "step time, completion to completion; null where it is not known",
+    ),
     "covered": ("BOOLEAN", "whether it counts in a prediction"),
     "why_not": ("VARCHAR", "why it does not"),
 }
@@ -69,14 +83,20 @@ DEVICE_WORK = (
 TABLES = {
     "events": SqlTable("every event of the trace", EVENT),
     "operators": SqlTable(
-        "operators of the framework on CPU threads", EVENT, "SELECT * FROM events WHERE kind = 'operator'"
+        "operators of the framework on CPU threads",
+        EVENT,
+        "SELECT * FROM events WHERE kind = 'operator'",
     ),
     "calls": SqlTable(
-        "calls into the CUDA or HIP runtime", EVENT, "SELECT * FROM events WHERE kind = 'runtime'"
+        "calls into the CUDA or HIP runtime",
+        EVENT,
+        "SELECT * FROM events WHERE kind = 'runtime'",
     ),
     "kernels": SqlTable("kernels on a device", EVENT | LAUNCHED, DEVICE_WORK.format("'kernel'")),
     "copies": SqlTable(
-        "copies and memsets on a device", EVENT | LAUNCHED, DEVICE_WORK.format("'memcpy', 'memset'")
+        "copies and memsets on a device",
+        EVENT | LAUNCHED,
+        DEVICE_WORK.format("'memcpy', 'memset'"),
     ),
     "collectives": SqlTable("collectives on a device", EVENT | LAUNCHED, DEVICE_WORK.format("'collective'")),
     "steps": SqlTable("training steps", STEP),
@@ -91,13 +111,21 @@ def arrow_tables(trace: Trace) -> dict[str, pa.Table]:
 
     found = trace.to_arrow()
     there = dict(zip(found.schema.names, found.columns, strict=True))
-    kinds = {"BIGINT": pa.int64(), "INTEGER": pa.int32(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}
+    kinds = {
+        "BIGINT": pa.int64(),
+        "INTEGER": pa.int32(),
+        "VARCHAR": pa.string(),
+        "BOOLEAN": pa.bool_(),
+    }
     events = {"row": pa.array(np.arange(len(trace)))}
     for name in FIELDS:
         column = there.get(name)
         events[name] = pa.nulls(len(trace), kinds[EVENT[name][0]]) if column is None else column
     steps = [{"step": at, **step} for at, step in enumerate(trace.metadata.get("steps", []))]
-    rows = {"steps": (STEP, steps), "devices": (DEVICE, trace.metadata.get("devices", []))}
+    rows = {
+        "steps": (STEP, steps),
+        "devices": (DEVICE, trace.metadata.get("devices", [])),
+    }
     tables = {"events": pa.table(events), "memory": _memory(trace)}
     for table, (columns, records) in rows.items():
         tables[table] = pa.table({

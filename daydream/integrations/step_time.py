@@ -27,7 +27,10 @@ class StepTime:
     """
 
     def __init__(
-        self, trace: Trace | str | os.PathLike[str], whatif: str | None = None, **options: Any
+        self,
+        trace: Trace | str | os.PathLike[str],
+        whatif: str | None = None,
+        **options: Any,
     ) -> None:
         import daydream
         from daydream.report.text.layout import printable
@@ -39,7 +42,10 @@ class StepTime:
             self._range = self._why = ""
             return
         found = daydream.whatif(self._replay, whatif, **options)
-        self.step_ns, self.name = found.predicted_ns, f"{printable(whatif)} on {self.name}"
+        self.step_ns, self.name = (
+            found.predicted_ns,
+            f"{printable(whatif)} on {self.name}",
+        )
         self._why = found.reason or ""
         low, high = found.predicted_low_ns, found.predicted_high_ns
         self._range = "" if low is None or high is None else f" (90 % interval {_ms(low)} to {_ms(high)})"

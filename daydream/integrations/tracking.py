@@ -8,16 +8,12 @@ with mlflow.start_run():
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from daydream.errors import DaydreamError
 from daydream.predict.compare import Difference
 from daydream.predict.prediction import Prediction
 from daydream.transforms.real_change import code_of
-
-if TYPE_CHECKING:
-    from daydream.predict.compare import Side
 
 Result: TypeAlias = Difference | Prediction
 LONGEST_TAG = 4_000  # characters of a tag; MLflow takes 5,000
@@ -32,27 +28,25 @@ def figures(found: Result) -> dict[str, float]:
     came true or not, `replay_error` the largest of a step.
     """
     if isinstance(found, Prediction):
-        speedup = None if found.predicted_ns is None else found.speedup
-        known = {
-            "before_ms": _ms(found.replayed_ns),
-            "predicted_ms": _ms(found.predicted_ns),
-            "predicted_low_ms": _ms(found.predicted_low_ns),
-            "predicted_high_ms": _ms(found.predicted_high_ns),
-            "speedup": speedup,
-            "replay_error": None if found.replay_error is None else abs(found.replay_error),
-        }
+        low, high = found.predicted_low_ns, found.predicted_high_ns
+        times = {"before": found.replayed_ns, "predicted": found.predicted_ns}
+        times |= {"predicted_low": low, "predicted_high": high}
+        error = found.replay_error
+        ratios = {"speedup": found.speedup, "replay_error": None if error is None else abs(error)}
     else:
         one, two, start = found.before, found.after, found.started_from_ns
+        times = {"before": start}  # of a prediction; of a recording it is the side's own
+        for name, side in {"predicted" if one.prediction else "before": one, "after": two}.items():
+            if not side.reason:
+                times |= {name: side.step_ns, f"{name}_low": side.low_ns, f"{name}_high": side.high_ns}
         before = one.simulated_ns if start is None else start
-        known = {
-            **({"before_ms": _ms(start)} if one.prediction else _side("before", one)),
-            **(_side("predicted", one) if one.prediction else {}),
-            **_side("after", two),
+        ratios = {
             "speedup": before / two.simulated_ns if two.simulated_ns else None,
             "prediction_error": found.error,
             "replay_error": max(one.max_replay_error, two.max_replay_error),
         }
-    return {name: float(value) for name, value in known.items() if value is not None}
+    known = {f"{name}_ms": ns / 1e6 for name, ns in times.items() if ns is not None}
+    return known | {name: float(value) for name, value in ratios.items() if value is not None}
 
 
 def log_to_mlflow(found: Result, *, prefix: str = "daydream.", step: int | None = None) -> None:
@@ -73,7 +67,7 @@ def log_to_mlflow(found: Result, *, prefix: str = "daydream.", step: int | None 
         raise DaydreamError(MISSING.format("mlflow", "mlflow")) from None
     mlflow.log_metrics({prefix + name: value for name, value in figures(found).items()}, step=step)
     mlflow.set_tags({prefix + name: text[:LONGEST_TAG] for name, text in _texts(found).items()})
-    mlflow.log_dict(_document(found), "daydream/comparison.json")
+    mlflow.log_dict({"schema": 1, **found.to_json()}, "daydream/comparison.json")
     mlflow.log_text(_page(found), "daydream/comparison.html")
 
 
@@ -97,22 +91,16 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
     if run is None:
         raise DaydreamError("no run of Weights & Biases has begun: call wandb.init() first, or give run=")
     page = wandb.Html(_page(found), inject=False)
-    run.log({**{prefix + name: value for name, value in figures(found).items()}, f"{prefix}comparison": page})
-    run.config.update({prefix + name: text for name, text in _texts(found).items()}, allow_val_change=True)
-
-
-def _side(name: str, side: Side) -> dict[str, float | None]:
-    if side.reason:
-        return {}
-    return {
-        f"{name}_ms": _ms(side.step_ns),
-        f"{name}_low_ms": _ms(side.low_ns),
-        f"{name}_high_ms": _ms(side.high_ns),
-    }
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6
+    run.log(
+        {
+            **{prefix + name: value for name, value in figures(found).items()},
+            f"{prefix}comparison": page,
+        }
+    )
+    run.config.update(
+        {prefix + name: text for name, text in _texts(found).items()},
+        allow_val_change=True,
+    )
 
 
 def _texts(found: Result) -> dict[str, str]:
@@ -122,13 +110,6 @@ def _texts(found: Result) -> dict[str, str]:
     change = found.before.prediction
     sides = {"before": found.before.name, "after": found.after.name}
     return sides if not change else {**sides, "change": change, "code": code_of(change) or "none"}
-
-
-def _document(found: Result) -> dict[str, Any]:
-    """Return what `--json` prints: numbers of Python's own types, null for what is none."""
-    text = json.dumps({"schema": 1, **found.to_json()}, default=lambda value: value.item())
-    document: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
-    return document
 
 
 def _page(found: Result) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from daydream.trace.schema import FIELDS, UNKNOWN
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
-STEP_FIELDS = ("name", "rank", "start_ns", "end_ns", "covered")
+NO_MEMORY = {"time_ns": np.zeros(0, np.int64), "bytes": np.zeros(0, np.int64)}
 
 
 class Table(dict[str, list[Any]]):
@@ -33,21 +33,19 @@ class Row:
     """A row of a table: its fields are attributes, unknown is None."""
 
     __slots__ = ("row", "table")
+    fields: ClassVar[Collection[str]] = ()
 
     def __init__(self, table: Table, row: int) -> None:
         self.table = table
         self.row = row
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.fields:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+        return self.table[name][self.row]
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.row}>"
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def _field(name: str, meaning: str) -> property:
-    return property(lambda self: self.table[name][self.row], doc=meaning)
 
 
 class Event(Row):
@@ -57,11 +55,12 @@ class Event(Row):
     """
 
     __slots__ = ()
+    fields = FIELDS
 
     @property
     def end_ns(self) -> int:
         """When it ends, ns from the trace's origin."""
-        return int(self.table["start_ns"][self.row] + self.table["duration_ns"][self.row])
+        return int(self.start_ns + self.duration_ns)
 
     @property
     def parent(self) -> Event | None:
@@ -86,54 +85,20 @@ class Allocation(Row):
     """
 
     __slots__ = ()
+    fields = COLUMNS
 
     @property
     def parent(self) -> Event | None:
         """The innermost event around it on its thread."""
         row = self.table["parent"][self.row]
-        return None if row < 0 else Event(trace_table(self.table.trace), row)
+        return None if row < 0 else Event(Table(self.table.trace, self.table.trace.values), row)
 
 
 class Step(Row):
     """A step of the recording: `name`, `rank`, `start_ns`, `end_ns`, `covered` (recorded as a whole)."""
 
     __slots__ = ()
-
-
-for _name, _meaning in {name: field.meaning for name, field in FIELDS.items()}.items():
-    if _name != "parent":
-        setattr(Event, _name, _field(_name, _meaning))
-for _name in COLUMNS:
-    setattr(Allocation, _name, _field(_name, ""))
-for _name in STEP_FIELDS:
-    setattr(Step, _name, _field(_name, ""))
-
-
-def trace_table(trace: Trace) -> Table:
-    """Return the rows of a trace."""
-    return Table(trace, trace.values)
-
-
-def allocation_table(trace: Trace, memory: MemoryEvents) -> Table:
-    """Return the memory events of a trace; `parent` is the row around each, -1 if none."""
-
-    def column(name: str) -> list[Any]:
-        if name == "parent":
-            from daydream.memory.enclosing import enclosing_rows
-
-            return list(enclosing_rows(trace, memory).tolist())
-        always = name in ("bytes", "device")  # where -1 and 0 are values
-        return [
-            None if value == COLUMNS[name][2] and not always else value for value in memory[name].tolist()
-        ]
-
-    return Table(trace, column)
-
-
-def step_table(trace: Trace) -> Table:
-    """Return the steps of a trace."""
-    steps = trace.metadata.get("steps", [])
-    return Table(trace, lambda name: [step.get(name) for step in steps])
+    fields = ("name", "rank", "start_ns", "end_ns", "covered")
 
 
 class Events:
@@ -187,11 +152,32 @@ class Events:
         return self.trace.text(name)
 
 
-def step_columns(trace: Trace) -> Callable[[str], np.ndarray]:
-    """Return what gives a column of the steps as numbers, -1 where it has none."""
+def rows_of(trace: Trace, rows: np.ndarray) -> Events:
+    """Return these rows of a trace."""
+    return Events(Event, Table(trace, trace.values), rows, lambda name: trace[name])
+
+
+def allocations_of(trace: Trace, rows: np.ndarray) -> Events:
+    """Return these memory events of a trace; `parent` is the row around each, -1 if none."""
+    memory = MemoryEvents(NO_MEMORY) if trace.memory is None else trace.memory
+
+    def column(name: str) -> list[Any]:
+        if name == "parent":
+            from daydream.memory.enclosing import enclosing_rows
+
+            return list(enclosing_rows(trace, memory).tolist())
+        unknown = None if name in {"bytes", "device"} else COLUMNS[name][2]  # where -1 and 0 are values
+        return [None if value == unknown else value for value in memory[name].tolist()]
+
+    return Events(Allocation, Table(trace, column), rows, lambda name: memory[name], "time_ns")
+
+
+def steps_of(trace: Trace, rows: np.ndarray) -> Events:
+    """Return these steps of a trace; a column has -1 where a step has no whole number."""
     steps: list[Mapping[str, Any]] = trace.metadata.get("steps", [])
-    return lambda name: np.array([_number(step.get(name)) for step in steps], np.int64)
 
+    def numbers(name: str) -> np.ndarray:
+        values = (step.get(name) for step in steps)
+        return np.array([value if isinstance(value, int) else UNKNOWN for value in values], np.int64)
 
-def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int) else UNKNOWN
+    return Events(Step, Table(trace, lambda name: [step.get(name) for step in steps]), rows, numbers)

@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +24,10 @@ def tools() -> dict[str, str]:
 
     found = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in _in(shipped).items()}
     others = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {**found, **{point.name: f"of {point.value}" for point in others if point.name not in found}}
+    return {
+        **found,
+        **{point.name: f"of {point.value}" for point in others if point.name not in found},
+    }
 
 
 def find_tool(name: str) -> type:
@@ -39,10 +44,8 @@ def find_tool(name: str) -> type:
     if name in own:
         return own[name]
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        try:
+        with _loading(f"{name}, which is {point.value},"):
             loaded = point.load()
-        except Exception as error:  # another package's, which may raise anything
-            raise ToolError(f"{name}, which is {point.value}, cannot be loaded: {error}") from error
         if isinstance(loaded, type) and hasattr(loaded, MARK):
             return loaded
         raise ToolError(f"{point.value} is no class under @daydream.tool")
@@ -59,19 +62,25 @@ def _from_file(path: Path) -> type:
         raise ToolError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
-        with own_code(str(path)):
-            spec.loader.exec_module(module)
-    except ToolError as error:
-        raise ToolError(f"{path}: {error}") from None
-    except Exception as error:  # a user's own code may raise anything
-        raise ToolError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    with _loading(str(path)), own_code(str(path)):
+        spec.loader.exec_module(module)
     found = _in(module)
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
         raise ToolError(f"{path} has no class under @daydream.tool")
     raise ToolError(f"{path} has {len(found)} tools ({', '.join(found)}); leave one of them in it")
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Say whose code cannot be loaded: it may raise anything."""
+    try:
+        yield
+    except ToolError as error:
+        raise ToolError(f"{what}: {error}") from None
+    except Exception as error:
+        raise ToolError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _in(module: ModuleType) -> dict[str, type]:

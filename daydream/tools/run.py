@@ -12,26 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import DaydreamError
-from daydream.tools.events import (
-    Allocation,
-    Event,
-    Events,
-    Step,
-    allocation_table,
-    step_columns,
-    step_table,
-    trace_table,
-)
+from daydream.tools.events import Events, allocations_of, rows_of, steps_of
 from daydream.tools.finding import find_tool
 from daydream.tools.ranges import Range, in_range
 from daydream.tools.tool import CALLBACKS, MARK, ToolError
-from daydream.trace.memory_events import MemoryEvents
 from daydream.transforms.user_file import own_code
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
-
-NO_MEMORY = {"time_ns": np.zeros(0, np.int64), "bytes": np.zeros(0, np.int64)}
 
 
 def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[str, Any]:  # noqa: A002
@@ -77,10 +65,11 @@ def _give_columns(running: Any, trace: Trace, chosen: Range) -> None:
 
 def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
     """Call the callbacks for single events, in the order of their starts."""
-    callbacks = [getattr(running, one) for one in CALLBACKS if hasattr(running, one)]
-    if not callbacks:
+    names = [one for one in CALLBACKS if hasattr(running, one)]
+    if not names:
         return
-    parts = [_events(trace, chosen, one) for one in CALLBACKS if hasattr(running, one)]
+    callbacks = [getattr(running, one) for one in names]
+    parts = [_events(trace, chosen, one) for one in names]
     starts = np.concatenate([events[events.when] for events in parts])
     which = np.repeat(np.arange(len(parts)), [len(events) for events in parts])
     within = np.concatenate([np.arange(len(events)) for events in parts])
@@ -92,15 +81,13 @@ def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
 def _events(trace: Trace, chosen: Range, callback: str) -> Events:
     """Return what a callback is given."""
     if callback == "on_allocation":
-        memory = trace.memory if trace.memory is not None else MemoryEvents(NO_MEMORY)
-        table = allocation_table(trace, memory)
-        return Events(Allocation, table, chosen.memory(), lambda name: memory[name], "time_ns")
+        return allocations_of(trace, chosen.memory())
     if callback == "on_step":
-        return Events(Step, step_table(trace), chosen.steps(), step_columns(trace))
+        return steps_of(trace, chosen.steps())
     rows = trace.is_kind(*CALLBACKS[callback][1])
-    if callback in ("on_kernel", "on_collective"):
+    if callback in {"on_kernel", "on_collective"}:
         rows &= np.asarray(trace["device"]) >= 0  # not those of CPU processes, which no kernel carries
-    return Events(Event, trace_table(trace), np.flatnonzero(rows & chosen.rows), lambda name: trace[name])
+    return rows_of(trace, np.flatnonzero(rows & chosen.rows))
 
 
 @contextmanager

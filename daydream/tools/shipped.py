@@ -88,7 +88,15 @@ class LaunchDelays:
             self.waits[stream].append(kernel.start_ns - kernel.parent.start_ns)
 
     def result(self) -> dict[str, Any]:
-        names = ("rank", "device", "stream", "kernels", "median_ns", "p95_ns", "longest_ns")
+        names = (
+            "rank",
+            "device",
+            "stream",
+            "kernels",
+            "median_ns",
+            "p95_ns",
+            "longest_ns",
+        )
         figures = {at: (len(w), *map(int, np.percentile(w, [50, 95, 100]))) for at, w in self.waits.items()}
         return {"streams": [dict(zip(names, (*at, *figures[at]), strict=True)) for at in sorted(figures)]}
 

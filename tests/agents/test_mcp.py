@@ -18,7 +18,7 @@ from agent_client import answer, client, refusal  # noqa: E402
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GPU, CPU = "synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"
 TOOLS = ["info", "explain", "rank", "whatif", "memory", "compare", "confirm"]
-LARGEST = 6000  # bytes of an answer: some 1,500 tokens
+LARGEST = 8000  # bytes of an answer: some 2,000 tokens
 OWN = """
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
                 ("info", {"trace": GPU}),
                 ("explain", {"trace": GPU}),
                 ("rank", {"trace": GPU}),
-                ("whatif", {"trace": GPU, "name": "amp", "options": {"math_speedup": 2.5}}),
+                ("whatif", {"trace": GPU, "optimization": "amp", "options": {"math_speedup": 2.5}}),
                 ("compare", {"before": CPU, "after": CPU}),
             ]
             return {name: await answer(connected, name, **arguments) for name, arguments in asked}
@@ -75,38 +75,45 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
     } == {}
     assert all(each["falsified_by"] for each in got.values())
 
-    info = from_command(root, "info", GPU)
-    assert got["info"]["step"]["measured_ns"] == info["replay"]["measured_ns"]
-    assert got["info"]["good_for"]["replay"].startswith(info["verdicts"]["replay"]["answer"])
-    explained = from_command(root, "explain", "--trace", GPU)
-    assert got["explain"]["verdict"] == explained["verdict"]
-    assert got["explain"]["basis"] == explained["basis"] == "estimated"
-    assert "without a profiler lies outside its `range_ns`: `confirm`" in got["explain"]["falsified_by"]
-    amp = got["explain"]["avoidable"][0]
-    assert (amp["whatif"], amp["code"]) == ("amp", explained["avoidable"][0]["code"])
-    assert amp["range_ns"][0] < amp["predicted_ns"] < amp["range_ns"][1]
-    ranked = from_command(root, "rank", "--no-curves", "--trace", GPU)
-    assert [each["name"] for each in got["rank"]["candidates"]] == [
-        each["optimization"] for each in ranked["changes"][:5]
-    ]
-    assert got["rank"]["more"] == len(ranked["changes"]) - 5
-    predicted = from_command(root, "whatif", "amp", "--math-speedup", "2.5", "--trace", GPU)
-    for key in ("predicted_ns", "options", "code", "reason"):
-        assert got["whatif"][key] == predicted[key]
-    assert got["whatif"]["range_ns"] == [predicted["predicted_low_ns"], predicted["predicted_high_ns"]]
-    assert got["compare"]["speedup"] == 1.0
-    assert got["compare"]["overlap"] is True
+    for name, words in (
+        ("info", [GPU]),
+        ("explain", ["--trace", GPU]),
+        ("rank", ["--no-curves", "--trace", GPU]),
+        ("whatif", ["amp", "--math-speedup", "2.5", "--trace", GPU]),
+        ("compare", [CPU, CPU]),
+    ):
+        document = from_command(root, name, *words)
+        assert of_same_figures(got[name], document), name
+    assert len(got["rank"]["changes"]) == 5
+    assert got["rank"]["cut"]["changes"] == len(from_command(root, "rank", "--trace", GPU)["changes"])
+
+
+def of_same_figures(answer, document):
+    """Return whether all whole numbers of an answer are those of the command, at the same places."""
+    if isinstance(answer, dict):
+        keys = answer.keys() - {"cut", "falsified_by"}
+        return all(of_same_figures(answer[key], document[key]) for key in keys)
+    if isinstance(answer, list):
+        return all(map(of_same_figures, answer, document))
+    return answer == document or not isinstance(answer, int)
 
 
 @pytest.mark.slow
 def test_a_prediction_is_held_against_a_trace(root):
     async def main():
         async with client(root) as connected:
-            return await answer(connected, "compare", before=CPU, after=CPU, whatif="fused-adam")
+            return await answer(connected, "compare", before=CPU, after=CPU, optimization="fused-adam")
 
     got = anyio.run(main)
-    assert got["overlap"] is False  # the update was not fused: the prediction did not come true
-    assert got["falsified_by"].startswith("This pair did it")
+    before, after = got["before"], got["after"]
+    assert before["prediction"] == "fused-adam"
+    assert not before["low_ns"] <= after["step_ns"] <= before["high_ns"]  # it was not fused
+    assert got["error"] == pytest.approx(before["step_ns"] / after["step_ns"] - 1, abs=1e-4)
+
+
+async def options_refused(connected, optimization, options):
+    wanted = {"trace": GPU, "optimization": optimization, "options": options}
+    return await refusal(connected, "whatif", **wanted)
 
 
 @pytest.mark.slow
@@ -114,24 +121,30 @@ def test_what_cannot_be_asked_is_a_line_and_the_server_goes_on(root):
     async def main():
         async with client(root) as connected:
             return [
-                await refusal(connected, "whatif", trace=GPU, name="apm"),
-                await refusal(connected, "whatif", trace="none.parquet", name="amp"),
-                await refusal(connected, "whatif", trace=GPU, name="amp", options={"html": "x.html"}),
-                await refusal(connected, "whatif", trace=GPU, name="amp+tf32", options={"math_speedup": 2}),
-                await refusal(connected, "whatif", trace=GPU, name="amp", options={"--output x": "y"}),
+                await refusal(connected, "whatif", trace=GPU, optimization="apm"),
+                await refusal(connected, "whatif", trace="none.parquet", optimization="amp"),
+                await options_refused(connected, "amp", {"html": "x.html"}),
+                await refusal(
+                    connected, "whatif", trace=GPU, optimization="amp+tf32", options={"math_speedup": 2}
+                ),
+                await refusal(
+                    connected, "whatif", trace=GPU, optimization="amp", options={"--output x": "y"}
+                ),
                 await refusal(connected, "memory", trace=CPU),
                 await refusal(connected, "info", trace=GPU, steps="one"),
                 await refusal(connected, "rank", trace=3),
                 await refusal(connected, "rank"),
+                await refusal(connected, "whatif", trace=GPU, name="amp"),
                 await refusal(connected, "nothing"),
             ], await answer(connected, "info", trace=GPU)
 
     said, info = anyio.run(main)
-    assert info["steps_covered"] == 3
+    assert info["covered"] == 3
     parts = [
         "Did you mean 'amp'", "no such file", "no such option '--amp.html'", "exclude",
-        "no name of an option", "no memory events", "range of steps", "valid string", "required",
-        "nknown tool",
+        "no name of an option", "no memory events", "range of steps", "Expected `str`",
+        "required field `trace`",
+        "unknown field `name`. Its arguments are trace, optimization", "unknown tool 'nothing'",
     ]  # fmt: skip
     for text, part in zip(said, parts, strict=True):
         assert part in text
@@ -147,13 +160,13 @@ def test_nothing_outside_the_root_is_read_and_no_code_is_run(root):
                 await refusal(connected, "info", trace="link.json.gz"),
                 await refusal(connected, "info", trace="."),  # a folder with that link
                 await refusal(connected, "compare", before=GPU, after="link.json.gz"),
-                await refusal(connected, "whatif", trace=GPU, name="gpu", options={"to": "../cluster.toml"}),
+                await options_refused(connected, "gpu", {"to": "../cluster.toml"}),
             ], [
-                await refusal(connected, "whatif", trace=GPU, name="halved.py"),
-                await refusal(connected, "whatif", trace=GPU, name="./halved.py+amp"),
-                await refusal(connected, "whatif", trace=GPU, name=str(root / "halved.py")),
-                await refusal(connected, "explain", trace=GPU, whatif="halved.py"),
-                await refusal(connected, "confirm", name="fused-adam", script="halved.py"),
+                await refusal(connected, "whatif", trace=GPU, optimization="halved.py"),
+                await refusal(connected, "whatif", trace=GPU, optimization="./halved.py+amp"),
+                await refusal(connected, "whatif", trace=GPU, optimization=str(root / "halved.py")),
+                await refusal(connected, "explain", trace=GPU, optimization="halved.py"),
+                await refusal(connected, "confirm", optimization="fused-adam", script="halved.py"),
             ]  # fmt: skip
 
     outside, code = anyio.run(main)
@@ -166,13 +179,15 @@ def test_nothing_outside_the_root_is_read_and_no_code_is_run(root):
 def test_an_optimization_by_path_is_run_where_code_is_allowed(root):
     async def main():
         async with client(root, "--allow-code") as connected:
-            got = await answer(connected, "whatif", trace=GPU, name="halved.py", options={"factor": 0.25})
-            return got, await refusal(connected, "whatif", trace=GPU, name="../halved.py")
+            got = await answer(
+                connected, "whatif", trace=GPU, optimization="halved.py", options={"factor": 0.25}
+            )
+            return got, await refusal(connected, "whatif", trace=GPU, optimization="../halved.py")
 
     try:
         got, outside = anyio.run(main)
         assert got["options"] == {"factor": 0.25}
-        assert got["predicted_ns"] < got["step"]["replayed_ns"]
+        assert got["predicted_ns"] < got["replayed_ns"]
         assert "outside the root" in outside
     finally:
         (root / "ran").unlink(missing_ok=True)
@@ -238,7 +253,7 @@ def test_the_work_ends_with_a_call_that_is_cancelled_and_with_its_client(root, h
 
     ended, info = anyio.run(main)
     assert ended, running(root)
-    assert how == "client" or info["steps_covered"] == 3
+    assert how == "client" or info["covered"] == 3
 
 
 @pytest.mark.slow
@@ -248,7 +263,9 @@ def test_two_clients_ask_at_once_and_each_gets_its_own_answers(root):
         async with client(root) as one, client(root) as other, anyio.create_task_group() as group:
 
             async def ask(connected, who, name):
-                got[who, name] = (await answer(connected, "whatif", trace=GPU, name=name))["optimization"]
+                got[who, name] = (await answer(connected, "whatif", trace=GPU, optimization=name))[
+                    "optimization"
+                ]
 
             for who, connected in enumerate((one, other)):
                 for name in ("amp", "cuda-graphs", "fused-adam"):

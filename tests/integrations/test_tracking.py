@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,37 +89,15 @@ def test_wandb_gets_figures_config_and_a_page(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-class Recorded:
-    """What a run of W&B is asked to do."""
-
-    def __init__(self):
-        self.logged, self.config = {}, self
-        self.updated = {}
-
-    def log(self, values):
-        self.logged.update(values)
-
-    def update(self, values, *, allow_val_change):
-        assert allow_val_change
-        self.updated.update(values)
-
-
 def test_a_run_of_wandb_is_asked_for_three_things(prediction, monkeypatch):
-    class Wandb:
-        run = None
-
-        @staticmethod
-        def Html(text, inject):  # noqa: N802 - as it is named there
-            assert not inject
-            return text
-
-    monkeypatch.setitem(sys.modules, "wandb", Wandb)
-    run = Recorded()
+    wandb, run = Mock(run=None), Mock()
+    wandb.Html.side_effect = lambda text, inject: text * (not inject)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     log_to_wandb(prediction, run=run)
-    page = run.logged.pop("daydream/comparison")
-    assert page.startswith("<!doctype html>")
-    assert run.logged == {f"daydream/{name}": value for name, value in figures(prediction).items()}
-    assert run.updated["daydream/change"] == "fused-adam"
+    (logged,) = run.log.call_args.args
+    assert logged.pop("daydream/comparison").startswith("<!doctype html>")
+    assert logged == {f"daydream/{name}": value for name, value in figures(prediction).items()}
+    assert run.config.update.call_args.args[0]["daydream/change"] == "fused-adam"
     with pytest.raises(DaydreamError, match=r"wandb\.init"):
         log_to_wandb(prediction)
 

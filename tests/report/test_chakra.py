@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from chakra_reader import read, run
 from shared import shared_trace
 
 import daydream
-from daydream import Graph, OutputError, simulate
+from daydream import DaydreamError, Graph, OutputError, simulate
+from daydream.costs.network.simulated_times import node_of
 from daydream.report.chakra.file import write_chakra
+from daydream.report.chakra.schema import message_class
 from daydream.simulate.timeline import Timeline
 
 COMP, COMM_COLL = 4, 7
@@ -54,6 +57,37 @@ def test_a_task_is_a_node_and_the_time_behind_it_another(tmp_path):
     reduce = named["all-reduce"]
     assert (reduce["type"], reduce.get("comm_type"), reduce["comm_size"]) == (COMM_COLL, 0, 4096)
     assert reduce["data_deps"] == [named["a"]["id"]]
+
+
+def test_a_file_is_as_the_schema_has_it_byte_by_byte(tmp_path):
+    """Field numbers and types of MLCommons' `et_def.proto`, written out by hand."""
+    graph = Graph()
+    graph.insert("a", kind="kernel", lane="s", duration_ns=1_500)
+    done = write_chakra(tmp_path / "job.et", simulate(graph))
+
+    def text(field, value):  # field << 3 | 2, length, bytes
+        return bytes([field << 3 | 2, len(value)]) + value
+
+    def attribute(field, name, value):  # `attr`: name is field 1
+        return text(field, text(1, name) + value)
+
+    size = b"\x48\xdc\x0b"  # `int64_val`, field 9: 9 << 3; 1500 is 0x5c | 0x80, 0x0b
+    head = text(1, b"0.0.4") + attribute(2, b"generator", b"\xea\x01\x08daydream")  # field 29: 0xea 0x01
+    head += attribute(2, b"makespan_ns", size)
+    node = b"\x08" + bytes([node_of(0)]) + text(2, b"a") + b"\x18\x04"  # id, name, COMP_NODE
+    node += b"\x38\x02"  # 1.5 us are 2; they start at 0, which is not written
+    node += attribute(10, b"is_cpu_op", b"\xd8\x01\x00")  # `bool_val`, field 27
+    node += attribute(10, b"lane", b"\xea\x01\x01s") + attribute(10, b"kind", b"\xea\x01\x06kernel")
+    node += attribute(10, b"start_ns", b"\x48\x00") + attribute(10, b"duration_ns", size)
+    assert done.files[0].read_bytes() == bytes([len(head)]) + head + bytes([len(node)]) + node
+
+
+def test_without_protobuf_it_says_what_to_install(tmp_path, monkeypatch):
+    message_class.cache_clear()
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(DaydreamError, match=r"pip install 'daydream\[chakra\]'"):
+        write_chakra(tmp_path / "job.et", simulate(small()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_files_alone_give_the_simulation_back(tmp_path):

@@ -51,7 +51,12 @@ class FakeQuantization(Tool):
         where: Where | None = None,
         mapping: Mapping | None = None,
     ) -> None:
-        self.bits, self.training, self.activations, self.where = bits, training, activations, where
+        self.bits, self.training, self.activations, self.where = (
+            bits,
+            training,
+            activations,
+            where,
+        )
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
 

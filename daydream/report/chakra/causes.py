@@ -75,7 +75,10 @@ def causes_of(timeline: Timeline) -> Causes:
         found.dependencies[entry] = list(kept.values())
         if earliest > 0:
             found.release_ns[entry] = earliest
-    for entry, arrival in arrival_of.items():  # one that gives its data away does not wait, and is a member
+    for (
+        entry,
+        arrival,
+    ) in arrival_of.items():  # one that gives its data away does not wait, and is a member
         if arrival in hub_of and timeline.graph.columns["kind"][timeline.task[entry]] == COLLECTIVE:
             found.collective.setdefault(entry, hub_of[arrival])
     found.entries = np.array([each for each in chosen.tolist() if each not in arrivals and each not in hubs])

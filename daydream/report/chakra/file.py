@@ -6,12 +6,13 @@ import json
 import os
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daydream.files.atomic import refuse_to_replace, write_whole
-from daydream.report.chakra import wire
 from daydream.report.chakra.nodes import Nodes, messages, nodes_of
+from daydream.report.chakra.schema import add_attributes, message_class
 from daydream.text import counted
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ def write_chakra(path: str | os.PathLike[str], timeline: Timeline, *, force: boo
 
     Raises:
         OutputError: a file exists and `force` is not given, or cannot be written.
+        DaydreamError: protobuf is not installed.
 
     """
+    message_class("Node")  # before a file is begun
     nodes = nodes_of(timeline)
     stem = Path(path).with_suffix("")
     names = {rank: stem.with_name(f"{stem.name}.{place}{SUFFIX}") for place, rank in enumerate(nodes.ranks)}
@@ -49,33 +52,29 @@ def write_chakra(path: str | os.PathLike[str], timeline: Timeline, *, force: boo
     files = [*names.values(), *([groups] if known else [])]
     for file in files:
         refuse_to_replace(file, force=force)
-    head = _head(nodes)
     for rank, file in names.items():
-        write_whole(file, partial(_fill, head=head, nodes=nodes, rank=rank), force=force)
+        write_whole(file, partial(_fill, nodes=nodes, rank=rank), force=force)
     if known:
         places = {rank: place for place, rank in enumerate(nodes.ranks)}
         table = {str(number): [places[rank] for rank in ranks] for number, ranks in known.items()}
-        write_whole(groups, lambda temporary: Path(temporary).write_text(json.dumps(table)), force=force)
+        write_whole(
+            groups,
+            lambda temporary: Path(temporary).write_text(json.dumps(table)),
+            force=force,
+        )
     return Written(files, _notes(nodes))
 
 
-def _fill(temporary: str, *, head: bytes, nodes: Nodes, rank: int) -> None:
-    with open(temporary, "wb") as file:
-        file.write(wire.delimited(head))
-        file.writelines(map(wire.delimited, messages(nodes, rank)))
+def _fill(temporary: str, *, nodes: Nodes, rank: int) -> None:
+    from google.protobuf.proto import serialize_length_prefixed
 
-
-def _head(nodes: Nodes) -> bytes:
-    about = wire.of_metadata(wire.text("generator", "daydream"))
-    about += wire.of_metadata(wire.whole("makespan_ns", _makespan_ns(nodes)))
-    return wire.block(1, SCHEMA.encode()) + about
-
-
-def _makespan_ns(nodes: Nodes) -> int:
     timeline, entries = nodes.timeline, nodes.causes.entries
-    if not len(entries):
-        return 0
-    return int(timeline.end_ns[entries].max() - timeline.start_ns.min())
+    head = message_class("GlobalMetadata")(version=SCHEMA)
+    span = int(timeline.end_ns[entries].max() - timeline.start_ns.min()) if len(entries) else 0
+    add_attributes(head, {"generator": "daydream", "makespan_ns": span})
+    with open(temporary, "wb") as file:
+        for message in chain([head], messages(nodes, rank)):
+            serialize_length_prefixed(message, file)
 
 
 def _notes(nodes: Nodes) -> list[str]:
