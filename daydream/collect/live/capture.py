@@ -6,27 +6,34 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.compiled_calls import attach_compiled
+from daydream.collect.derive.layers import AUTOGRAD_THREADS
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.live import provenance
-from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, Marker, read_events
-from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
+from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, Marker, read_profile
+from daydream.collect.live.layer_hooks import LayerHooks
 from daydream.collect.live.loss import label_outside, set_loss_phase
-from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
+from daydream.collect.live.memory import UnknownFree, held_before, until_the_last_row
 from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.torch_private import (
-    events_of,
+    autograd_threads,
     let_go,
     names_activities,
     profiler_config,
     quiet_profiler,
     range_type,
+    write_profile,
 )
 from daydream.collect.live.warm_memory import WarmMemory
+from daydream.errors import DaydreamError, TraceError
+from daydream.files.own_folders import own_folder
 from daydream.text import counted
+from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 UNSEEN = (
@@ -169,16 +176,27 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
         for number, module in enumerate(hooks.modules)
         if (path := paths.of_module.get(id(module))) is not None
     }
-    events = events_of(profiler)
-    recording, markers = read_events(events, layers, hooks.cpu_times.looks)
+    with own_folder("daydream-profile") as folder:
+        file = folder / "profile.json"
+        if not write_profile(profiler, file):
+            nothing = {name: np.zeros(0, np.int64) for name in ("start_ns", "duration_ns", "kind", "name")}
+            return Captured(Recording(nothing, {}, {"notes": []}), [])
+        try:
+            recording, markers, seen = read_profile(file, layers, hooks.cpu_times.looks)
+        except TraceError as error:
+            raise DaydreamError(
+                f"cannot write what the profiler recorded to {folder.parent}; is the disk full? ({error})"
+            ) from None
     recording.metadata.update(metadata)
+    if len(set(recording["forward_thread"].tolist()) - {UNKNOWN, 0}) > 1:
+        recording.metadata[AUTOGRAD_THREADS] = autograd_threads(profiler)
     modules = frozenset(paths.of_module.values())
     if not memory:
+        recording.memory = None
         return Captured(recording, markers, modules=modules)
-    found = read_memory(profiler, events, recording.metadata["origin_ns"])
-    recording.memory = None if found is None else until_the_last_row(found, recording)
-    ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}
-    unseen = max(len(hooks.modules) - len(ranges), 0)
+    if recording.memory is not None:
+        recording.memory = until_the_last_row(recording.memory, recording)
+    unseen = max(len(hooks.modules) - seen, 0)
     if unseen:
         recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
     return Captured(recording, markers, unseen, modules)

@@ -7,52 +7,13 @@ was there before leaves no event, and its totals count from the process's first 
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.kineto.values import Numbers
-from daydream.collect.live.events import MEMORY_EVENT
-from daydream.collect.live.torch_private import allocations_of, only_errors_said
-from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.schema import NO_ID, UNKNOWN
-from daydream.trace.valid import LARGEST_AMOUNT
-
-
-def read_memory(profiler: Any, events: list[Any], origin_ns: int) -> MemoryEvents | None:
-    """Return the allocations and frees of a stopped profiler in order of time, None if there are none.
-
-    `events` are its raw events, which tell the system's numbers of the threads; times count from `origin_ns`.
-    """
-    found = allocations_of(profiler)
-    if not found:
-        return None
-    found.sort(key=lambda each: each[0])
-    thread = {
-        event.start_thread_id(): event.device_resource_id()
-        for event in events if event.name() == MEMORY_EVENT
-    }  # fmt: skip
-    fields = [each for _, _, each in found]
-    known = Numbers(UNKNOWN)
-    columns = {
-        name: known.of([getattr(each, field, UNKNOWN) for each in fields]).astype(np.int64)
-        for name, field in (
-            ("address", "ptr"), ("allocated_bytes", "total_allocated"), ("reserved_bytes", "total_reserved"),
-        )
-    }  # fmt: skip
-    for name in ("allocated_bytes", "reserved_bytes"):
-        columns[name][(columns[name] < 0) | (columns[name] > LARGEST_AMOUNT)] = UNKNOWN
-    devices = [each.device for each in fields]
-    return MemoryEvents({
-        "time_ns": np.array([at for at, _, _ in found], np.int64) - origin_ns,
-        "pid": np.full(len(found), os.getpid()),
-        "tid": np.array([thread.get(number, NO_ID) for _, number, _ in found], np.int64),
-        "device": np.array([HOST if one.type == "cpu" else one.index or 0 for one in devices], np.int64),
-        "bytes": np.array([each.alloc_size for each in fields], np.int64),
-        **columns,
-    })  # fmt: skip
+from daydream.collect.live.torch_private import only_errors_said
+from daydream.trace.memory_events import MemoryEvents
 
 
 class UnknownFree:

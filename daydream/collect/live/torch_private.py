@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-# Flags of the profiler, each switched on where this torch has it: arguments of device work,
-# the device's own synchronization rows, threads that torch did not start.
-PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events")
+# Flags of the profiler, each switched on where this torch has it: the device's own synchronization rows, and
+# threads that torch did not start.
+PROFILER_FLAGS = ("enable_cuda_sync_events",)
 ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memory (pytorch#166121)
 
 ERRORS = 2  # of the levels of torch's messages: 0 all, 1 warnings and errors
@@ -84,37 +84,26 @@ def profiler_runs() -> bool:
     return ask is not None and bool(ask())
 
 
-def events_of(profiler: Any) -> list[Any]:
-    """Return the raw events of a stopped `torch.profiler.profile`; none if its recording was taken away."""
-    results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
-    return [] if results is None else list(results.events())
+def write_profile(profiler: Any, path: Path) -> bool:
+    """Write what a stopped `torch.profiler.profile` recorded to a file; False if that was taken away."""
+    if getattr(getattr(profiler, "profiler", None), "kineto_results", None) is None:
+        return False
+    profiler.export_chrome_trace(str(path))
+    return True
+
+
+def autograd_threads(profiler: Any) -> dict[int, int]:
+    """Return the system's number of each thread by autograd's, which the profiler's file does not tell."""
+    return {
+        int(event.start_thread_id()): int(event.device_resource_id())
+        for event in profiler.profiler.kineto_results.events()
+        if str(event.device_type()).endswith("CPU")
+    }
 
 
 def let_go(profiler: Any) -> None:
     """Free what a stopped profiler recorded, of which no event may be used any more: 1 to 2 kB an event."""
     profiler.profiler = None
-
-
-def allocations_of(profiler: Any) -> list[tuple[int, int, Any]]:
-    """Return (time in ns, torch's number of the thread, fields) of each allocation and free of a recording.
-
-    The fields are `alloc_size`, `ptr`, `total_allocated`, `total_reserved`, `device`. Unlike the raw events,
-    torch's tree of events has addresses. Empty where this torch has no such tree.
-    """
-    results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
-    tree: Any = getattr(results, "experimental_event_tree", None)
-    if tree is None:
-        return []
-    from torch._C._profiler import _EventType
-
-    found = []
-    left = list(tree())
-    while left:
-        event = left.pop()
-        left += event.children
-        if event.tag == _EventType.Allocation:
-            found.append((event.start_time_ns, event.start_tid, event.extra_fields))
-    return found
 
 
 @contextlib.contextmanager
