@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 INJECT = Path(__file__).with_name("inject")
-ISOLATED_MAIN = INJECT / "isolated_main.py"
 WAITING = "waiting for"  # how progress begins in a process that has not trained yet
 TRAINS_ON = "the script trains on without the change; the result comes when it ends (or give --stop-after)"
 LOOK_EVERY_S = 0.25
@@ -101,12 +100,6 @@ def isolation_flags() -> list[str]:
     return [*(["-E"] if flags.ignore_environment else []), *(["-S"] if flags.no_site else [])]
 
 
-def isolated(command: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return a command line whose interpreter has these options, and which reaches us nevertheless."""
-    python, *rest = command
-    return [python, *flags, str(ISOLATED_MAIN), *rest]
-
-
 def collect(
     command: Sequence[str],
     output: Path,
@@ -127,8 +120,7 @@ def collect(
     with own_folder("daydream-collect") as folder:
         (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
         if flags := isolation_flags():
-            command = isolated(command, flags)
-            say(f"python {' '.join(flags)} ignores PYTHONPATH; the script runs inside a daydream process")
+            say(f"the script runs without {' '.join(flags)}, which would keep daydream from it")
         run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)

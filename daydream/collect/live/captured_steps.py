@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from daydream.collect.derive.quality import MOST_VARYING, far_from_usual
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.live.capture import Captured
 from daydream.collect.live.periods_of_steps import DIFFERENT
-from daydream.collect.live.warm_memory import give_back
+from daydream.parallel.engines import hand_back_freed_memory
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
@@ -36,28 +34,16 @@ class CapturedSteps:
         """What goes with the trace."""
         return self.captured.recording.metadata
 
-    @property
-    def apart(self) -> float:
-        """The share of the steps that took another time than the usual one, by far."""
-        ends = [end for name, _, end in self.ranges[0] if name not in self.skipped]
-        times = [end - before for before, end in pairwise(ends)]
-        return far_from_usual(times) / len(times) if times else 0.0
-
-    @property
-    def disagree(self) -> bool:
-        """Whether more of them do than on a machine at rest."""
-        return self.apart > MOST_VARYING
-
     def or_rather(self, earlier: CapturedSteps | None) -> CapturedSteps:
-        """Return these steps or those captured earlier: all that were wanted, on all threads, that agree."""
+        """Return these steps or those captured earlier: all that were wanted, on all threads."""
         if earlier is None or self.worth > earlier.worth:
             return self
         return earlier
 
     @property
-    def worth(self) -> tuple[float, ...]:
-        """How many steps, how many of their layers, and how alike the steps are; the larger the better."""
-        return self.count, -self.captured.unseen, -self.apart
+    def worth(self) -> tuple[int, ...]:
+        """How many steps, and how many of their layers; the larger the better."""
+        return self.count, -self.captured.unseen
 
     def save(self, output: Path, *, force: bool, wanted: int, reason: str) -> Trace:
         """Write the trace and return it; fewer steps than `wanted` are noted with the reason."""
@@ -65,7 +51,7 @@ class CapturedSteps:
             self.metadata["notes"].append(
                 f"{counted(self.count, 'step')} of {wanted} could be measured before {reason}."
             )
-        give_back()
+        hand_back_freed_memory()
         trace = self.captured.trace(self.ranges)
         for step in trace.metadata["steps"]:
             if step["name"] in self.skipped and (step["covered"] or step["why_not"] == DIFFERENT):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.capture import Capture
 from daydream.collect.live.captured_steps import CapturedSteps
 from daydream.collect.live.step_sequence import StepSequence
@@ -23,14 +22,12 @@ class Captures:
     def __init__(
         self,
         as_ours: AsOurs,
-        busy: BusyMachine,
         tell: Callable[[str], None],
         *,
         with_stack: bool,
         memory: bool,
     ) -> None:
         self._as_ours = as_ours
-        self._busy = busy
         self._tell = tell
         self._with_stack = with_stack
         self.memory = memory
@@ -67,7 +64,6 @@ class Captures:
     def start(self, sequence: StepSequence) -> None:
         """Begin to record, behind the last marker of the sequence."""
         assert self._capture is not None  # noqa: S101 - prepared before
-        self._busy.before_capture()
         self._as_ours(self._capture.start)
         self._began = len(sequence.markers) - 1
         self._first_step = sequence.steps + 1
@@ -95,11 +91,9 @@ class Captures:
             self.kept = CapturedSteps(captured, ranges, skipped).or_rather(self.kept)
 
     def again(self) -> bool:
-        """Return whether to capture once more: without memory, or as others were at work."""
-        if self.kept is None:
-            return False
-        if self.memory and self.kept.captured.unseen:
+        """Return whether to capture once more, without memory."""
+        if self.kept is not None and self.memory and self.kept.captured.unseen:
             self.memory = False
             self._tell("layers run on threads of the script; capturing once more, without memory")
             return True
-        return self._busy.repeats(self.kept)
+        return False

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream import lazy
-from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.compilation import watch_compilations
-from daydream.collect.live.gloo_threads import let_gloo_finish
 from daydream.collect.live.messages import SETTINGS, tell, trace_path
 from daydream.collect.live.provenance import watch_graph_breaks, watch_provenance
 from daydream.collect.live.rank import rank_and_world
@@ -55,7 +53,6 @@ class Child:
             on_fork=self._forked, on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
             memory=bool(settings.get("memory", True)),
-            busy=BusyMachine(self._progress, self._alone),
         )  # fmt: skip
 
     def attach(self) -> None:
@@ -101,10 +98,6 @@ class Child:
         rank, world = rank_and_world()
         self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
 
-    def _alone(self) -> bool:
-        self._locate()
-        return self._place[1] in {None, 1}
-
     def _path(self) -> Path:
         path = trace_path(self._folder, self._pid, self._name)
         path.parent.mkdir(exist_ok=True)
@@ -138,7 +131,6 @@ class Child:
             if os.getpid() == pid:
                 util.Finalize(None, child.end, args=("the process ended",), exitpriority=-100)
 
-        atexit.register(let_gloo_finish)
         atexit.register(self.end, "the script ended")  # called before it
         register(self)
         util.register_after_fork(self, register)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.live.alternating import Alternating
-from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.capture import Capture
 from daydream.collect.live.captured_steps import CapturedSteps
 from daydream.collect.live.captures import Captures
@@ -50,8 +49,8 @@ class Session:
     gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
     nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
     no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
-    follow. `with_stack` records Python frames too, `memory` allocations and frees. Where `busy` says so, or
-    layers ran on threads that are not recorded with memory, steps are captured once more.
+    follow. `with_stack` records Python frames too, `memory` allocations and frees. Where layers ran on
+    threads that are not recorded with memory, steps are captured once more.
     Raises `OutputError` if `output` exists and `force` is not given.
     """
 
@@ -69,7 +68,6 @@ class Session:
         alternate: Callable[[list[Any]], Alternating] | None = None,
         with_stack: bool = False,
         memory: bool = True,
-        busy: BusyMachine | None = None,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
             if value < least:
@@ -90,7 +88,6 @@ class Session:
         self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker, Capture.begin_update)
         self._own_profilers = OwnProfilers(self._give_way)
-        self._busy = busy or BusyMachine(watched=False)
         self._reset()
 
     def _reset(self) -> None:
@@ -100,7 +97,7 @@ class Session:
         self._finished = False
         self._sequence = StepSequence()
         self._captures = Captures(
-            self._as_ours, self._busy, self._tell, with_stack=self._with_stack, memory=self._wants_memory
+            self._as_ours, self._tell, with_stack=self._with_stack, memory=self._wants_memory
         )
         self._in_hook = False
         self._afterwards: Callable[[], None] | None = None
@@ -108,7 +105,6 @@ class Session:
         self._free: FreeSteps | None = None
         self._failure: BaseException | None = None
         self._hook_times = HookTimes()
-        self._busy.begin()
 
     @property
     def done(self) -> bool:
@@ -228,8 +224,6 @@ class Session:
     def _wait(self, which: int) -> None:
         sequence = self._sequence
         sequence.forget_the_past()
-        if sequence.steps == 1:
-            self._busy.look()
         ready = sequence.may_capture(which, self._warmup) and sequence.steps >= self._warmup
         if self._own_profilers.any_runs:
             if ready:
@@ -329,12 +323,8 @@ class Session:
         self._captures.kept = None
         if self._free is not None:
             captured.metadata.update(self._free.document(self._hooks_ns(TIMING)))
-        asked = {
-            "warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled,
-            "captures": 1 + self._busy.repeated,
-        }  # fmt: skip
+        asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
         captured.metadata["profiler_cost"] = {**TYPICAL, "step_hooks_ns": self._hooks_ns(CAPTURING)}
-        captured.metadata["notes"] += self._busy.notes()
         captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
         self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
 

@@ -80,7 +80,7 @@ def is_launcher(command: Sequence[str]) -> bool:
             next(words, None)
         elif word == "-m":
             return next(words, "").startswith(LAUNCHING_MODULES)
-        elif not word.startswith("-") and Path(word).parent != INJECT:
+        elif not word.startswith("-"):
             return Path(word).stem in LAUNCHERS
     return False
 

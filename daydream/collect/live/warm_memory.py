@@ -10,9 +10,6 @@ was used before and given back to the allocator; and more of it whenever a step 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 import time
 
 import numpy as np
@@ -75,13 +72,3 @@ def _page_faults() -> int:
     except ImportError:  # not on Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def give_back() -> None:
-    """Let the C library hand its free memory to the system, behind the last step that counts.
-
-    What the recording and the measuring of its cost took stays with the process else, 100 MB of it.
-    """
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-            ctypes.CDLL(None).malloc_trim(0)
