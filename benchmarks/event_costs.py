@@ -31,8 +31,7 @@ import numpy as np
 from event_programs import IDLE, Program, annotation, identities, joined, nothing, programs
 
 from daydream.collect.derive.build import derive
-from daydream.collect.live.capture import prepared_profiler
-from daydream.collect.live.events import MARKER_NAME, read_profile
+from daydream.collect.live.capture import MARKER_NAME, WarmMemory, prepared_profiler, read_profile
 from daydream.collect.live.layer_hooks import LayerHooks
 from daydream.collect.live.recording_cost import (
     CLASSES,
@@ -43,7 +42,6 @@ from daydream.collect.live.recording_cost import (
     recorded_ranges,
 )
 from daydream.collect.live.torch_private import let_go, range_type, write_profile
-from daydream.collect.live.warm_memory import WarmMemory
 from daydream.trace.trace import Trace
 
 MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much again

@@ -91,9 +91,8 @@ def _measured(name: str) -> str:
 
 def _window(step: Any, kind: str) -> tuple[float, float]:
     """Return the median CPU time of a step in ns, and memory events a step."""
-    from daydream.collect.live.capture import prepared_profiler
+    from daydream.collect.live.capture import WarmMemory, prepared_profiler
     from daydream.collect.live.layer_hooks import LayerHooks
-    from daydream.collect.live.warm_memory import WarmMemory
 
     if kind == PLAIN:
         return _timed(step), 0.0

@@ -13,8 +13,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import TraceError
 from daydream.errors import DaydreamError
-from daydream.parallel.engines import Engine, engine_of
-from daydream.parallel.map_on import map_on
+from daydream.parallel.engines import Engine, engine_of, map_on
 
 
 def adding(amount):

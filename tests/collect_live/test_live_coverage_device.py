@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402
 from daydream.collect.derive.recording import Recording  # noqa: E402
-from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, Marker, read_profile  # noqa: E402
+from daydream.collect.live.capture import MARKER_NAME, UPDATE_NAME, Marker, read_profile  # noqa: E402
 from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
 from daydream.collect.live.loss import label_outside, set_loss_phase  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402

@@ -13,7 +13,7 @@ from live_recording import record, train
 
 import daydream
 from daydream.collect.derive.recording import Recording
-from daydream.collect.live.memory import held_before, until_the_last_row
+from daydream.collect.live.capture import held_before, until_the_last_row
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.pairing import paired
 from daydream.trace.memory_events import MemoryEvents

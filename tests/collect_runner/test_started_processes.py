@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from daydream.collect.live.child import INJECT, environment_of, is_launcher
 from daydream.collect.live.messages import VARIABLE
-from daydream.collect.live.started_processes import INJECT, environment_of, is_launcher
 
 FOLDER = "/tmp/daydream-collect.x"
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="collects a script")

@@ -22,10 +22,10 @@ from daydream.collect.derive.device_work import (
     fill_grids,
     fill_types,
 )
-from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.derive.phases import find_phases, orphans
+from daydream.collect.derive.quality import first_iterations, start_up_of_single_step
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.derive.steps import (

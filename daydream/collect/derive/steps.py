@@ -423,10 +423,16 @@ def measure_steps(
             why_not = WORK_LOST
         elif index and lost[index - 1]:
             why_not = LOST_BEFORE
-        steps.append({
-            "name": name, "rank": rank, "start_ns": begin, "end_ns": stop,
-            "completion_ns": int(completion[index]),
-            "measured_ns": int(completion[index]) - before if index or len(ranges) == 1 else None,
-            "covered": why_not is None, "why_not": why_not,
-        })  # fmt: skip
+        steps.append(
+            {
+                "name": name,
+                "rank": rank,
+                "start_ns": begin,
+                "end_ns": stop,
+                "completion_ns": int(completion[index]),
+                "measured_ns": int(completion[index]) - before if index or len(ranges) == 1 else None,
+                "covered": why_not is None,
+                "why_not": why_not,
+            }
+        )
     return steps

@@ -14,8 +14,7 @@ from daydream.collect.importers.formats import format_of, trace_files
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
-from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
-from daydream.parallel.map_on import map_on
+from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory, map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
@@ -196,9 +195,8 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
 
 def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
-    from daydream.collect.importers.database import open_database
-    from daydream.collect.importers.nsys.export import Export
-    from daydream.collect.importers.nsys.processes import split_ranks
+    from daydream.collect.importers.formats import open_database
+    from daydream.collect.importers.nsys.export import Export, split_ranks
     from daydream.collect.importers.nsys.reader import read_export
     from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
 
@@ -222,7 +220,7 @@ def _of_executorch(path: Path, kind: str, etrecord: StrPath | None, max_unpacked
         from daydream.collect.importers.executorch.inspector import read_inspector
 
         return read_inspector(path, max_unpacked=max_unpacked)
-    from daydream.collect.importers.executorch.reader import read_executorch
+    from daydream.collect.importers.executorch.etdump import read_executorch
 
     return read_executorch(path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked)
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
+from daydream.collect.derive.device_work import dtype_of_inputs, dtype_of_word
 from daydream.collect.derive.recording import GrowingColumns, narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
