@@ -5,6 +5,7 @@
     dask[:N]                 a Dask cluster of N processes that is started for it and ended after it
     dask:tcp://HOST:PORT     the workers of a Dask scheduler that runs already
 
+In Python it may be any executor of `concurrent.futures`, too: `client.get_executor(pure=False)` of Dask.
 Answers and their order are the same on all of them. A worker makes its state (a trace's graph)
 once, from what it is sent; it reads no file of this machine unless it runs on it.
 
@@ -14,52 +15,32 @@ Every scenario makes and drops arrays of some MB. glibc hands those back to the 
 page that is taken again is cleared and mapped again. It can keep them. A sweep of 30 scenarios over a
 trace of 75,000 rows takes 1.9 s of CPU time so, 2.6 s without (0.03 and 0.36 million page faults); `rank`
 on 111,000 tasks 3.3 and 3.6 s; their peaks of memory are the same (medians in turns, 2-core x86, glibc 2.36).
-
-`map_on`: a function of many items, answered by an engine; answers and their order are the same on all.
-
-What a worker runs: its state is made for its first item and kept.
-
-The engine of processes: workers of this machine, which end with this process and never see Ctrl-C.
-
-The engine of Dask: a cluster that is started for the work, or the workers of one that runs already.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import logging
-import os
-import pickle
 import re
-import signal
 import sys
-import threading
-import uuid
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from daydream.errors import DaydreamError
 
-Answers = Generator[list[Any], None, None]
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 MOST_WORKERS = 4096
-DIED = (
-    "a worker process ended before it had answered: killed, out of memory perhaps, or never started.\n"
-    'Use fewer workers. A script of your own needs its calls under `if __name__ == "__main__":`.'
-)
 
 
 class Engine(Struct, frozen=True):
-    """What runs the work; `workers` None is one a core, `address` that of a scheduler."""
+    """What runs the work; `workers` None is one a core, `address` that of a scheduler, or an `executor`."""
 
     kind: str = "local"
     workers: int | None = None
     address: str | None = None
+    executor: Any = None
 
     @property
     def local(self) -> bool:
@@ -69,16 +50,20 @@ class Engine(Struct, frozen=True):
     @property
     def elsewhere(self) -> bool:
         """Whether workers may run on other machines, which do not see the files of this one."""
-        return self.address is not None
+        given = self.executor is not None
+        here = given and type(self.executor).__module__.startswith("concurrent.futures.")
+        return self.address is not None or (given and not here)
 
 
-def engine_of(text: str | Engine) -> Engine:
-    """Return the engine of a text such as `processes:4`.
+def engine_of(text: str | Engine | Executor) -> Engine:
+    """Return the engine of a text such as `processes:4`, or of an executor.
 
     Raises `DaydreamError` if there is none such, or if what it needs is not installed.
     """
     if isinstance(text, Engine):
         return text
+    if not isinstance(text, str):
+        return Engine("executor", executor=text)
     kind, _, detail = text.partition(":")
     if kind not in {"local", "processes", "dask"} or (kind == "local" and text != kind):
         raise DaydreamError(f"unknown engine {text!r}; choose local, processes[:N] or dask[:N|:ADDRESS]")
@@ -146,299 +131,3 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
     except (OSError, AttributeError):  # another C library
         return None
     return found
-
-
-_LOCK = threading.Lock()  # a Dask worker may have several threads; a graph is no thing to share
-_MADE: dict[str, Callable[[Any], Any]] = {}
-
-
-def work(key: str, packed: bytes | Path, items: Sequence[Any]) -> list[Any]:
-    """Return the answers to some items; the state, in bytes or a file, is made for the first and kept."""
-    # stdout is this process's parent's, and carries its result.
-    with _LOCK, contextlib.redirect_stdout(sys.stderr):
-        if key not in _MADE:
-            _MADE.clear()
-            packed = packed.read_bytes() if isinstance(packed, Path) else packed
-            try:
-                function, shared, folder = pickle.loads(packed)  # noqa: S301 - made by `map_on`
-            except (ImportError, AttributeError, pickle.UnpicklingError) as error:
-                raise DaydreamError(
-                    f"a worker cannot load what it is sent ({error}).\n"
-                    "It needs the packages that are installed here; an optimization of your own goes into a "
-                    "file."
-                ) from error
-            if folder is not None:
-                os.chdir(folder)
-            _MADE[key] = function(shared)
-        answer = _MADE[key]
-        return [answer(item) for item in items]
-
-
-def forget(key: str) -> None:
-    """Let go of a state, in a worker that lives on."""
-    _MADE.pop(key, None)
-
-
-MANAGER_S = 10  # how long the thread behind a pool may take to end, once its processes have
-
-
-def _begin() -> None:
-    """Begin a worker process, which ends with the parent however that ends."""
-    import multiprocessing
-
-    keep_freed_memory()
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Processes that are started meanwhile never see Ctrl-C: this one does, afterwards, and ends them."""
-    came: list[int] = []
-    masks = hasattr(signal, "pthread_sigmask")
-    main = threading.current_thread() is threading.main_thread()
-    if masks:  # what is started inherits it
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()  # of itself it would begin below, and lift the mask
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    if main:  # another thread of this process (of numpy's library, say) may still take the signal
-        handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
-        if masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if came:
-            raise KeyboardInterrupt
-
-
-def on_processes(_engine: Engine, count: int, packed: bytes, batches: Sequence[Sequence[Any]]) -> Answers:
-    """Yield the answers to each batch, in their order."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    from daydream.files.atomic import own_folder
-
-    # Not by fork: it copies locks that other threads (of Arrow, of a progress line) hold.
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    with own_folder("daydream") as folder:
-        path = folder / "shared"
-        path.write_bytes(packed)
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
-        done = False
-        try:
-            with without_interrupts():
-                futures = [pool.submit(work, str(path), path, items) for items in batches]
-            for future in futures:
-                yield future.result()
-            done = True
-        except BrokenProcessPool:
-            raise DaydreamError(DIED) from None
-        finally:
-            manager = getattr(pool, "_executor_manager_thread", None)
-            pool.shutdown(wait=done, cancel_futures=True)
-            started = set(multiprocessing.active_children()) - before
-            for process in started:
-                process.terminate()
-            for process in started:
-                process.join()
-            if manager is not None:  # it lets go of the pool's semaphores, which are told as leaked else
-                manager.join(MANAGER_S)
-
-
-S = TypeVar("S")
-T = TypeVar("T")
-R = TypeVar("R")
-Progress = Callable[[float], None]
-
-BATCHES = 4  # for each worker, so that one that is slower gets fewer of them
-LARGEST_BATCH = 16  # items: enough to outweigh the millisecond that sending a batch takes
-UNKNOWN = 64  # as how many workers a cluster counts when work is cut into batches
-
-
-def map_on(
-    engine: str | Engine,
-    function: Callable[[S], Callable[[T], R]],
-    shared: S,
-    items: Sequence[T],
-    *,
-    batch: int | None = None,
-    progress: Progress | None = None,
-) -> list[R]:
-    """Return `function(shared)(item)` of every item, in the order of the items.
-
-    Each worker calls `function` once, and what it returns for its items. `function`, `shared`, items
-    and results are pickled, but for the engine `local`. `batch` items are sent at a time; `progress` is
-    called with the share that is done. An error of a worker is raised here, and ends the others, as
-    Ctrl-C does. Raises `DaydreamError` if workers cannot be reached, or end before they have answered.
-    """
-    engine = engine_of(engine)
-    say = progress or (lambda _share: None)
-    if engine.local or not items:
-        return list(_here(function, shared, items, say))
-    packed = _packed(function, shared, None if engine.elsewhere else os.getcwd())  # noqa: PTH109 - sent as text
-    count = engine.workers or (UNKNOWN if engine.elsewhere else cores())
-    size = batch or min(max(len(items) // (BATCHES * count), 1), LARGEST_BATCH)
-    batches = [items[first : first + size] for first in range(0, len(items), size)]
-    run: Callable[[Engine, int, bytes, Sequence[Any]], Answers]
-    if engine.kind == "dask":
-        from daydream.parallel.engines import on_dask as run
-    else:
-        from daydream.parallel.engines import on_processes as run
-    found: list[R] = []
-    with contextlib.closing(run(engine, min(count, len(batches)), packed, batches)) as answers:
-        for answer in answers:
-            found += answer
-            say(len(found) / len(items))
-    return found
-
-
-def _here(
-    function: Callable[[S], Callable[[T], R]], shared: S, items: Sequence[T], say: Progress
-) -> Iterator[R]:
-    work: Callable[[T], R] | None = None
-    for number, item in enumerate(items):
-        say(number / len(items))
-        work = work or function(shared)
-        yield work(item)
-
-
-def _packed(function: object, shared: object, folder: str | None) -> bytes:
-    try:
-        return pickle.dumps((function, shared, folder), protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise DaydreamError(
-            f"this cannot be sent to a worker process ({error}).\n"
-            "Put an optimization of your own into a file and give its path, or take the engine local."
-        ) from error
-
-
-def cores() -> int:
-    """Return on how many cores this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-LARGE = 1 << 20  # bytes
-ANSWER_S = 10  # how long a scheduler has to answer
-
-
-def on_dask(engine: Engine, count: int, packed: bytes, batches: Sequence[Sequence[Any]]) -> Answers:
-    """Yield the answers to each batch, in their order."""
-    distributed = distributed_package()
-    key = uuid.uuid4().hex
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(_client(distributed, engine, count))
-        stack.callback(_let_go, client, key, engine)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that what is sent is large: it is sent once
-            [state] = client.scatter([packed], broadcast=True, hash=False)
-            futures = [
-                client.submit(work_packed, key, state, _handed(client, items), pure=False)
-                for items in batches
-            ]
-        stack.callback(client.cancel, futures)
-        try:
-            for future in futures:
-                yield pickle.loads(future.result())  # noqa: S301 - made by `work_packed`
-        except (distributed.KilledWorker, concurrent.futures.CancelledError):
-            # Cancelled is what waited for a state that was lost with the only worker that had it.
-            raise DaydreamError(DIED) from None
-
-
-def _handed(client: Any, items: Sequence[Any]) -> Any:
-    """Return items as they are sent: large ones straight to a worker, not through the scheduler."""
-    packed = pickle.dumps(items, protocol=5)
-    return packed if len(packed) < LARGE else client.scatter([packed], hash=False)[0]
-
-
-def _let_go(client: Any, key: str, engine: Engine) -> None:
-    if engine.elsewhere:
-        client.run(forget, key)
-
-
-@contextlib.contextmanager
-def _client(distributed: Any, engine: Engine, count: int) -> Iterator[Any]:
-    """Give a client of the scheduler at the engine's address, or of a cluster that lives as long."""
-    log = logging.getLogger("distributed")
-    before = log.level
-    log.setLevel(logging.CRITICAL)  # what matters is raised
-    try:
-        with contextlib.ExitStack() as stack:
-            if engine.address is not None:
-                yield _connected(distributed, engine.address, stack)
-            else:
-                with without_interrupts():  # until there is something that ends what was started
-                    client = _started(distributed, count, stack)
-                yield client
-    finally:
-        log.setLevel(before)
-
-
-def _connected(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
-    """Return a client of the scheduler at an address; the stack ends it."""
-    try:
-        client = distributed.Client(address, timeout=ANSWER_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise DaydreamError(f"no Dask scheduler answers at {address} ({error})") from None
-    stack.enter_context(client)
-    if not client.nthreads():
-        raise DaydreamError(
-            f"the Dask scheduler at {address} has no workers.\n"
-            f"Start some, where daydream is installed: dask worker {address}"
-        )
-    try:
-        there = set(client.run(version).values())
-    except ImportError as error:
-        raise DaydreamError(
-            f"daydream is not installed where the workers of {address} run ({error})"
-        ) from None
-    if there != {version()}:
-        raise DaydreamError(
-            f"the workers of {address} have daydream {', '.join(sorted(there))}, "
-            f"this machine has {version()}; install the same"
-        )
-    return client
-
-
-def _started(distributed: Any, count: int, stack: contextlib.ExitStack) -> Any:
-    """Return a client of a cluster of this machine; the stack ends both."""
-    try:
-        cluster = distributed.LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=True, memory_limit=0,
-            dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL,
-        )  # fmt: skip
-    except RuntimeError:  # so says the package if a worker ends before it has begun
-        raise DaydreamError(DIED) from None
-    stack.enter_context(cluster)
-    client = stack.enter_context(distributed.Client(cluster))
-    client.run(keep_freed_memory)
-    return client
-
-
-# What workers run ----------------------------------------------------------------------------------
-
-
-def work_packed(key: str, packed: bytes, items: bytes) -> bytes:
-    """Return what `work` does, in one piece: arrays that Dask sends by itself arrive read-only."""
-    asked = pickle.loads(items)  # noqa: S301 - made by `on_dask`
-    return pickle.dumps(work(key, packed, asked), protocol=5)
-
-
-def version() -> str:
-    """Return the version of daydream that a worker has."""
-    from daydream import __version__
-
-    return __version__

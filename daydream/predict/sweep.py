@@ -18,7 +18,8 @@ from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
-from daydream.parallel.engines import Engine, engine_of, map_on
+from daydream.parallel.engines import Engine, engine_of
+from daydream.parallel.map_on import map_on
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.prediction import Changed, predict
@@ -31,6 +32,8 @@ from daydream.transforms.registry import Optimization, find
 from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import pandas as pd
     import pyarrow as pa
 
@@ -188,7 +191,7 @@ def sweep(
     *,
     table: KernelTable | str | os.PathLike[str] | None = None,
     contention: ContentionOption = MEASURED,
-    engine: str | Engine = "local",
+    engine: str | Engine | Executor = "local",
     sort: Sort | None = None,
     capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -226,7 +229,7 @@ def sweep(
     for value in (*options.values(), *chain(*varied.values())):
         if runs_on.elsewhere and isinstance(value, str) and Path(value).is_file():
             raise DaydreamError(
-                f"{value} is a file of this machine, which the workers of {runs_on.address} need not see.\n"
+                f"{value} is a file of this machine, which workers elsewhere need not see.\n"
                 "Traces and optimizations of your own are sent, what options name is not: use the engine "
                 "processes, or local."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +15,15 @@ from daydream.collect.importers.formats import format_of, trace_files
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
-from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory, map_on
+from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
+from daydream.parallel.map_on import map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -35,7 +40,7 @@ def import_trace(
     steps: str | None = None,
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
-    engine: str | Engine = "local",
+    engine: str | Engine | Executor = "local",
     max_unpacked: int | None = None,
     etrecord: StrPath | None = None,
 ) -> Trace:
