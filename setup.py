@@ -15,7 +15,7 @@ STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DI
 
 ENGINE = Extension(
     "daydream.compiled._engine",
-    [f"daydream/compiled/{name}.c" for name in ("_engine", "_scan", "_table")],
+    ["daydream/compiled/_engine.c"],
     depends=["daydream/compiled/_plan.h"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
     extra_compile_args=["/O2"]

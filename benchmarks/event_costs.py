@@ -22,15 +22,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from event_programs import IDLE, Program, annotation, identities, joined, nothing, programs
 
 from daydream.collect.derive.build import derive
-from daydream.collect.live.capture import prepared_profiler
-from daydream.collect.live.events import MARKER_NAME, read_events
+from daydream.collect.live.capture import MARKER_NAME, WarmMemory, prepared_profiler, read_profile
 from daydream.collect.live.layer_hooks import LayerHooks
 from daydream.collect.live.recording_cost import (
     CLASSES,
@@ -40,8 +41,7 @@ from daydream.collect.live.recording_cost import (
     recorded_events,
     recorded_ranges,
 )
-from daydream.collect.live.torch_private import allocations_of, events_of, let_go, range_type
-from daydream.collect.live.warm_memory import WarmMemory
+from daydream.collect.live.torch_private import let_go, range_type, write_profile
 from daydream.trace.trace import Trace
 
 MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much again
@@ -122,7 +122,7 @@ class _Calibration:
                     self._hooks.remove()
                     profiler.stop_trace()
                 if read is None:
-                    read = (*self._read(events_of(profiler)), self._freed_or_taken(profiler))
+                    read = self._read(profiler)
                 let_go(profiler)
                 del warm
         assert read is not None
@@ -135,7 +135,7 @@ class _Calibration:
             "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
             "input_ns": round(input_ns, 1),
             **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
-            **self._of_memory(memory_ns, trace, markers, most_ns=costs["nothing"]),
+            **self._of_memory(memory_ns, markers, most_ns=costs["nothing"]),
             "inside_ns": round(inside, 1),
             "before_share": round(before, 3),
             "heads": [
@@ -202,40 +202,33 @@ class _Calibration:
             taken[recording] = time.thread_time_ns() - begin
         return (taken[True] - taken[False]) // repeats
 
-    def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
-        """Return a trace of the rounds that are read, and the times of the markers."""
-        stops = [event.start_ns() for event in events if event.name().startswith("daydream::marker")]
-        kept = list(events)
-        if stops:
-            windows = np.array(sorted(stops), np.int64).reshape(-1, 2)
-            starts = np.array([event.start_ns() for event in events], np.int64)
-            at = np.searchsorted(windows[:, 0], starts, side="right") - 1
-            inside = (at >= 0) & (starts <= windows[np.maximum(at, 0), 1])
-            named = [event.name() == IDLE for event in events]
-            kept = [event for event, keep, also in zip(events, inside, named, strict=True) if keep or also]
-        recording, markers = read_events(kept, dict.fromkeys(range(len(self._hooks.modules)), "calibration"))
+    def _read(self, profiler: Any) -> tuple[Trace, dict[int, int], list[int]]:
+        """Return a trace of the rounds that are read, the times of markers and of memory events, in ns."""
+        with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
+            path = Path(folder, "profile.json")
+            write_profile(profiler, path)
+            layers = dict.fromkeys(range(len(self._hooks.modules)), "calibration")
+            recording, markers, _ = read_profile(path, layers)
         times = dict(markers)
+        if times:
+            windows = np.array(sorted(times.values()), np.int64).reshape(-1, 2)
+            starts = recording["start_ns"]
+            at = np.searchsorted(windows[:, 0], starts, side="right") - 1
+            keep = (at >= 0) & (starts <= windows[np.maximum(at, 0), 1])
+            keep |= recording.whose_name(lambda name: name == IDLE)
+            recording.columns = {name: column[keep] for name, column in recording.columns.items()}
+        memory = [] if recording.memory is None else recording.memory["time_ns"].tolist()
         last = int(recording["start_ns"].max(initial=0)) + 1
-        return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
+        return derive(recording, ranges=([("calibration", 0, last)], "markers")), times, memory
 
-    def _freed_or_taken(self, profiler: Any) -> list[int]:
-        """Return when memory was taken or freed, in ns; empty if that is not recorded."""
-        return [] if self._memory is None else [at for at, _, _ in allocations_of(profiler)]
-
-    def _of_memory(
-        self, times_ns: list[int], trace: Trace, markers: dict[int, int], *, most_ns: float
-    ) -> dict[str, float]:
+    def _of_memory(self, times_ns: list[int], markers: dict[int, int], *, most_ns: float) -> dict[str, float]:
         """Return the cost of an allocation or a free, if they were recorded: no more than an operator's.
 
         The profiler notes less of it than of an operator without inputs (`most_ns`).
         """
         if self._memory is None:
             return {}
-        origin = int(trace.metadata["origin_ns"])
-        windows = {
-            number: (origin + markers[2 * mark], origin + markers[2 * mark + 1])
-            for number, mark in self._windows
-        }
+        windows = {number: (markers[2 * mark], markers[2 * mark + 1]) for number, mark in self._windows}
         return {"memory_ns": round(min(self._memory.per_event(times_ns, windows), most_ns), 1)}
 
     def _per_event(

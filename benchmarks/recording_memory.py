@@ -91,10 +91,8 @@ def _measured(name: str) -> str:
 
 def _window(step: Any, kind: str) -> tuple[float, float]:
     """Return the median CPU time of a step in ns, and memory events a step."""
-    from daydream.collect.live.capture import prepared_profiler
+    from daydream.collect.live.capture import WarmMemory, prepared_profiler
     from daydream.collect.live.layer_hooks import LayerHooks
-    from daydream.collect.live.torch_private import allocations_of
-    from daydream.collect.live.warm_memory import WarmMemory
 
     if kind == PLAIN:
         return _timed(step), 0.0
@@ -105,7 +103,8 @@ def _window(step: Any, kind: str) -> tuple[float, float]:
     hooks.remove()
     profiler.stop_trace()
     del warm
-    return taken, len(allocations_of(profiler)) / (STEPS + 1)
+    memory = [event for event in profiler.events() if event.name == "[memory]"]
+    return taken, len(memory) / (STEPS + 1)
 
 
 def _timed(step: Any) -> float:

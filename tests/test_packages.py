@@ -105,7 +105,7 @@ def test_sdist_and_wheel_hold_the_whole_package(uploads: tuple[Path, Path]) -> N
     shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
-    sources = {f"daydream/compiled/{name}" for name in ("_engine.c", "_scan.c", "_table.c", "_plan.h")}
+    sources = {f"daydream/compiled/{name}" for name in ("_engine.c", "_plan.h")}
     assert not sources & in_wheel
     assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
     assert package | optimizations | {"setup.py", *sources} <= in_sdist

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from daydream import OutputError, Trace
-from daydream.files.atomic import try_folder_of, write_whole
-from daydream.files.own_folders import LOCK, own_folder
+from daydream.files.atomic import LOCK, own_folder, try_folder_of, write_whole
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and locks as Unix has them")
 

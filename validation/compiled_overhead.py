@@ -40,7 +40,7 @@ def measure(name: str, *, kept: bool) -> dict[str, float]:
     from small_models import MODELS
 
     if kept:
-        from daydream.collect.live.provenance import watch_graph_breaks, watch_provenance
+        from daydream.collect.live.torch_compiler import watch_graph_breaks, watch_provenance
 
         watch_provenance()
         watch_graph_breaks()

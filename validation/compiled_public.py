@@ -19,8 +19,7 @@ import numpy as np
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.captures_beside import attach_capture
-from daydream.collect.handle_files import read_handles
+from daydream.collect.captures_beside import attach_capture, read_handles
 from daydream.collect.importers.kineto.blocks import launched_kernels
 
 PAIRS = {

@@ -24,7 +24,7 @@ from held_out import set_to
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.importers.nsys import blocked
+from daydream.collect.importers.nsys import waits
 from daydream.graph import rules
 from daydream.graph.rules import thresholds
 
@@ -56,7 +56,7 @@ def judged(traces: Path) -> Iterator[tuple[str, list[tuple[str, float, float | N
 
 def ask(path: Path, changes: list[tuple[str, float, float | None]], *, told: bool) -> Answers:
     """Return the answers about a recording with each value of each threshold."""
-    with set_to({} if told else {(blocked, "QUERIES"): {}}):
+    with set_to({} if told else {(waits, "BLOCKED_QUERIES"): {}}):
         trace = daydream.load(path)
     modules = [
         importlib.import_module(f"{rules.__name__}.{each.name}")

@@ -60,7 +60,7 @@ def _calibrate_tool(
     from daydream.cli.whatif_options import option_values, typed_options
     from daydream.collect.launcher.runner import Recording, command_line
     from daydream.errors import DaydreamError
-    from daydream.files.own_folders import own_folder
+    from daydream.files.atomic import own_folder
     from daydream.trace.trace import Trace
 
     check_target(target, module=module)

@@ -106,7 +106,7 @@ def _confirm(
     from daydream.collect.live.messages import changed_path
     from daydream.costs.device.table import KernelTable
     from daydream.errors import DaydreamError
-    from daydream.files.own_folders import own_folder
+    from daydream.files.atomic import own_folder
     from daydream.predict.confirm import blocks_of
     from daydream.trace.trace import Trace
 

@@ -343,7 +343,7 @@ def _attach(trace: Trace) -> None:
     if len(files) > 1:
         raise click.UsageError("--handles and --capture exclude each other", click.get_current_context())
     if "--handles" in files:
-        from daydream.collect.handle_files import attach_file
+        from daydream.collect.captures_beside import attach_file
 
         attach_file(trace, files["--handles"])
     if "--capture" in files:

@@ -57,9 +57,15 @@ def load(
     from daydream.collect.importers import import_trace
 
     trace = import_trace(
-        sources, step_marker=step_marker, steps=how, ranks=ranks, progress=progress, engine=engine,
-        max_unpacked=max_unpacked, etrecord=etrecord,
-    )  # fmt: skip
+        sources,
+        step_marker=step_marker,
+        steps=how,
+        ranks=ranks,
+        progress=progress,
+        engine=engine,
+        max_unpacked=max_unpacked,
+        etrecord=etrecord,
+    )
     return trace if wanted is None else trace.of_steps(wanted)
 
 

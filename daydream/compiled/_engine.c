@@ -143,13 +143,11 @@ static PyObject *nest(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"pull", pull, METH_VARARGS, "pull(lane, ..., end): fill start and end; False where times are too long."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
-    {"scan", daydream_scan, METH_VARARGS, "scan(names, ..., slots, exact): fill rows and spans; None if it refuses."},
-    {"by_kind", daydream_by_kind, METH_VARARGS, "by_kind(rows, ..., fields): fill the columns of a table."},
     {NULL, NULL, 0, NULL},
 };
 
 /* Functions of another number take or give other arguments. */
-static int set_up(PyObject *module) { return PyModule_AddIntConstant(module, "INTERFACE", 6); }
+static int set_up(PyObject *module) { return PyModule_AddIntConstant(module, "INTERFACE", 7); }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)set_up}, {0, NULL}};
 

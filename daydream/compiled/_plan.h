@@ -27,8 +27,4 @@ static inline void release_all(Py_buffer *buffers, int count) {
     for (int i = 0; i < count; ++i) PyBuffer_Release(&buffers[i]);
 }
 
-/* In _scan.c and _table.c. */
-PyObject *daydream_scan(PyObject *module, PyObject *args);
-PyObject *daydream_by_kind(PyObject *module, PyObject *args);
-
 #endif

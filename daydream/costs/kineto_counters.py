@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daydream.collect.derive.device_names import dtype_of_kernel
+from daydream.collect.derive.device_work import dtype_of_kernel
 from daydream.costs.kernels import TENSOR_KERNEL
 from daydream.errors import FileError
 

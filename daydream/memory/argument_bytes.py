@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.workload.shapes import Argument, parse_shapes
 from daydream.trace.trace import Trace
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,

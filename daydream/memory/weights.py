@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.enclosing import innermost, rows_that
 from daydream.text import bytes_text

@@ -9,8 +9,6 @@ In Python it may be any executor of `concurrent.futures`, too: `client.get_execu
 Answers and their order are the same on all of them. A worker makes its state (a trace's graph)
 once, from what it is sent; it reads no file of this machine unless it runs on it.
 
-Work ahead: a thread makes the next items while the present one is used.
-
 Freed memory: kept where many simulations follow each other, handed back where a part of the work is done.
 
 Every scenario makes and drops arrays of some MB. glibc hands those back to the system at once, and each
@@ -23,9 +21,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -92,28 +89,6 @@ def distributed_package() -> Any:
             "the engine dask needs the package `distributed`: pip install 'daydream[dask]'"
         ) from error
     return distributed
-
-
-Item = TypeVar("Item")
-
-
-def ahead(items: Iterator[Item], count: int = 2) -> Iterator[Item]:
-    """Yield the items, of which a thread makes up to `count` ahead; what it raises is raised here.
-
-    It pays where making them leaves the interpreter to others: reading, unpacking, compiled loops.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            made = deque(thread.submit(next, items, end) for _ in range(count))
-            while (item := made.popleft().result()) is not end:
-                made.append(thread.submit(next, items, end))
-                yield item  # type: ignore[misc]
-                del item
-        finally:
-            thread.shutdown(cancel_futures=True)
 
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2  # from glibc's malloc.h

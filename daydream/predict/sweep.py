@@ -17,8 +17,7 @@ from msgspec import field
 from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
-from daydream.files.atomic import write_whole
-from daydream.files.own_folders import own_folder
+from daydream.files.atomic import own_folder, write_whole
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
 from daydream.predict.contention_option import MEASURED, parsed

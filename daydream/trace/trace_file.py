@@ -3,6 +3,8 @@
 The file is as little trusted as any other: what is no such column is refused in one line, and `Trace.load`
 holds the rows to the promises of `daydream.trace.valid` and `daydream.trace.metadata`. Of a range of steps
 only the row groups are read that may hold some of it.
+
+The device's own records of synchronizations, told from kernels by their names.
 """
 
 from __future__ import annotations
@@ -30,11 +32,36 @@ from daydream.trace.schema import (
     Texts,
 )
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
-from daydream.trace.sync_rows import tell_syncs
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData, ParquetFile
+
+# As Kineto names what CUPTI records of them (CUpti_ActivitySynchronizationType). No kernel has such a name.
+SYNC_NAMES = frozenset(("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event"))
+NOT_OF_SYNCS = ("parent", "op", "layer", "phase", "step", "dtype")
+
+
+def tell_syncs(columns: Columns, texts: Texts) -> None:
+    """Make rows of kind `kernel` with such a name rows of kind `sync`, in place.
+
+    `collect` wrote them as kernels up to November 2026, with a torch that does not say what its events are
+    (2.11, for one): a wait of the CPU for the whole device then counted as work of the device.
+    """
+    names = [code for code, name in enumerate(texts.get("name", ())) if name in SYNC_NAMES]
+    kinds = texts.get("kind", [])
+    if not names or "kernel" not in kinds:
+        return
+    rows = np.isin(columns["name"], names) & (columns["kind"] == kinds.index("kernel"))
+    if not rows.any():
+        return
+    if "sync" not in kinds:
+        kinds.append("sync")
+    columns["kind"] = np.where(rows, kinds.index("sync"), columns["kind"]).astype(columns["kind"].dtype)
+    for name in NOT_OF_SYNCS:
+        if name in columns:
+            column = columns[name]
+            columns[name] = np.where(rows, FIELDS[name].null, column).astype(column.dtype)
 
 
 def read_columns(

@@ -1,12 +1,87 @@
-"""`daydream.handler`: what torch's own profiler recorded becomes a trace, in one line of a script."""
+"""`daydream.handler`: what torch's own profiler recorded becomes a trace, in one line of a script.
+
+What is said in the log of a training job, and where its trace goes.
+
+A few steps of somebody else's training loop, recorded as `daydream collect` does.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from daydream.trainers.log import own_path, say_not_recorded, say_what_to_change
+from daydream.cli.suggestions import suggestions
+
+LOG = logging.getLogger("daydream")
+
+
+def own_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path that no file has: with the rank, where there are several; with a number, where taken."""
+    from daydream.collect.live.run_metadata import rank_and_world
+
+    rank, world = rank_and_world()
+    target = Path(path)
+    stem = f"{target.stem}.rank{rank or 0}" if (world or 1) > 1 else target.stem
+    suffix = target.suffix or ".parquet"
+    more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
+    names = itertools.chain([f"{stem}{suffix}"], more)
+    return next(found for name in names if not (found := target.with_name(name)).exists())
+
+
+def say_what_to_change(path: Path) -> None:
+    """Say where the trace is, and the three largest suggestions for it."""
+    LOG.warning("daydream: wrote %s", path)
+    for line in suggestions(path).lines(path):
+        LOG.warning("daydream: %s", line)
+
+
+def say_not_recorded(error: Exception) -> None:
+    """Say in one line that nothing was recorded, and why."""
+    LOG.warning("daydream: no trace was written: %s", " ".join(f"{error}".split()) or type(error).__name__)
+
+
+class Recorder:
+    """Records from `start` to `stop`, which a trainer's callback calls; nothing it does ends the training.
+
+    Args:
+        path: the trace to write, `.parquet`.
+        suggestions: say the three largest in the log.
+        settings: of `daydream.collect`: `steps`, `warmup`, `unprofiled`, `with_stack`, `memory`.
+
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, suggestions: bool = True, **settings: Any) -> None:
+        self._path = path
+        self._suggestions = suggestions
+        self._settings = settings
+        self._recording: Any = None
+
+    def start(self) -> None:
+        """Begin to look for steps."""
+        from daydream import collect
+
+        try:
+            self._target = own_path(self._path)
+            self._recording = collect(self._target, **self._settings).__enter__()
+        except Exception as error:  # noqa: BLE001 - whatever it is, training is worth more
+            say_not_recorded(error)
+
+    def stop(self) -> None:
+        """Save the trace, if it is not saved yet."""
+        recording = self._recording
+        self._recording = None
+        if recording is None:
+            return
+        try:
+            recording.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001
+            say_not_recorded(error)
+            return
+        if self._suggestions:
+            say_what_to_change(self._target)
 
 
 def handler(path: str | os.PathLike[str], *, suggestions: bool = True) -> TraceHandler:

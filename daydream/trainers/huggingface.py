@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from daydream.trainers.recorder import Recorder
+from daydream.trainers.handler import Recorder
 
 
 class DaydreamCallback(Recorder, TrainerCallback):

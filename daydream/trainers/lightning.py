@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from daydream.trainers.recorder import Recorder
+from daydream.trainers.handler import Recorder
 
 
 class DaydreamCallback(Recorder, Callback):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.database import open_database
+from daydream.collect.importers.formats import open_database
 from daydream.collect.importers.nsys.export import Export
 from daydream.collect.importers.nsys.reader import read_export
 from daydream.trace.trace import Trace

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from daydream.collect.live.alternating import WARM_UP, Alternating
-from daydream.collect.live.hook_times import HookTimes
-from daydream.collect.live.unprofiled import UnprofiledSteps
+from daydream.collect.live.session import HookTimes
+from daydream.collect.live.unprofiled import WARM_UP, Alternating, UnprofiledSteps
 from daydream.errors import DaydreamError
 from daydream.predict.confirm import Blocks, blocks_of
 

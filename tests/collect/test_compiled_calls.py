@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order, plain_name
-from daydream.collect.derive.device_names import operators_of_kernel
-from daydream.collect.live.provenance import bytes_of, describe, graph_of
+from daydream.collect.derive.device_work import operators_of_kernel
+from daydream.collect.live.torch_compiler import bytes_of, describe, graph_of
 from daydream.trace.handle_map import Handle
 from daydream.trace.trace import Trace
 

@@ -17,9 +17,8 @@ from shared import refusals
 
 import daydream
 from daydream.collect.derive.build import derive
-from daydream.collect.importers.executorch.etdump import read_events
-from daydream.collect.importers.executorch.etrecord import innermost, read_etrecord
-from daydream.collect.importers.executorch.rows import Row, recording_of
+from daydream.collect.importers.executorch.etdump import innermost, read_etrecord, read_events
+from daydream.collect.importers.executorch.inspector import Row, recording_of
 from daydream.collect.importers.formats import is_inspector_parquet
 from daydream.errors import NotApplicableError, TraceError
 from daydream.handles import Handle

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from daydream.collect.live import provenance
+from daydream.collect.live import torch_compiler
 from daydream.model.graph_breaks import uncompiled_sentences
 
 CODE = SimpleNamespace(co_filename="/somewhere/train.py", co_firstlineno=9, co_name="forward")
@@ -18,7 +18,7 @@ FRAME = SimpleNamespace(
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict:
     found: dict = {}
-    monkeypatch.setattr(provenance, "_uncompiled", found)
+    monkeypatch.setattr(torch_compiler, "_uncompiled", found)
     return found
 
 
@@ -29,15 +29,15 @@ def said(**metadata) -> list[str]:
 def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
     error = SimpleNamespace(msg="Failed to trace\nmore", gb_type="graph break in loop", real_stack=[FRAME])
     for _ in range(2):
-        provenance._keep_uncompiled(error, CODE)
-    assert provenance.uncompiled_frames() == [
+        torch_compiler._keep_uncompiled(error, CODE)
+    assert torch_compiler.uncompiled_frames() == [
         {
             "source": "train.py(9): forward",
             "reason": "graph break in loop (Failed to trace)",
             "at": "train.py(12): forward",
         }
     ]
-    (sentence,) = said(uncompiled_frames=provenance.uncompiled_frames())
+    (sentence,) = said(uncompiled_frames=torch_compiler.uncompiled_frames())
     assert sentence == (
         "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
         "train.py(12): forward. What it calls is compiled by itself."
@@ -45,8 +45,8 @@ def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
 
 
 def test_an_error_that_says_little_is_told_as_far_as_it_is_known(kept):
-    provenance._keep_uncompiled(ValueError("no"), CODE)
-    assert said(uncompiled_frames=provenance.uncompiled_frames()) == [
+    torch_compiler._keep_uncompiled(ValueError("no"), CODE)
+    assert said(uncompiled_frames=torch_compiler.uncompiled_frames()) == [
         "train.py(9): forward was left uncompiled: no. What it calls is compiled by itself."
     ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kineto_text import call, kernel, note, op, training
 from shared import shared_replay
 
-from daydream.collect.derive.device_names import (
+from daydream.collect.derive.device_work import (
     COLLECTIVE_KERNEL,
     COLLECTIVE_SIGNS,
     collective_of_name,

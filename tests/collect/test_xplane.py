@@ -13,9 +13,14 @@ from xspace import PlaneWriter, field, training, write
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
-from daydream.collect.importers.xplane.amounts import Told, told_by
-from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
-from daydream.collect.importers.xplane.programs import kernel_of, programs_of
+from daydream.collect.importers.xplane.programs import (
+    Told,
+    kernel_of,
+    layer_of,
+    phase_of,
+    programs_of,
+    told_by,
+)
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
 from daydream.trace.trace import Trace

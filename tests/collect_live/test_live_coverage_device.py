@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402
 from daydream.collect.derive.recording import Recording  # noqa: E402
-from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, read_events  # noqa: E402
+from daydream.collect.live.capture import MARKER_NAME, UPDATE_NAME, Marker, read_profile  # noqa: E402
 from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
 from daydream.collect.live.loss import label_outside, set_loss_phase  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
@@ -28,64 +29,51 @@ WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_to_copy", "c
 MAIN, ENGINE, STREAM = 100, 101, 7
 
 
-class Event:
-    """One raw event of the profiler, as torch gives it out."""
-
-    def __init__(self, name: str, activity: str, start: int, duration: int, **fields: Any) -> None:
-        self.fields = {
-            "name": name, "activity_type": activity, "start_ns": start, "duration_ns": duration,
-            "device_resource_id": MAIN, "start_thread_id": 1, "device_index": 0, "correlation_id": 0,
-            "linked_correlation_id": 0, "sequence_nr": -1, "fwd_thread_id": 0, "dtypes": [], "shapes": [],
-            "structured_input_shapes": [], "metadata_json": "", **fields,
-        }  # fmt: skip
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.fields:
-            raise AttributeError(name)
-        return lambda: self.fields[name]
+def row(
+    name: str, category: str, start: int, duration: int, thread: int = MAIN, **args: Any
+) -> dict[str, Any]:
+    """Return a row of the profiler's file; times in us."""
+    said = {key.replace("_", " "): value for key, value in args.items()}
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": duration,
+            "args": said}  # fmt: skip
 
 
-def device_step() -> list[Event]:
+def device_step() -> list[dict[str, Any]]:
     """Return forward, backward on a thread of its own, and an update of two parameters: a kernel each."""
     events = [
-        Event(RANGE_NAME.format(0), "cpu_op", 0, 100),
-        Event(RANGE_NAME.format(1), "cpu_op", 10, 40),
-        Event("Optimizer.step#SGD.step", "user_annotation", 300, 100),
+        row(RANGE_NAME.format(0), "cpu_op", 0, 100),
+        row(RANGE_NAME.format(1), "cpu_op", 10, 40),
+        row("Optimizer.step#SGD.step", "user_annotation", 300, 100),
     ]
+    node = "autograd::engine::evaluate_function: "
     parts: list[tuple[str, int, int, dict[str, Any]]] = [
-        ("aten::linear", 12, MAIN, {"sequence_nr": 5}),
-        ("aten::relu", 60, MAIN, {"sequence_nr": 6}),
-        (
-            "autograd::engine::evaluate_function: ReluBackward0",
-            200,
-            ENGINE,
-            {"sequence_nr": 6, "fwd_thread_id": 1},
-        ),
-        (
-            "autograd::engine::evaluate_function: AddmmBackward0",
-            250,
-            ENGINE,
-            {"sequence_nr": 5, "fwd_thread_id": 1},
-        ),
-        ("aten::add_", 310, MAIN, {"shape": [8, 4]}),
-        ("aten::add_", 350, MAIN, {"shape": [8]}),
+        ("aten::linear", 12, MAIN, {"Sequence_number": 5}),
+        ("aten::relu", 60, MAIN, {"Sequence_number": 6}),
+        (node + "ReluBackward0", 200, ENGINE, {"Sequence_number": 6, "Fwd_thread_id": 1}),
+        (node + "AddmmBackward0", 250, ENGINE, {"Sequence_number": 5, "Fwd_thread_id": 1}),
+        ("aten::add_", 310, MAIN, {"Input_Dims": [[8, 4]], "Input_type": ["float"]}),
+        ("aten::add_", 350, MAIN, {"Input_Dims": [[8]], "Input_type": ["float"]}),
     ]
-    for number, (name, start, thread, fields) in enumerate(parts, 1):
-        shape = fields.pop("shape", None)
-        inputs = {"dtypes": ["float"], "structured_input_shapes": [shape]} if shape else {}
-        said = {"device_resource_id": thread, "start_thread_id": thread - MAIN + 1, **fields, **inputs}
+    for number, (name, start, thread, said) in enumerate(parts, 1):
+        ids = {"External_id": number, "correlation": 1000 + number}
         events += [
-            Event(name, "cpu_op", start, 30, correlation_id=number, **said),
-            Event("cudaLaunchKernel", "cuda_runtime", start + 5, 5, device_resource_id=thread,
-                  correlation_id=1000 + number, linked_correlation_id=number),
-            Event(f"kernel {number}", "kernel", 1000 + 50 * number, 40, device_resource_id=STREAM,
-                  correlation_id=1000 + number, linked_correlation_id=number),
-        ]  # fmt: skip
+            row(name, "cpu_op", start, 30, thread, External_id=number, **said),
+            row("cudaLaunchKernel", "cuda_runtime", start + 5, 5, thread, **ids),
+            row(f"kernel {number}", "kernel", 1000 + 50 * number, 40, device=0, stream=STREAM, **ids),
+        ]
     return events
 
 
-def test_device_work_takes_the_layer_and_the_phase_of_its_operator() -> None:
-    recording, _ = read_events(device_step(), {0: "Net", 1: "first"})
+def read(events: list[dict[str, Any]], folder: Path) -> tuple[Recording, list[Marker]]:
+    path = folder / "profile.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    recording, markers, seen = read_profile(path, {0: "Net", 1: "first"})
+    assert seen == 2
+    return recording, markers
+
+
+def test_device_work_takes_the_layer_and_the_phase_of_its_operator(tmp_path: Path) -> None:
+    recording, _ = read(device_step(), tmp_path)
     recording.metadata.update(
         parameters=[
             {"name": "first.weight", "layer": "first", "shape": [8, 4]},
@@ -94,7 +82,7 @@ def test_device_work_takes_the_layer_and_the_phase_of_its_operator() -> None:
         optimizers=[{"name": "SGD", "groups": [{"tensors": 2, "parameters": ["first.weight", "bias"]}]}],
     )
     label_outside(recording)
-    trace: Trace = derive(recording, ranges=([("step 1", 0, 2000)], "the test"))
+    trace: Trace = derive(recording, ranges=([("step 1", 0, 2_000_000)], "the test"))
     set_loss_phase(trace)
     kernels = trace.is_kind("kernel").nonzero()[0]
 
@@ -109,73 +97,27 @@ def test_device_work_takes_the_layer_and_the_phase_of_its_operator() -> None:
     ]
 
 
-class OlderEvent(Event):
-    """The same, of a torch that does not say what its events are, up to 2.11 at least."""
-
-    def __init__(self, name: str, activity: str, start: int, duration: int, **fields: Any) -> None:
-        on_device = activity in {"kernel", "gpu_memcpy", "cuda_sync"}
-        named = activity == "user_annotation"
-        device = f"DeviceType.{'CUDA' if on_device else 'CPU'}"
-        super().__init__(
-            name, activity, start, duration, device_type=device, is_user_annotation=named, **fields
-        )
-        del self.fields["activity_type"]
-
-
-def test_a_torch_that_names_no_activities_has_its_waits_told_from_its_kernels() -> None:
-    recording, _ = read_events(
-        [
-            OlderEvent("aten::item", "cpu_op", 0, 100, correlation_id=1),
-            OlderEvent("cudaMemcpyAsync", "cuda_runtime", 5, 5, correlation_id=1001, linked_correlation_id=1),
-            OlderEvent("cudaStreamSynchronize", "cuda_runtime", 12, 80, correlation_id=1002),
-            OlderEvent("INVALID", "cuda_runtime", 93, 2, correlation_id=1003),
-            OlderEvent("a kernel", "kernel", 0, 80, device_resource_id=STREAM),
-            OlderEvent("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 81, 1, device_resource_id=STREAM),
-            OlderEvent("Stream Sync", "cuda_sync", 13, 78, device_resource_id=STREAM, correlation_id=1002),
-            OlderEvent("Context Sync", "cuda_sync", 99, 1, device_resource_id=-1, correlation_id=1004),
-            OlderEvent("Event Sync", "cuda_sync", 99, 1, device_resource_id=-1, correlation_id=1005),
-            OlderEvent("Stream Wait Event", "cuda_sync", 99, 1, device_resource_id=8, correlation_id=1006),
-        ],
-        {},
-    )
-
-    kinds = {name: recording.texts_of("kind", rows) for name, rows in _rows_by_name(recording).items()}
-    assert kinds == {
-        "aten::item": ["operator"], "cudaMemcpyAsync": ["runtime"], "cudaStreamSynchronize": ["runtime"],
-        "INVALID": ["runtime"], "a kernel": ["kernel"], "Memcpy DtoH (Device -> Pinned)": ["memcpy"],
-        "Stream Sync": ["sync"], "Context Sync": ["sync"], "Event Sync": ["sync"],
-        "Stream Wait Event": ["sync"],
-    }  # fmt: skip
-
-
-def _rows_by_name(recording: Recording) -> dict[str | None, list[int]]:
-    rows: dict[str | None, list[int]] = {}
-    for row, name in enumerate(recording.texts_of("name", np.arange(len(recording)))):
-        rows.setdefault(name, []).append(row)
-    return rows
-
-
-def test_the_update_in_which_a_recording_ends_is_an_update() -> None:
+def test_the_update_in_which_a_recording_ends_is_an_update(tmp_path: Path) -> None:
     """Its own range is written when it ends, which is behind the recording's end; torch 2.13 writes it."""
-    closed = [one for one in device_step() if not one.name().startswith("Optimizer.step")]
-    update = Event(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1, correlation_id=77)
-    marker = Event(MARKER_NAME.format(3), "cpu_op", 400, 1, correlation_id=78)
-    recording, markers = read_events([*closed, update, marker], {0: "Net", 1: "first"})
-    trace = derive(recording, ranges=([("step 1", 0, 400)], "the test"))
+    closed = [one for one in device_step() if not one["name"].startswith("Optimizer.step")]
+    update = row(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1)
+    marker = row(MARKER_NAME.format(3), "cpu_op", 400, 1)
+    recording, markers = read([*closed, update, marker], tmp_path)
+    trace = derive(recording, ranges=([("step 1", 0, 400_000)], "the test"))
 
-    (row,) = trace.is_kind("annotation").nonzero()[0]
-    assert markers == [(3, 400)]
-    assert (trace.values("name", [row]), trace["start_ns"][row], trace["duration_ns"][row]) == (
-        ["Optimizer.step#SGD.step"], 302, 98,
+    (found,) = trace.is_kind("annotation").nonzero()[0]
+    assert markers == [(3, 400_000)]
+    assert (trace.values("name", [found]), trace["start_ns"][found], trace["duration_ns"][found]) == (
+        ["Optimizer.step#SGD.step"], 302_000, 98_000,
     )  # fmt: skip
     kernels = trace.is_kind("kernel").nonzero()[0]
     assert trace.values("phase", kernels) == ["forward"] * 2 + ["backward"] * 2 + ["optimizer"] * 2
 
 
-def test_an_update_that_has_its_range_gets_no_other() -> None:
-    update = Event(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1, correlation_id=77)
-    marker = Event(MARKER_NAME.format(3), "cpu_op", 399, 1, correlation_id=78)
-    recording, _ = read_events([*device_step(), update, marker], {0: "Net", 1: "first"})
+def test_an_update_that_has_its_range_gets_no_other(tmp_path: Path) -> None:
+    update = row(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1)
+    marker = row(MARKER_NAME.format(3), "cpu_op", 399, 1)
+    recording, _ = read([*device_step(), update, marker], tmp_path)
 
     assert recording.texts_of("name", np.flatnonzero(recording.is_kind("annotation"))) == [
         "Optimizer.step#SGD.step"

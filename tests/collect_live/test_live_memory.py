@@ -13,13 +13,10 @@ from live_recording import record, train
 
 import daydream
 from daydream.collect.derive.recording import Recording
-from daydream.collect.live.capture import prepared_profiler
-from daydream.collect.live.events import read_events
-from daydream.collect.live.memory import held_before, read_memory, until_the_last_row
-from daydream.collect.live.torch_private import events_of
+from daydream.collect.live.capture import held_before, until_the_last_row
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.pairing import paired
-from daydream.trace.memory_events import HOST, MemoryEvents
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.metadata import mistake_in
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -29,31 +26,6 @@ def loop_of(name):
     torch.manual_seed(0)
     model, loss = MODELS[name]()
     return train(model, loss)
-
-
-def test_the_raw_results_and_the_export_hold_the_same_events(tmp_path):
-    loop = loop_of("gpt non-reentrant")
-    loop()
-    profiler = prepared_profiler(memory=True)
-    profiler.start_trace()
-    for _ in range(2):
-        loop()
-    profiler.stop_trace()
-    profiler.export_chrome_trace(str(tmp_path / "t.json"))
-
-    events = events_of(profiler)
-    recording, _ = read_events(events, {})
-    found = read_memory(profiler, events, recording.metadata["origin_ns"])
-    exported = daydream.load(tmp_path / "t.json")
-
-    assert len(found) > 100
-    assert set(found["device"].tolist()) == {HOST}
-    apart = exported.metadata["origin_ns"] - recording.metadata["origin_ns"]
-    for name, column in exported.memory.columns.items():
-        if name == "time_ns":
-            assert np.abs(column + apart - found[name]).max() <= 1  # the export rounds
-        else:
-            assert column.tolist() == found[name].tolist(), name
 
 
 def test_a_recorded_step_gives_back_what_it_took(tmp_path):
@@ -99,42 +71,6 @@ def test_torch_says_nothing_of_frees_it_does_not_know(tmp_path, capfd):
     record(loop_of("mixed"), tmp_path)
 
     assert "unknown size" not in capfd.readouterr().err
-
-
-def test_events_of_a_gpu_have_its_number_and_totals():
-    """No GPU is at hand: records as torch's tree of events has them, below one another."""
-    from torch._C._profiler import _EventType
-
-    def node(at, fields, *children, tag=_EventType.Allocation):
-        return types.SimpleNamespace(
-            tag=tag, start_time_ns=at, start_tid=2, extra_fields=fields, children=list(children)
-        )
-
-    def fields(nbytes, ptr, device, total=0, reserved=0):
-        return types.SimpleNamespace(
-            alloc_size=nbytes, ptr=ptr, total_allocated=total, total_reserved=reserved,
-            device=torch.device(device),
-        )  # fmt: skip
-
-    free = node(1_300, fields(-512, 4096, "cuda:1", 1024, 2 << 20))
-    tree = [
-        node(1_000, None, node(1_100, fields(512, 4096, "cuda:1", 1536, 2 << 20)), tag=_EventType.TorchOp),
-        free,
-        node(1_200, fields(64, 2**64 - 1, "cpu", 2**60)),
-    ]
-    event = types.SimpleNamespace(
-        name=lambda: "[memory]", start_thread_id=lambda: 2, device_resource_id=lambda: 77
-    )
-    results = types.SimpleNamespace(experimental_event_tree=lambda: tree)
-    profiler = types.SimpleNamespace(profiler=types.SimpleNamespace(kineto_results=results))
-
-    found = read_memory(profiler, [event], 1_000)
-
-    assert {name: found[name].tolist() for name in found.columns if name not in ("rank", "pid")} == {
-        "time_ns": [100, 200, 300], "tid": [77] * 3, "device": [1, HOST, 1], "address": [4096, -1, 4096],
-        "bytes": [512, 64, -512], "allocated_bytes": [1536, -1, 1024],
-        "reserved_bytes": [2 << 20, 0, 2 << 20],
-    }  # fmt: skip
 
 
 # What GPUs held, told by a stand-in for torch.cuda ------------------------------------------------

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from daydream.collect.live import interruption
-from daydream.collect.live.interruption import HeldInterruptions
+from daydream.collect.live import session
+from daydream.collect.live.session import HeldInterruptions
 
 
 def ctrl_c() -> None:
@@ -52,7 +52,7 @@ def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch
             ctrl_c()
             ctrl_c()
             done.append("twice")
-            monkeypatch.setattr(interruption, "AGAIN_S", -1.0)
+            monkeypatch.setattr(session, "AGAIN_S", -1.0)
             ctrl_c()
             done.append("again")
 

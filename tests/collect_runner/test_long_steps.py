@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.collect.live.long_steps import LongSteps
+from daydream.collect.launcher.runner import LongSteps
 
 
 class Watched:
@@ -65,7 +65,7 @@ def test_torch_itself_says_when_it_compiles(folder):
     folder.script(
         """
         import sys
-        from daydream.collect.live.compilation import watch_compilations
+        from daydream.collect.live.torch_compiler import watch_compilations
         told = []
         before = len(sys.meta_path)
         watch_compilations(told.append)

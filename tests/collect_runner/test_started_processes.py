@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from daydream.collect.live.child import INJECT, environment_of, is_launcher
 from daydream.collect.live.messages import VARIABLE
-from daydream.collect.live.started_processes import INJECT, environment_of, is_launcher
 
 FOLDER = "/tmp/daydream-collect.x"
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="collects a script")
@@ -61,8 +61,6 @@ def test_where_there_was_no_path_there_is_none():
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", True),
         ("python -W error /usr/bin/torchrun train.py", True),
         ("python -u /usr/bin/accelerate launch train.py", True),
-        (f"python -I {INJECT}/isolated_main.py -m torch.distributed.run train.py", True),
-        (f"python -I {INJECT}/isolated_main.py train.py torchrun", False),
         ("python train.py --launcher torchrun", False),
         ("python -m package.train torchrun", False),
         ("python -c pass torchrun", False),

@@ -16,8 +16,7 @@ from machine.programs import COMPUTE, PROGRAMS
 from shared import shared_trace
 
 import daydream
-from daydream.collect.captures_beside import attach_capture
-from daydream.collect.handle_files import read_handles
+from daydream.collect.captures_beside import attach_capture, read_handles
 from daydream.collect.importers.kineto.blocks import launched_kernels
 from daydream.errors import HandleError
 

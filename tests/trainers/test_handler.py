@@ -99,7 +99,7 @@ def test_a_trace_that_cannot_be_written_is_one_line_and_training_goes_on(script)
 
 
 def test_ranks_have_files_of_their_own(monkeypatch, tmp_path):
-    from daydream.trainers.log import own_path
+    from daydream.trainers.handler import own_path
 
     assert own_path(tmp_path / "t.parquet") == tmp_path / "t.parquet"
     monkeypatch.setenv("RANK", "3")

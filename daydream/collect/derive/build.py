@@ -22,10 +22,10 @@ from daydream.collect.derive.device_work import (
     fill_grids,
     fill_types,
 )
-from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.derive.phases import find_phases, orphans
+from daydream.collect.derive.quality import first_iterations, start_up_of_single_step
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
 from daydream.collect.derive.steps import (
@@ -37,14 +37,14 @@ from daydream.collect.derive.steps import (
     need_work,
 )
 from daydream.text import counted
-from daydream.trace.memory_events import MemoryEvents, blocks_in_use, with_lost_frees
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 from daydream.trace.valid import clear_nonsense
 
 
 def memory_of(recording: Recording) -> MemoryEvents | None:
-    """Return the recording's memory events with their rank and lost frees, None if there are none.
+    """Return the recording's memory events with their rank, None if there are none.
 
     A note of the recording counts those that lie outside the time of its rows: nothing tells their cause.
     """
@@ -53,9 +53,6 @@ def memory_of(recording: Recording) -> MemoryEvents | None:
         return None
     if "rank" not in recording.columns:
         memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
-    told = recording.metadata.get("held_before", {})
-    held = {int(device): blocks_in_use(pool.get("segments", ())) for device, pool in told.items()}
-    memory = with_lost_frees(memory, held)
     start = np.asarray(recording["start_ns"], np.int64)
     first = int(start.min(initial=0))
     last = int((start + recording["duration_ns"]).max(initial=0))

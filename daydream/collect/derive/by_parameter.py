@@ -254,9 +254,10 @@ def own_accumulated(recording: Recording, rows: np.ndarray, node_before: np.ndar
     for (layer, shape), members in groups.items():
         alike = [one for one in reversed(parameters) if one.shape == shape]
         likely = [
-            one for one in alike
+            one
+            for one in alike
             if one.layer == layer or (_below(one.layer, layer) and one.layer not in called)
-        ]  # fmt: skip
+        ]
         claimed.update(likely)
         if likely:
             _in_turn(found, members, likely, compiled, before)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import Struct, field
 
-from daydream.collect.derive.device_names import collective_of_name
+from daydream.collect.derive.device_work import collective_of_name
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS
 from daydream.trace.trace import Trace

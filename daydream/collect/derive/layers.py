@@ -50,11 +50,13 @@ def link_forward(recording: Recording) -> np.ndarray:
     key = key[order]
     wanted = _join(lane_of_node, sequence[nodes])
     # The last forward operator with this key that began before the node.
-    both = np.lexsort((
-        np.append(np.zeros(len(forward), np.int8), np.ones(len(nodes), np.int8)),
-        np.append(start[forward], start[nodes]),
-        np.append(key, wanted),
-    ))  # fmt: skip
+    both = np.lexsort(
+        (
+            np.append(np.zeros(len(forward), np.int8), np.ones(len(nodes), np.int8)),
+            np.append(start[forward], start[nodes]),
+            np.append(key, wanted),
+        )
+    )
     is_node = both >= len(forward)
     slot = np.cumsum(~is_node)[is_node] - 1
     node = both[is_node] - len(forward)

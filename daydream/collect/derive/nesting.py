@@ -139,9 +139,13 @@ def _nest_in_python(
         ends = []
         late: list[tuple[int, int]] = []  # annotations and calls that were cut after they had been left
         for row, at, until, level, thread in zip(
-            rows.tolist(), recording["start_ns"][rows].tolist(), end[rows].tolist(), depth[rows].tolist(),
-            recording.threads[rows].tolist(), strict=True,
-        ):  # fmt: skip
+            rows.tolist(),
+            recording["start_ns"][rows].tolist(),
+            end[rows].tolist(),
+            depth[rows].tolist(),
+            recording.threads[rows].tolist(),
+            strict=True,
+        ):
             stop = until
             if thread != lane:
                 lane = thread

@@ -445,10 +445,16 @@ def measure_steps(
             why_not = LOST_BEFORE
         elif index + 1 == len(ranges) and any(each["covered"] for each in steps):
             why_not = CUT_OFF if _cut_off(recording, step, launch[launch >= 0], whole) else None
-        steps.append({
-            "name": name, "rank": rank, "start_ns": begin, "end_ns": stop,
-            "completion_ns": int(completion[index]),
-            "measured_ns": int(completion[index]) - before if index or len(ranges) == 1 else None,
-            "covered": why_not is None, "why_not": why_not,
-        })  # fmt: skip
+        steps.append(
+            {
+                "name": name,
+                "rank": rank,
+                "start_ns": begin,
+                "end_ns": stop,
+                "completion_ns": int(completion[index]),
+                "measured_ns": int(completion[index]) - before if index or len(ranges) == 1 else None,
+                "covered": why_not is None,
+                "why_not": why_not,
+            }
+        )
     return steps

@@ -200,9 +200,8 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
 
 def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
-    from daydream.collect.importers.database import open_database
-    from daydream.collect.importers.nsys.export import Export
-    from daydream.collect.importers.nsys.processes import split_ranks
+    from daydream.collect.importers.formats import open_database
+    from daydream.collect.importers.nsys.export import Export, split_ranks
     from daydream.collect.importers.nsys.reader import read_export
     from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
 
@@ -226,7 +225,7 @@ def _of_executorch(path: Path, kind: str, etrecord: StrPath | None, max_unpacked
         from daydream.collect.importers.executorch.inspector import read_inspector
 
         return read_inspector(path, max_unpacked=max_unpacked)
-    from daydream.collect.importers.executorch.reader import read_executorch
+    from daydream.collect.importers.executorch.etdump import read_executorch
 
     return read_executorch(path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked)
 

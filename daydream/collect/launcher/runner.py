@@ -5,6 +5,10 @@ reaches every Python process below. Nothing is executed on the script's behalf, 
 exit codes, signals, launchers and workers are what they are without us. The processes meet in a
 temporary folder, away from the script's own files: there they leave their traces, and what they have
 to say.
+
+What is said while a step takes long, as first steps do that compile or load: not nothing.
+
+Signals to us go on to the process that we started; it decides what they mean.
 """
 
 from __future__ import annotations
@@ -19,13 +23,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from daydream.collect.launcher.signals import passing_on
-from daydream.collect.live.long_steps import LongSteps
 from daydream.collect.live.messages import (
     HELLO,
     INTERRUPTED_EARLY,
@@ -36,14 +39,124 @@ from daydream.collect.live.messages import (
     trace_path,
 )
 from daydream.errors import OutputError
-from daydream.files.atomic import try_folder_of, write_whole
-from daydream.files.own_folders import own_folder
+from daydream.files.atomic import own_folder, try_folder_of, write_whole
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
+FIRST_S = 10.0  # of silence; then after twice as long, and so on
+BEFORE = "waiting for training steps"
+WARMING_UP = re.compile(r"warming up: step (\d+)")
+CAPTURING = "capturing"
+
+
+class LongSteps:
+    """Says how long the step that runs has taken. It hears what the recorded process tells."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._step: str | None = None  # the one that runs; None where no step is waited for
+        self._before_any = False
+        self._compiling = False
+        self._begin = 0.0
+        self._next_s = FIRST_S
+
+    def heard(self, text: str) -> None:
+        """Take in the progress that a process tells, at the end of each step."""
+        warming_up = WARMING_UP.match(text)
+        self._before_any = text == BEFORE
+        if self._before_any:
+            self._step = "step 1"
+        elif warming_up is not None:
+            self._step = f"step {int(warming_up.group(1)) + 1}"
+        else:
+            self._step = "the step that is captured" if text.startswith(CAPTURING) else None
+        self._restart()
+
+    def compiles(self, on: bool) -> None:  # noqa: FBT001 - a switch
+        """Take in that the process begins to compile, or has done so. The first time that begins step 1."""
+        self._compiling = on
+        if on and self._before_any:
+            self._before_any = False
+            self._restart()
+
+    def look(self) -> None:
+        """Say how long it has taken, if it is time to."""
+        took = self._clock() - self._begin
+        if self._step is None or took < self._next_s:
+            return
+        while took >= self._next_s:
+            self._next_s *= 2
+        if self._before_any:
+            self._say(f"no training step yet after {took:.0f} s")
+        else:
+            self._say(f"{'compiling: ' if self._compiling else ''}{self._step} has taken {took:.0f} s")
+
+    def _restart(self) -> None:
+        self._begin = self._clock()
+        self._next_s = FIRST_S
+
+
+PASSED_ON = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")  # Ctrl-C, Ctrl-\
+
+
+@contextlib.contextmanager
+def passing_on(came: list[int]) -> Iterator[Callable[[subprocess.Popen[Any]], None]]:
+    """Pass signals on to the child that the yielded function is called with, and outlive them.
+
+    They are added to `came`. A terminal sends Ctrl-C to its whole foreground group, child included;
+    passing that on would interrupt the child's own cleaning up a second time.
+    """
+    children: list[subprocess.Popen[Any]] = []
+    early: list[int] = []
+
+    def arrived(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        pass_on(number)
+
+    def pass_on(number: int) -> None:
+        if not children:
+            early.append(number)
+        elif not (signal.Signals(number).name in FROM_THE_KEYBOARD and _in_the_foreground()):
+            children[0].send_signal(number)
+
+    def started(child: subprocess.Popen[Any]) -> None:
+        children.append(child)
+        for number in early:
+            pass_on(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+        # What we were started to ignore (nohup), the child ignores as well.
+        numbers = [each for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, arrived) for number in numbers}
+    try:
+        yield started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_the_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 INJECT = Path(__file__).with_name("inject")
-ISOLATED_MAIN = INJECT / "isolated_main.py"
 WAITING = "waiting for"  # how progress begins in a process that has not trained yet
 TRAINS_ON = "the script trains on without the change; the result comes when it ends (or give --stop-after)"
 LOOK_EVERY_S = 0.25
@@ -101,12 +214,6 @@ def isolation_flags() -> list[str]:
     return [*(["-E"] if flags.ignore_environment else []), *(["-S"] if flags.no_site else [])]
 
 
-def isolated(command: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return a command line whose interpreter has these options, and which reaches us nevertheless."""
-    python, *rest = command
-    return [python, *flags, str(ISOLATED_MAIN), *rest]
-
-
 def collect(
     command: Sequence[str],
     output: Path,
@@ -127,8 +234,7 @@ def collect(
     with own_folder("daydream-collect") as folder:
         (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
         if flags := isolation_flags():
-            command = isolated(command, flags)
-            say(f"python {' '.join(flags)} ignores PYTHONPATH; the script runs inside a daydream process")
+            say(f"the script runs without {' '.join(flags)}, which would keep daydream from it")
         run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)

@@ -1,33 +1,326 @@
-"""One window of the profiler with layer hooks, and the trace that its rows become."""
+"""One window of the profiler with layer hooks, and the trace that its rows become.
+
+Allocations and frees that the profiler recorded, and what the devices held before.
+
+On the CPU torch knows of memory only what was allocated while a profiler recorded memory: a free of what
+was there before leaves no event, and its totals count from the process's first recording on.
+
+Memory for what the profiler will write, touched before it starts.
+
+The profiler files one to two kilobytes an event away, in memory that it takes as it goes. Fresh
+memory costs a page fault every second event, and a fault costs as much as the event. Worse, each event
+takes a few small blocks: where no free block is that small, the allocator cuts one off the place that a
+tensor had a step ago, and the tensor goes to fresh memory. On a perceptron of 4 x 256 x 256 that is 900
+faults a step, half of what recording adds. So there are free blocks of these sizes, and more memory that
+was used before and given back to the allocator; and more of it whenever a step took page faults all the same.
+
+What a profiler of ours recorded: its file, read as any other one, and the rows in it that are ours.
+
+Layer ranges become rows of kind `module`; step markers are returned apart and leave no row.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.compiled_calls import attach_compiled
-from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.device_work import ITEM_BYTES, collective_of_name, elements_of_dims
+from daydream.collect.derive.layers import AUTOGRAD_THREADS
+from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.steps import Ranges
-from daydream.collect.live import provenance
-from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, Marker, read_events
-from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
+from daydream.collect.importers.kineto.reader import read_kineto
+from daydream.collect.importers.kineto.values import outer_first
+from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks, Look, add_cpu_times
 from daydream.collect.live.loss import label_outside, set_loss_phase
-from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
-from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
+from daydream.collect.live.step_hooks import Marker, set_apart_unlike_steps
+from daydream.collect.live.torch_compiler import compiled_graphs, graph_breaks, notes, uncompiled_frames
 from daydream.collect.live.torch_private import (
-    events_of,
+    autograd_threads,
     let_go,
     names_activities,
+    only_errors_said,
     profiler_config,
     quiet_profiler,
     range_type,
+    write_profile,
 )
-from daydream.collect.live.warm_memory import WarmMemory
+from daydream.errors import DaydreamError, TraceError
+from daydream.files.atomic import own_folder
 from daydream.text import counted
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
+
+
+class UnknownFree:
+    """Memory from before a process's first recording, to be freed in it first of all.
+
+    Torch warns on stderr of the first such free, and of each thousandth: a line that the script's own
+    output has not without us.
+    """
+
+    freed = False  # in this process
+
+    def __init__(self) -> None:
+        import torch
+
+        first = not UnknownFree.freed
+        self._tensor: Any = torch.empty(1, dtype=torch.float32, device="cpu") if first else None
+
+    def free(self) -> None:
+        """Free it, in silence."""
+        UnknownFree.freed = True
+        with only_errors_said():
+            self._tensor = None
+
+
+def held_before() -> dict[str, dict[str, Any]]:
+    """Return what each GPU that this process uses holds now, by its number, for a trace's metadata.
+
+    Sizes only, no frames and no names. What cannot be had is left out: nothing may be lost for it.
+    """
+    import torch
+
+    cuda: Any = torch.cuda
+    held: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(LookupError, RuntimeError, TypeError, ValueError, AttributeError):
+        if not cuda.is_available() or not cuda.is_initialized():
+            return {}
+        for device in range(cuda.device_count()):
+            if reserved := int(cuda.memory_reserved(device)):
+                allocated = int(cuda.memory_allocated(device))
+                held[str(device)] = {"allocated_bytes": allocated, "reserved_bytes": reserved}
+        segments = list(cuda.memory_snapshot()) if held else []
+        for number, told in held.items():
+            told["segments"] = _segments([one for one in segments if str(one["device"]) == number])
+    return held
+
+
+def _segments(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the allocator has from the driver, with its blocks as [bytes, bytes asked for or None]."""
+    streams = {0: 0}  # the numbers of the others are addresses
+    return [
+        {
+            "address": int(one["address"]),
+            "total_size": int(one["total_size"]),
+            "stream": streams.setdefault(int(one["stream"]), len(streams)),
+            "pool": str(one["segment_type"]),
+            "is_expandable": bool(one.get("is_expandable", False)),
+            "private": tuple(one.get("segment_pool_id", (0, 0))) != (0, 0),
+            "blocks": [
+                [int(block["size"]), None if block["state"] == "inactive" else _asked(block)]
+                for block in one["blocks"]
+            ],
+        }
+        for one in sorted(found, key=lambda one: int(one["address"]))
+    ]
+
+
+def _asked(block: dict[str, Any]) -> int:
+    return int(block.get("requested_size", block["size"]))
+
+
+def until_the_last_row(memory: MemoryEvents, recording: Recording) -> MemoryEvents:
+    """Return the events up to the end of what was recorded.
+
+    Where a signal ends a recording, calls that run have no row, but what they asked for already is there.
+    """
+    end_ns = np.asarray(recording["start_ns"], np.int64) + recording["duration_ns"]
+    return memory.take(memory["time_ns"] <= end_ns.max(initial=0))
+
+
+NBYTES = 64 << 20
+CHUNK = 64 << 10  # below the size for which the C library asks the system for memory of its own
+LARGEST_BLOCK = 1 << 20  # the profiler's blocks are smaller; freed once, such blocks are reused
+# What it takes most (a perceptron's faults went with blocks of these sizes; those of 56 and 72 did nothing).
+SMALL = (24, 40)
+NBYTES_A_SMALL_BLOCK = 1 << 10  # of each size, there is one for so many bytes
+PAGE = 4096
+FEW_FAULTS = 64  # a step without a profiler takes some, too
+LONG_STEP_NS = 30_000_000  # a hundred times what touching the memory takes
+
+
+class WarmMemory:
+    """Memory that the allocator can hand out without asking the system; it is let go with this object."""
+
+    def __init__(self, nbytes: int = NBYTES) -> None:
+        self._between = [_every_other(size, nbytes // NBYTES_A_SMALL_BLOCK) for size in SMALL]
+        block = bytearray(LARGEST_BLOCK)
+        del block
+        chunks = [bytearray(CHUNK) for _ in range(nbytes // CHUNK)]
+        # Behind the others: keeps the allocator from giving them to the system.
+        self._last: list[object] = [bytearray(CHUNK)]
+        del chunks
+        self._faults = _page_faults()
+        self._at_ns = time.perf_counter_ns()
+
+    def add_if_used_up(self) -> None:
+        """Between two steps: add memory if the step took page faults, or was long enough to hide the work.
+
+        For twice as many faults, and at least as much as at first.
+        """
+        faults = _page_faults()
+        now_ns = time.perf_counter_ns()
+        more = faults - self._faults
+        if more > FEW_FAULTS or now_ns - self._at_ns > LONG_STEP_NS:
+            count = max(NBYTES, 2 * more * PAGE) // LARGEST_BLOCK
+            # A touch of each page, as what is written over would push the script's data out of the caches.
+            blocks = [np.empty(LARGEST_BLOCK, np.uint8) for _ in range(count)]
+            for block in blocks:
+                block[::PAGE] = 0
+            self._last.append(bytearray(CHUNK))
+            faults = _page_faults()
+        self._faults = faults
+        self._at_ns = time.perf_counter_ns()
+
+
+def _every_other(nbytes: int, count: int) -> list[np.ndarray]:
+    """Return blocks with a free one between any two, which cannot become part of a larger one."""
+    blocks = [np.empty(nbytes, np.uint8) for _ in range(2 * count)]
+    return blocks[::2]
+
+
+def _page_faults() -> int:
+    """Return how many pages the system has given this process so far, 0 where that is not known."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+OURS = "daydream::"
+MARKER = re.compile(r"^daydream::marker (\d+)$")
+MARKER_NAME = "daydream::marker {}"
+UPDATE = re.compile(r"^daydream::update (\w+)$")
+UPDATE_NAME = "daydream::update {}"  # where the step of an optimizer of this type begins
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+HOST_COLLECTIVE = re.compile(
+    r"^(gloo:|c10d::)\w*(reduce|gather|scatter|broadcast|all_?to_?all|send|recv|barrier)"
+)
+
+
+def read_profile(
+    path: Path, layers: dict[int, str], looks: Sequence[Look] = ()
+) -> tuple[Recording, list[Marker], int]:
+    """Return a profiler's file as a recording, step markers as (number, time in ns), and how many layers ran.
+
+    `layers` are the paths of the layer ranges by number; a range without one is left out. `looks` at the
+    threads' CPU times become rows. Marker times count from the recording's origin.
+    """
+    recording = read_kineto(path)
+    names = recording.text("name")
+    start = recording["start_ns"]
+    marks = {code: int(mark[1]) for code, name in enumerate(names) if (mark := MARKER.match(name))}
+    rows = np.flatnonzero(np.isin(recording["name"], list(marks)))
+    told = zip(recording["name"][rows].tolist(), start[rows].tolist(), strict=True)
+    markers = [(marks[code], at) for code, at in told]
+    _close_update(recording, markers)
+    _cut_open_ranges(recording)
+    paths = {
+        code: layers.get(int(layer[1]))
+        for code, name in enumerate(names)
+        if (layer := LAYER_RANGE.match(name))
+    }
+    modules = [code for code, path in paths.items() if path is not None]
+    known = np.isin(recording["name"], modules)
+    # Torch's own rows of modules, which come with Python's frames, have no paths.
+    keep = known | ~(recording.whose_name(lambda name: name.startswith(OURS)) | recording.is_kind("module"))
+    recording.columns = {name: column[keep] for name, column in recording.columns.items()}
+    rows = np.flatnonzero(known[keep])
+    found = [paths[code] for code in recording["name"][rows].tolist()]
+    for column, texts in (("name", found), ("layer", found), ("kind", ["module"] * len(rows))):
+        recording.set_texts(column, rows, texts)
+    kept, codes = np.unique(recording["name"], return_inverse=True)
+    recording.columns["name"] = narrow(codes)
+    recording.texts["name"] = [recording.text("name")[code] for code in kept.tolist()]
+
+    origin = int(recording.metadata["origin_ns"])
+    add_cpu_times(recording.columns, recording.texts, [(at - origin, used) for at, used in looks])
+    order = outer_first(recording["start_ns"], recording["duration_ns"])
+    recording.columns = {name: narrow(column[order], np.int8) for name, column in recording.columns.items()}
+    first = min([at for _, at in markers[:1]] + recording["start_ns"][:1].tolist(), default=0)
+    recording.columns["start_ns"] = recording["start_ns"] - first
+    if recording.memory is not None:
+        recording.memory = recording.memory.changed(time_ns=recording.memory["time_ns"] - first)
+    recording.metadata = {"origin_ns": origin + first, "notes": recording.metadata["notes"]}
+    _tell_collectives(recording)
+    return recording, sorted((number, at - first) for number, at in markers), len(paths)
+
+
+def _close_update(recording: Recording, markers: list[Marker]) -> None:
+    """Give the optimizer's step in which the recording ended its range.
+
+    torch writes a range when it ends (2.11; 2.13 writes an open one too), and recording ends with the marker
+    behind the optimizer's work, inside its range.
+    """
+    begun = np.flatnonzero(recording.named(UPDATE))
+    if not len(begun) or not markers:
+        return
+    start = recording["start_ns"]
+    row = begun[start[begun].argmax()]
+    steps = np.flatnonzero(recording.named(OPTIMIZER_STEP))
+    inside = start[row] - start[steps]
+    left = max(at for _, at in markers) - int(start[row])
+    if ((inside >= 0) & (inside <= recording["duration_ns"][steps])).any() or left <= 0:
+        return
+    [name] = recording.texts_of("name", [row])
+    recording.set_texts("name", np.array([row]), [UPDATE.sub(r"Optimizer.step#\1.step", name or "")])
+    recording.set_texts("kind", np.array([row]), ["annotation"])
+    recording.set_numbers("duration_ns", np.array([row]), np.array([left]))
+
+
+def _cut_open_ranges(recording: Recording) -> None:
+    """End ranges that were open at the end with the last row: torch has them last until it wrote them."""
+    ranges = np.flatnonzero(recording.is_kind("annotation"))
+    others = recording.is_kind("operator", "runtime")
+    end = recording["start_ns"] + recording["duration_ns"]
+    most = end[others].max(initial=0) - recording["start_ns"][ranges]
+    recording.set_numbers(
+        "duration_ns", ranges, np.minimum(recording["duration_ns"][ranges], np.maximum(most, 0))
+    )
+
+
+def _tell_collectives(recording: Recording) -> None:
+    """Give collectives that run on the host (gloo) their operation, elements and bytes, from their inputs."""
+    rows = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(HOST_COLLECTIVE))
+    if not len(rows):
+        return
+    names = recording.texts_of("name", rows)
+    shapes = recording.texts_of("shapes", rows)
+    counts = [elements_of_dims(json.loads(shape)) if shape else None for shape in shapes]
+    operations = [collective_of_name(name or "") for name in names]
+    dtypes = recording.texts_of("dtype", rows)
+    # The operator is given a list of tensors, and the profiler names no type for one; gloo's own row does.
+    told: dict[tuple[str | None, int | None], set[str]] = {}
+    for operation, number, dtype in zip(operations, counts, dtypes, strict=True):
+        if dtype is not None:
+            told.setdefault((operation, number), set()).add(dtype)
+    for at, work in enumerate(zip(operations, counts, strict=True)):
+        if dtypes[at] is None and len(found := told.get(work, set())) == 1:
+            dtypes[at] = next(iter(found))
+    recording.set_texts("dtype", rows, dtypes)
+    sizes = [ITEM_BYTES.get(dtype or "") for dtype in dtypes]
+    moved = [
+        UNKNOWN if count is None or size is None else count * size
+        for count, size in zip(counts, sizes, strict=True)
+    ]
+    recording.set_texts("collective", rows, operations)
+    elements = [UNKNOWN if count is None else count for count in counts]
+    recording.set_numbers("elements", rows, np.array(elements, np.int64))
+    recording.set_numbers("bytes", rows, np.array(moved, np.int64))
+
 
 UNSEEN = (
     "{} ran on threads that the script started: their operators are missing, as this torch records memory "
@@ -47,9 +340,12 @@ def prepared_profiler(*, with_stack: bool = False, memory: bool = False) -> Any:
         activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
     make: Any = profile
     profiler = make(
-        activities=activities, record_shapes=True, with_stack=with_stack, profile_memory=memory,
+        activities=activities,
+        record_shapes=True,
+        with_stack=with_stack,
+        profile_memory=memory,
         experimental_config=profiler_config(memory=memory),
-    )  # fmt: skip
+    )
     with quiet_profiler():
         profiler.prepare_trace()
     return profiler
@@ -77,11 +373,11 @@ class Captured:
         trace = derive(self.recording, ranges=ranges)
         set_loss_phase(trace)
         set_apart_unlike_steps(trace)
-        attach_compiled(trace, provenance.compiled_graphs(), self.modules)
-        trace.metadata["notes"] += provenance.notes()
-        if breaks := provenance.graph_breaks():
+        attach_compiled(trace, compiled_graphs(), self.modules)
+        trace.metadata["notes"] += notes()
+        if breaks := graph_breaks():
             trace.metadata["graph_breaks"] = breaks
-        if uncompiled := provenance.uncompiled_frames():
+        if uncompiled := uncompiled_frames():
             trace.metadata["uncompiled_frames"] = uncompiled
         return trace
 
@@ -169,16 +465,27 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
         for number, module in enumerate(hooks.modules)
         if (path := paths.of_module.get(id(module))) is not None
     }
-    events = events_of(profiler)
-    recording, markers = read_events(events, layers, hooks.cpu_times.looks)
+    with own_folder("daydream-profile") as folder:
+        file = folder / "profile.json"
+        if not write_profile(profiler, file):
+            nothing = {name: np.zeros(0, np.int64) for name in ("start_ns", "duration_ns", "kind", "name")}
+            return Captured(Recording(nothing, {}, {"notes": []}), [])
+        try:
+            recording, markers, seen = read_profile(file, layers, hooks.cpu_times.looks)
+        except TraceError as error:
+            raise DaydreamError(
+                f"cannot write what the profiler recorded to {folder.parent}; is the disk full? ({error})"
+            ) from None
     recording.metadata.update(metadata)
+    if len(set(recording["forward_thread"].tolist()) - {UNKNOWN, 0}) > 1:
+        recording.metadata[AUTOGRAD_THREADS] = autograd_threads(profiler)
     modules = frozenset(paths.of_module.values())
     if not memory:
+        recording.memory = None
         return Captured(recording, markers, modules=modules)
-    found = read_memory(profiler, events, recording.metadata["origin_ns"])
-    recording.memory = None if found is None else until_the_last_row(found, recording)
-    ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}
-    unseen = max(len(hooks.modules) - len(ranges), 0)
+    if recording.memory is not None:
+        recording.memory = until_the_last_row(recording.memory, recording)
+    unseen = max(len(hooks.modules) - seen, 0)
     if unseen:
         recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
     return Captured(recording, markers, unseen, modules)

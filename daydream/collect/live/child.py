@@ -2,6 +2,21 @@
 
 The recording itself is `daydream.collect.live.session`. Here is how a process ends, so that what was
 captured is saved, and how it tells the command line what it does.
+
+Which of the processes that a script starts are recorded too: its ranks and workers, and no others.
+
+What reaches into a process is in its environment. It stays there until torch is imported, since whoever
+starts the training may be any program; what the training process starts are ranks, workers and helpers
+(compilers, `git`, other Python programs), and the helpers are to find the environment as it is without us.
+Ranks are told by the number that they are given in their environment, workers by how `multiprocessing`
+starts them. A launcher's processes are the training itself, so it keeps its environment.
+
+SIGTERM or SIGHUP while something is captured: save it, then die of the signal as without us.
+
+Only where the script leaves the signals alone, and only while there is something to lose. Python runs
+a handler between two instructions of its main thread, which may be stuck: in a collective whose peer
+is gone, in a synchronization. So a thread watches too, and sees to the end if saving takes too long;
+what launchers stop has to stop.
 """
 
 from __future__ import annotations
@@ -10,24 +25,240 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from daydream import lazy
-from daydream.collect.live.busy_machine import BusyMachine
-from daydream.collect.live.compilation import watch_compilations
-from daydream.collect.live.gloo_threads import let_gloo_finish
-from daydream.collect.live.messages import SETTINGS, tell, trace_path
-from daydream.collect.live.provenance import watch_graph_breaks, watch_provenance
-from daydream.collect.live.rank import rank_and_world
-from daydream.collect.live.started_processes import leave_helpers_alone
-from daydream.collect.live.step_sequence import INTERRUPTED
-from daydream.collect.live.termination import SaveOnTermination
+from daydream.collect.live.messages import SETTINGS, VARIABLE, tell, trace_path
+from daydream.collect.live.run_metadata import rank_and_world
+from daydream.collect.live.step_hooks import INTERRUPTED
+from daydream.collect.live.torch_compiler import watch_compilations, watch_graph_breaks, watch_provenance
 from daydream.errors import DaydreamError
+
+PATH = "PYTHONPATH"
+INJECT = Path(__file__).parent.parent / "launcher" / "inject"
+RANKS = ("RANK", "LOCAL_RANK")  # what torch's launcher sets, and those that start ranks in its way
+WORKERS = (b"--multiprocessing-fork", b"multiprocessing.forkserver")
+LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai"}
+LAUNCHING_MODULES = (
+    "torch.distributed.",
+    "accelerate.",
+    "deepspeed.",
+    "horovod.",
+    "composer.",
+    "colossalai.",
+)
+WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}  # options of Python that a word follows
+
+
+def leave_helpers_alone(folder: str) -> None:
+    """Take what reaches into processes out of the environment, and give it to ranks and workers."""
+    try:
+        import _posixsubprocess
+    except ImportError:  # Windows: processes are started by other means
+        return
+    if is_launcher(sys.orig_argv):
+        return
+    _take(os.environ)
+    starting: Any = _posixsubprocess
+    real = starting.fork_exec
+
+    # What `subprocess` and `multiprocessing` alike start a process with.
+    def fork_exec(
+        args: Sequence[Any], paths: Any, close: Any, kept: Any, cwd: Any, env: Any, *more: Any
+    ) -> Any:
+        return real(args, paths, close, kept, cwd, environment_of(args, env, folder), *more)
+
+    starting.fork_exec = fork_exec
+    subprocess = sys.modules.get("subprocess")
+    if getattr(subprocess, "_fork_exec", None) is real:  # imported by name since Python 3.11
+        subprocess._fork_exec = fork_exec  # type: ignore[union-attr]  # noqa: SLF001
+    _follow_exec(folder)
+
+
+def environment_of(args: Sequence[Any], env: list[bytes] | None, folder: str) -> list[bytes] | None:
+    """Return the environment of a process that is about to be started, None for that of this process."""
+    worker = any(sign in os.fsencode(word) for word in args for sign in WORKERS)
+    if env is None and not worker:
+        return None
+    pairs = os.environb if env is None else dict(pair.partition(b"=")[::2] for pair in env)
+    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs.items()}
+    rank = any(name in variables and variables[name] != os.environ.get(name) for name in RANKS)
+    _take(variables)
+    if worker or rank:
+        variables |= _given(variables, folder)
+    return [os.fsencode(f"{name}={value}") for name, value in variables.items()]
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Return whether this Python command line is that of a program that starts the training."""
+    words = iter(command[1:])
+    for word in words:
+        if word in WITH_VALUE:
+            next(words, None)
+        elif word == "-m":
+            return next(words, "").startswith(LAUNCHING_MODULES)
+        elif not word.startswith("-"):
+            return Path(word).stem in LAUNCHERS
+    return False
+
+
+def _given(variables: Mapping[str, str], folder: str) -> dict[str, str]:
+    path = os.pathsep.join([str(INJECT), *filter(None, [variables.get(PATH)])])
+    return {VARIABLE: folder, PATH: path}
+
+
+def _take(variables: Any) -> None:
+    variables.pop(VARIABLE, None)
+    places = variables.get(PATH, "").split(os.pathsep)
+    if str(INJECT) in places:
+        places.remove(str(INJECT))
+        if places:
+            variables[PATH] = os.pathsep.join(places)
+        else:
+            del variables[PATH]
+
+
+def _follow_exec(folder: str) -> None:
+    """Let a script that starts itself anew in its own process (`os.exec...`) be recorded there."""
+    own = os.getpid()
+    execv = os.execv
+    execve = os.execve
+
+    def with_ours(env: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        if os.getpid() != own:  # a forked child, which becomes another program
+            return env
+        variables = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
+        return variables | _given(variables, folder)
+
+    def anew(path: Any, args: Any) -> None:
+        if os.getpid() == own:
+            execve(path, args, dict(with_ours(os.environ)))
+        execv(path, args)
+
+    def anew_in(path: Any, args: Any, env: Mapping[Any, Any]) -> None:
+        execve(path, args, dict(with_ours(env)))
+
+    replacing: dict[str, Callable[..., None]] = {"execv": anew, "execve": anew_in}
+    for name, function in replacing.items():
+        setattr(os, name, function)
+
+
+REACT_S = 2.0  # a main thread that has not reacted by then is taken to be stuck
+SAVE_S = 15.0  # launchers kill for good after 30
+
+
+class SaveOnTermination:
+    """Calls `save(name of the signal, die)` on either while it is on; `save` calls `die` when it is done.
+
+    Does nothing where there are no such signals, and in other threads than the main one.
+    """
+
+    def __init__(self, save: Callable[[str, Callable[[], None]], None]) -> None:
+        self._save = save
+        self._handled: list[signal.Signals] = []
+        self._on = False
+        self._reacted = threading.Event()
+        self._pipe: tuple[int, int] | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    def switch(self, on: bool) -> None:  # noqa: FBT001 - a switch
+        """Put the handler on, or take it off."""
+        if on != self._on and threading.current_thread() is threading.main_thread():
+            (self._put_on if on else self._take_off)()
+
+    def _put_on(self) -> None:
+        if os.name != "posix":
+            return
+        handled = [
+            each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL
+        ]
+        if not handled:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if before != -1:  # an event loop's
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
+            return
+        self._pipe = (reading, writing)
+        self._handled = handled
+        self._reacted.clear()
+        threading.Thread(target=self._watch, args=(reading, handled), daemon=True).start()
+        for each in handled:
+            signal.signal(each, self._handle)
+        self._on = True
+
+    def _take_off(self) -> None:
+        self._on = False
+        self._hand_back()
+        if self._pipe is None:
+            return
+        _, writing = self._pipe
+        self._pipe = None
+        now = signal.set_wakeup_fd(-1)
+        if now not in {-1, writing}:
+            signal.set_wakeup_fd(now)
+        os.close(writing)  # ends the watch
+
+    def _hand_back(self) -> None:
+        for each in self._handled:
+            if signal.getsignal(each) == self._handle:
+                signal.signal(each, signal.SIG_DFL)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._reacted.is_set():  # sent to the group, and by its leader: it is being saved
+            return
+
+        def die() -> None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        self._reacted.set()
+        self._save(signal.Signals(number).name, die)
+
+    def _watch(self, reading: int, handled: list[signal.Signals]) -> None:
+        try:
+            while came := os.read(reading, 64):
+                for number in handled:
+                    if number in came:
+                        if self._reacted.wait(REACT_S):
+                            threading.Event().wait(SAVE_S)
+                        _die(number)
+        finally:
+            os.close(reading)
+
+    def _leave_child_alone(self) -> None:
+        """In a forked child: it is another's business, without a thread that watches."""
+        if not self._on:
+            return
+        self._on = False
+        with contextlib.suppress(ValueError):
+            self._hand_back()
+            signal.set_wakeup_fd(-1)
+        pipe = self._pipe
+        self._pipe = None
+        for end in pipe or ():
+            os.close(end)
+
+
+def _die(number: int) -> None:
+    """End the process by a signal from any thread; Python itself resets handlers in the main thread only."""
+    import ctypes
+
+    library: Any = ctypes.CDLL(None)
+    library.signal(int(number), None)  # SIG_DFL is 0
+    os.kill(os.getpid(), number)
 
 
 def start(folder: str) -> None:
@@ -51,12 +282,16 @@ class Child:
         self._place = rank_and_world()
         self._termination = SaveOnTermination(self._terminated)
         self.session = Session(
-            self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
-            on_fork=self._forked, on_holding=self._termination.switch,
-            alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
+            self._path(),
+            steps=settings["steps"],
+            warmup=settings["warmup"],
+            on_progress=self._progress,
+            on_fork=self._forked,
+            on_holding=self._termination.switch,
+            alternate=_alternate(settings.get("change")),
+            with_stack=bool(settings.get("with_stack")),
             memory=bool(settings.get("memory", True)),
-            busy=BusyMachine(self._progress, self._alone),
-        )  # fmt: skip
+        )
 
     def attach(self) -> None:
         """Begin, and arrange for the end."""
@@ -101,10 +336,6 @@ class Child:
         rank, world = rank_and_world()
         self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
 
-    def _alone(self) -> bool:
-        self._locate()
-        return self._place[1] in {None, 1}
-
     def _path(self) -> Path:
         path = trace_path(self._folder, self._pid, self._name)
         path.parent.mkdir(exist_ok=True)
@@ -138,7 +369,6 @@ class Child:
             if os.getpid() == pid:
                 util.Finalize(None, child.end, args=("the process ended",), exitpriority=-100)
 
-        atexit.register(let_gloo_finish)
         atexit.register(self.end, "the script ended")  # called before it
         register(self)
         util.register_after_fork(self, register)
@@ -171,15 +401,15 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         return None
 
     def alternate(optimizers: list[Any]) -> Any:
-        from daydream.collect.live.alternating import Alternating
-        from daydream.collect.live.unprofiled import settle_device
+        from daydream.collect.live.unprofiled import Alternating, settle_device
 
         return Alternating(
             lambda: lazy.ask("real_change", change["names"], change["options"], optimizers),
-            rounds=change["rounds"], steps=change["steps"],
+            rounds=change["rounds"],
+            steps=change["steps"],
             clock=time.process_time_ns if change.get("cpu_time") else time.perf_counter_ns,
             settle=settle_device,
-        )  # fmt: skip
+        )
 
     return alternate
 

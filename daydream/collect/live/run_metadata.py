@@ -2,34 +2,68 @@
 
 Read on the host, with no synchronization, field by field: never the environment, the
 command or a path, as traces are passed on.
+
+Which of a job's processes this one is: its rank of how many, or a loader's worker.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from daydream.collect.live.layer_hooks import Paths, find_paths
-from daydream.collect.live.rank import rank_and_world
 from daydream.collect.live.torch_private import ddp_buckets
 from daydream.trace.schema import Document
 
+
+def rank_and_world() -> tuple[int | None, int | None]:
+    """Return this process's rank and the number of ranks: torch's, else the launcher's, else unknown."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return _number("RANK"), _number("WORLD_SIZE")
+
+
+def is_loader_worker() -> bool:
+    """Return whether this process loads data for another: what it computes is no training."""
+    import torch
+
+    data: Any = torch.utils.data
+    return data.get_worker_info() is not None
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
 DEVICE_FIELDS = {
-    "name": "name", "total_memory": "memory_bytes", "major": "compute_major", "minor": "compute_minor",
-    "multi_processor_count": "multiprocessors", "warp_size": "warp_size", "L2_cache_size": "l2_bytes",
+    "name": "name",
+    "total_memory": "memory_bytes",
+    "major": "compute_major",
+    "minor": "compute_minor",
+    "multi_processor_count": "multiprocessors",
+    "warp_size": "warp_size",
+    "L2_cache_size": "l2_bytes",
     "regs_per_multiprocessor": "registers_per_multiprocessor",
     "max_threads_per_multi_processor": "threads_per_multiprocessor",
     "shared_memory_per_multiprocessor": "shared_bytes_per_multiprocessor",
-    "clock_rate": "clock_khz", "memory_clock_rate": "memory_clock_khz",
-    "memory_bus_width": "memory_bus_bits", "gcnArchName": "architecture",
-}  # fmt: skip
+    "clock_rate": "clock_khz",
+    "memory_clock_rate": "memory_clock_khz",
+    "memory_bus_width": "memory_bus_bits",
+    "gcnArchName": "architecture",
+}
 BUCKET_FIELDS = {
-    "bucket_cap_bytes": "cap_bytes", "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "has_rebuilt_buckets": "rebuilt", "backend_name": "backend", "world_size": "world_size",
+    "bucket_cap_bytes": "cap_bytes",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "has_rebuilt_buckets": "rebuilt",
+    "backend_name": "backend",
+    "world_size": "world_size",
     "comm_hook": "communication_hook",
-}  # fmt: skip
+}
 
 
 def describe_run(roots: list[Any], optimizers: list[Any]) -> tuple[Document, Paths]:
@@ -70,16 +104,18 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[Document]:
             seen.add(id(parameter))
             gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
             local = _local_bytes(parameter)
-            described.append({
-                "name": paths.of_parameter[id(parameter)],
-                "layer": paths.owner_of_parameter[id(parameter)],
-                "shape": [int(size) for size in parameter.shape],
-                "dtype": _dtype(parameter.dtype),
-                "device": str(parameter.device),
-                "requires_grad": bool(parameter.requires_grad),
-                "gradient_bytes": gradient,
-                **({} if local == _bytes(parameter) else {"local_bytes": local}),
-            })  # fmt: skip
+            described.append(
+                {
+                    "name": paths.of_parameter[id(parameter)],
+                    "layer": paths.owner_of_parameter[id(parameter)],
+                    "shape": [int(size) for size in parameter.shape],
+                    "dtype": _dtype(parameter.dtype),
+                    "device": str(parameter.device),
+                    "requires_grad": bool(parameter.requires_grad),
+                    "gradient_bytes": gradient,
+                    **({} if local == _bytes(parameter) else {"local_bytes": local}),
+                }
+            )
     return described
 
 
@@ -109,12 +145,14 @@ def describe_optimizer(optimizer: Any, paths: Paths) -> Document:
     for group in optimizer.param_groups:
         settings = {key: _plain(value) for key, value in group.items() if key != "params"}
         known = [paths.of_parameter[id(one)] for one in group["params"] if id(one) in paths.of_parameter]
-        groups.append({
-            "settings": {key: value for key, value in settings.items() if value is not None},
-            "tensors": len(group["params"]),
-            "elements": sum(int(one.numel()) for one in group["params"]),
-            "parameters": known,
-        })  # fmt: skip
+        groups.append(
+            {
+                "settings": {key: value for key, value in settings.items() if value is not None},
+                "tensors": len(group["params"]),
+                "elements": sum(int(one.numel()) for one in group["params"]),
+                "parameters": known,
+            }
+        )
     state = local = 0
     for kept in list(optimizer.state.values()):
         for value in kept.values() if isinstance(kept, dict) else ():
@@ -167,11 +205,14 @@ def _buckets(module: Any, paths: Paths) -> Document | None:
     members = [_numbers(one) for one in str(said.get("rebuilt_per_bucket_param_indices") or "").split(",")]
     if len(sizes) == len(members):
         told["buckets"] = [
-            {"bytes": size, "parameters": [
-                paths.of_parameter.get(id(reduced[index])) for index in indices if index < len(reduced)
-            ]}
+            {
+                "bytes": size,
+                "parameters": [
+                    paths.of_parameter.get(id(reduced[index])) for index in indices if index < len(reduced)
+                ],
+            }
             for size, indices in zip(sizes, members, strict=True)
-        ]  # fmt: skip
+        ]
     return told
 
 

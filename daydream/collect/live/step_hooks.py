@@ -3,16 +3,35 @@
 The optimizer's global hook sees every `torch.optim` step, whoever calls it. A step that a
 gradient scaler leaves out is seen at the scaler. What neither sees, an update by hand or a
 compiled optimizer step, is found by the calls of `backward`.
+
+Whether parameters were updated, seen without a hook: by the version numbers that torch counts on tensors.
+
+An optimizer's compiled step and an update by hand call no hook. What they change in place
+has another version afterwards, which the host can read without waiting for a device.
+
+Steps from the sequence of markers: which of several optimizers ends a step, and which steps are alike.
+
+Which of the markers that come in end a step, told while the script runs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import islice, pairwise
 from typing import Any
 
-from daydream.collect.live.parameter_versions import Updates
+import numpy as np
 
+from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.steps import Ranges
+from daydream.collect.live.messages import INTERRUPTED_EARLY
+from daydream.text import counted
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
+
+Marker = tuple[int, int]  # its number, and when it was left, in ns
 BACKWARD = -1  # the marker of a backward pass; optimizers count from 0
 
 OnMarker = Callable[[int, bool], None]
@@ -64,8 +83,9 @@ class StepHooks:
 
         self._active = True
         self._handles = [
-            register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step),
-        ]  # fmt: skip
+            register_optimizer_step_pre_hook(before_step),
+            register_optimizer_step_post_hook(after_step),
+        ]
         self._replace(torch.autograd, "backward", self._with_marker)
         if hasattr(amp, "GradScaler"):
             self._replace(amp.GradScaler, "step", self._with_skips)
@@ -161,3 +181,269 @@ def any_optimizer_exists() -> bool:
     from torch.optim import Optimizer
 
     return any(issubclass(type(one), Optimizer) for one in gc.get_objects())
+
+
+ENOUGH = 64  # tensors that are watched: an update changes most of them
+
+
+class Updates:
+    """Watches the trainable tensors that have a gradient now. Make one just after a backward pass."""
+
+    def __init__(self, tensors: Iterable[Any] | None = None) -> None:
+        found = _trainable() if tensors is None else tensors
+        self._watched = [weakref.ref(one) for one in islice(found, ENOUGH)]
+        self._versions = self._look()
+        self.seen = False  # whether there was any update so far
+
+    def since_last(self) -> bool:
+        """Return whether there was an update since the last call."""
+        versions = self._look()
+        changed = versions != self._versions
+        self._versions = versions
+        self.seen = self.seen or changed
+        return changed
+
+    def _look(self) -> list[int]:
+        tensors = [one() for one in self._watched]
+        return [-1 if one is None else version(one) for one in tensors]
+
+
+def version(tensor: Any) -> int:
+    """Return how often a tensor was changed in place; -1 for one made under inference mode."""
+    try:
+        return int(tensor._version)  # noqa: SLF001 - documented, and without another name
+    except RuntimeError:
+        return -1
+
+
+def _trainable() -> Iterable[Any]:
+    import gc
+
+    import torch
+
+    tensor = torch.Tensor
+    for one in gc.get_objects():
+        if issubclass(type(one), tensor) and one.requires_grad and one.is_leaf and one.grad is not None:
+            yield one
+
+
+UNLIKE = 0.1  # share of a step's operators: more than logging now and then, less than a second backward pass
+DIFFERENT = "its operators differ from those of the other steps (a skipped update, an evaluation, a start-up)"
+
+
+class Anchor:
+    """Which of the markers that came in so far ends a step.
+
+    Of several optimizers it is the one that steps least often, of equals the last. One
+    that has stepped once only counts until the others show that it does not come again:
+    after as many markers as came before it, twice. Backward passes count where no
+    optimizer steps. Costs the same however many markers came in: it is asked in every step.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._steps = 0  # markers of optimizers
+        self.value: int | None = None  # None while no marker has come in
+
+    def add(self, marker: int) -> None:
+        """Take a marker in."""
+        if marker == BACKWARD:
+            self.value = BACKWARD if self.value is None else self.value
+            return
+        self._counts[marker] = self._counts.get(marker, 0) + 1
+        self._first.setdefault(marker, self._steps)
+        self._last[marker] = self._steps
+        self._steps += 1
+        alive = [each for each in self._counts if self._comes_again(each)] or list(self._counts)
+        self.value = min(alive, key=lambda each: (self._counts[each], -self._last[each]))
+
+    def _comes_again(self, marker: int) -> bool:
+        first = self._first[marker]
+        last = self._last[marker]
+        count = self._counts[marker]
+        period = (last - first) / (count - 1) if count > 1 else first + 1
+        return self._steps - 1 - last <= 2 * period + 1
+
+
+def unlike_steps(recording: Recording, step: np.ndarray, count: int) -> list[int]:
+    """Return the steps whose operators differ from those that most steps have.
+
+    An update that a gradient scaler skipped calls no hook: two iterations look like one step.
+    Where no two steps in three are alike, none is called different: the work itself varies.
+    """
+    operator = recording.is_kind("operator")
+    names = len(recording.text("name"))
+    profiles = [
+        np.bincount(recording["name"][operator & (step == index)], minlength=names) for index in range(count)
+    ]
+    if count < 3:
+        return []
+    sizes = [int(profile.sum()) for profile in profiles]
+    alike = [
+        [
+            int(np.abs(one - other).sum()) <= UNLIKE * max(size, theirs, 1)
+            for other, theirs in zip(profiles, sizes, strict=True)
+        ]
+        for one, size in zip(profiles, sizes, strict=True)
+    ]
+    friends = [sum(row) for row in alike]
+    typical = int(np.argmax(friends))
+    if friends[typical] * 3 < count * 2:
+        return []
+    return [index for index in range(count) if not alike[typical][index]]
+
+
+def set_apart_unlike_steps(trace: Trace) -> None:
+    """Mark the steps that are not like most as not covered, and say why."""
+    steps = trace.metadata["steps"]
+    recording = Recording(trace.columns, trace.texts)
+    step = np.asarray(trace["step"]) if "step" in trace.columns else np.full(len(trace), UNKNOWN)
+    for index in unlike_steps(recording, step, len(steps)):
+        if steps[index]["covered"]:
+            steps[index].update(covered=False, why_not=DIFFERENT)
+
+
+MEMORY = 256  # markers that are looked back on while waiting
+PATIENCE = 32  # backward passes without an update before they count as steps, where an optimizer exists
+INTERRUPTED = "Ctrl-C"  # what ended the recording
+SHORT_PATIENCE = 8  # the same where none exists: an update can hide, as one of `parameter.data` does
+
+
+class StepSequence:
+    """Optimizer steps as they come in, or backward passes where no optimizer's step is seen.
+
+    Of several backward passes between two updates the first one ends the step before.
+    """
+
+    def __init__(self) -> None:
+        self.markers: list[int] = []
+        self._anchor = Anchor()
+        self.steps = 0  # that have ended so far, as well as that is known
+        self._skipped: set[int] = set()
+        self._updates: Updates | None = None
+        self._optimizer_exists = False
+        self._passes = 0  # backward passes since updates are watched
+        self._settled = False
+
+    @property
+    def anchor(self) -> int | None:
+        """The marker that ends a step, as well as that is known; None before the first."""
+        return self._anchor.value
+
+    @property
+    def by_backward(self) -> bool:
+        """Whether backward passes tell the steps so far."""
+        return self.anchor == BACKWARD
+
+    def wants(self, which: int) -> bool:
+        """Return whether a marker is one of the sequence: a backward pass is not where optimizers step."""
+        if which != BACKWARD:
+            return True
+        if self.anchor not in {None, BACKWARD}:
+            return False
+        if self._updates is None:
+            return True
+        self._passes += 1
+        updated = self._updates.since_last()
+        return updated or not self._updates.seen
+
+    def add(self, which: int, *, skipped: bool = False) -> bool:
+        """Take a marker in. Returns whether it may end a step."""
+        self.markers.append(which)
+        self._anchor.add(which)
+        if skipped:
+            self._skipped.add(len(self.markers) - 1)
+        if which != self.anchor:
+            return False
+        self.steps += 1
+        return True
+
+    def may_capture(self, which: int, warmup: int) -> bool:
+        """Return whether enough is known of what makes a step, while waiting behind a marker."""
+        if which != BACKWARD or self._settled:
+            return True
+        if self._updates is None:
+            if self.steps < max(warmup, 1):
+                return False
+            self._updates = Updates()
+            self._optimizer_exists = any_optimizer_exists()
+            return False
+        patience = PATIENCE if self._optimizer_exists else SHORT_PATIENCE
+        if not self._updates.seen and self._passes < patience:
+            return False
+        self._settled = True
+        if not self._updates.seen:
+            self._updates = None  # updates cannot be seen here: every backward pass is a step
+        return True
+
+    def forget_the_past(self) -> None:
+        """Let go of what came long ago. Not while capturing: positions change."""
+        gone = len(self.markers) - MEMORY
+        if gone > 0:
+            del self.markers[:gone]
+            self._skipped = {at - gone for at in self._skipped if at >= gone}
+
+    def ends(self) -> list[int]:
+        """Return the positions of the markers that end steps."""
+        return [at for at, marker in enumerate(self.markers) if marker == self.anchor]
+
+    def taken_since(self, began: int) -> tuple[int, int]:
+        """Return how many steps with an update, and how many at all, have ended behind a position."""
+        ends = [end for end in self.ends() if end >= began]
+        skipped = sum(self.skipped(end, before) for before, end in pairwise(ends)) if self._skipped else 0
+        return len(ends) - 1 - skipped, len(ends) - 1
+
+    def ranges(
+        self, markers: list[Marker], first: int, optimizers: list[Any]
+    ) -> tuple[tuple[Ranges, str], set[str]]:
+        """Return the steps between recorded markers, what ends them, and which have no update.
+
+        `first` numbers the first of them. There are none where fewer than two markers end a step.
+        """
+        ends = set(self.ends())
+        found = [(number, at) for number, at in markers if number in ends]
+        if len(found) < 2:
+            return ([], ""), set()
+        anchor = self.markers[max(ends)]
+        source = (
+            "ends of backward passes, as no torch.optim optimizer was seen to step"
+            if anchor == BACKWARD
+            else f"steps of the optimizer {type(optimizers[anchor]).__name__}"
+        )
+        ranges = []
+        skipped = set()
+        begin = found[0][1]
+        for index, ((before, _), (number, at)) in enumerate(pairwise(found)):
+            name = f"step {first + index}"
+            ranges.append((name, begin, at))
+            begin = at + 1
+            if self.skipped(number, before):
+                skipped.add(name)
+        return (ranges, source), skipped
+
+    def skipped(self, position: int, before: int) -> bool:
+        """Return whether an update between two markers, the later one included, was skipped."""
+        return any(before < at <= position for at in self._skipped)
+
+
+def why_nothing(sequence: StepSequence, warmup: int, reason: str, *, profiled: bool) -> str:
+    """Return why no step was captured before the recording's end; `profiled`: the script did so itself."""
+    if reason == INTERRUPTED:
+        ran = f"{counted(sequence.steps, 'training step')} had run, the first {warmup} are to warm up."
+        return f"{INTERRUPTED_EARLY}: {ran}"
+    if profiled and sequence.steps > warmup:
+        return (
+            f"no step was captured before {reason}: the script's own torch.profiler ran all the while. "
+            "Run the script without it, or profile fewer of its steps."
+        )
+    if not sequence.markers:
+        return (
+            f"no training step was seen before {reason}: no torch.optim optimizer stepped and "
+            "torch.autograd.backward was not called. daydream records training steps."
+        )
+    return (
+        f"only {counted(sequence.steps, 'training step')} ran before {reason}; {warmup} to warm up and at "
+        "least 1 more to record are needed. Run more steps, or lower --warmup."
+    )

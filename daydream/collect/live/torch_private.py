@@ -1,6 +1,8 @@
 """Everything of torch that is not public and that recording needs, each with what is done without it.
 
 No other module of recording touches a private name of torch, but `torch_compiler.py` those of its compiler.
+
+The profilers that a script runs itself: two at once would leave one with nothing, without an error.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-# Flags of the profiler, each switched on where this torch has it: arguments of device work,
-# the device's own synchronization rows, threads that torch did not start.
-PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events")
+# Flags of the profiler, each switched on where this torch has it: the device's own synchronization rows, and
+# threads that torch did not start.
+PROFILER_FLAGS = ("enable_cuda_sync_events",)
 ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memory (pytorch#166121)
 
 ERRORS = 2  # of the levels of torch's messages: 0 all, 1 warnings and errors
@@ -84,37 +86,26 @@ def profiler_runs() -> bool:
     return ask is not None and bool(ask())
 
 
-def events_of(profiler: Any) -> list[Any]:
-    """Return the raw events of a stopped `torch.profiler.profile`; none if its recording was taken away."""
-    results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
-    return [] if results is None else list(results.events())
+def write_profile(profiler: Any, path: Path) -> bool:
+    """Write what a stopped `torch.profiler.profile` recorded to a file; False if that was taken away."""
+    if getattr(getattr(profiler, "profiler", None), "kineto_results", None) is None:
+        return False
+    profiler.export_chrome_trace(str(path))
+    return True
+
+
+def autograd_threads(profiler: Any) -> dict[int, int]:
+    """Return the system's number of each thread by autograd's, which the profiler's file does not tell."""
+    return {
+        int(event.start_thread_id()): int(event.device_resource_id())
+        for event in profiler.profiler.kineto_results.events()
+        if str(event.device_type()).endswith("CPU")
+    }
 
 
 def let_go(profiler: Any) -> None:
     """Free what a stopped profiler recorded, of which no event may be used any more: 1 to 2 kB an event."""
     profiler.profiler = None
-
-
-def allocations_of(profiler: Any) -> list[tuple[int, int, Any]]:
-    """Return (time in ns, torch's number of the thread, fields) of each allocation and free of a recording.
-
-    The fields are `alloc_size`, `ptr`, `total_allocated`, `total_reserved`, `device`. Unlike the raw events,
-    torch's tree of events has addresses. Empty where this torch has no such tree.
-    """
-    results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
-    tree: Any = getattr(results, "experimental_event_tree", None)
-    if tree is None:
-        return []
-    from torch._C._profiler import _EventType
-
-    found = []
-    left = list(tree())
-    while left:
-        event = left.pop()
-        left += event.children
-        if event.tag == _EventType.Allocation:
-            found.append((event.start_time_ns, event.start_tid, event.extra_fields))
-    return found
 
 
 @contextlib.contextmanager
@@ -186,3 +177,70 @@ def ddp_buckets(module: Any) -> dict[str, Any]:
     except (RuntimeError, TypeError, ValueError):
         return {}
     return data
+
+
+class OwnProfilers:
+    """Knows which profilers of the script are running.
+
+    `on_start` is called when one is about to start, so that a recording can give way.
+    Those that start inside `not_theirs` are not the script's.
+    """
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        self._on_start = on_start
+        self._unwatch: Callable[[], None] = lambda: None
+        self._not_theirs = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, in this process."""
+        self._pid = os.getpid()
+        self._running: list[Any] = []
+        self.seen = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def any_runs(self) -> bool:
+        """Whether any profiler records at present, also one that did not begin as torch's own class."""
+        return bool(self._running) or profiler_runs()
+
+    def watch(self) -> None:
+        """Begin to notice starts and stops."""
+        self._unwatch = watch_profilers(self._starts, self._stopped)
+
+    def unwatch(self) -> None:
+        """Notice nothing any more."""
+        self._unwatch()
+        self._running = []
+
+    @contextmanager
+    def not_theirs(self) -> Iterator[None]:
+        """Take profilers that start meanwhile for ours."""
+        self._not_theirs = True
+        try:
+            yield
+        finally:
+            self._not_theirs = False
+
+    @property
+    def ours_starts(self) -> bool:
+        """Whether a profiler of ours is being started or stopped at present."""
+        return self._not_theirs
+
+    def _starts(self, profiler: Any) -> None:
+        if self._not_theirs or os.getpid() != self._pid:
+            return
+        self._running.append(profiler)
+        if not self.seen:
+            self.seen = True
+            warnings.warn(
+                "the script runs torch.profiler itself; `daydream collect` records while it does not, "
+                "so that neither recording is lost",
+                stacklevel=2,
+            )
+        self._on_start()
+
+    def _stopped(self, profiler: Any) -> None:
+        self._running = [one for one in self._running if one is not profiler]

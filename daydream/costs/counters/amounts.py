@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from daydream.collect.derive.device_names import dtype_of_kernel
+from daydream.collect.derive.device_work import dtype_of_kernel
 from daydream.costs.counters.quantities import (
     AMD,
     AMD_MATRIX,

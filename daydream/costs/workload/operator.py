@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.workload import matrix, streaming
 from daydream.costs.workload.matrix import Formula, tensors
 from daydream.costs.workload.shapes import Amount, Argument, Shape, elements, parse_shapes

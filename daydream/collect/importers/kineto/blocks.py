@@ -22,34 +22,21 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 import msgspec
 
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
-from daydream.collect.importers.kineto.scanned import Scanner, Table
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
 from daydream.lazy import regex
-from daydream.parallel.engines import ahead
 
 EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 BETWEEN_EVENTS = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 GZIP_MAGIC = b"\x1f\x8b"
 MARK = 4  # bytes that tell the encoding
-PACKED = 12  # times as large as its gzip a file is taken to be
-
-
-def json_bytes(path: Path) -> int:
-    """Return about how many bytes of JSON a file holds, 0 if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP_MAGIC
-        return path.stat().st_size * (PACKED if packed else 1)
-    except OSError:
-        return 0
 
 
 # Texts, and what is no JSON outside of them. A text that is a value ends before the next field or the end of
@@ -102,8 +89,7 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 BLOCK_BYTES = 1 << 20
 LARGEST_BLOCK_BYTES = 1 << 26
 CUTS_TRIED = 4
-WORTH_A_THREAD = 1 << 26  # bytes of a file that is not packed
-Events = list[Event] | Table
+Events = list[Event]
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -131,20 +117,9 @@ class EventReader:
         self.mended = 0  # places that were no JSON
         self.block_bytes = block_bytes
         self.share = 0.0
-        self._scanner = Scanner(exact=exact_times)
-
-    @property
-    def scans(self) -> bool:
-        """Whether the compiled scanner is there, which leaves the interpreter to others."""
-        return self._scanner.there
-
-    @cached_property
-    def _one(self) -> msgspec.json.Decoder[Event]:
-        return msgspec.json.Decoder(ExactEvent if self.exact_times else Event)
-
-    @cached_property
-    def _many(self) -> msgspec.json.Decoder[list[Event]]:
-        return msgspec.json.Decoder(list[ExactEvent] if self.exact_times else list[Event])
+        kind = ExactEvent if exact_times else Event
+        self._one = msgspec.json.Decoder(kind)
+        self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def __iter__(self) -> Iterator[Events]:
         with opened(self.path, self.max_unpacked) as (file, position, size):
@@ -169,8 +144,6 @@ class EventReader:
             prefix = buffer[: key.end()]
             buffer = buffer[key.end() :]
         following = iter(lambda: file.read(self.block_bytes), b"")
-        if isinstance(file, Counted) or size >= WORTH_A_THREAD:
-            following = ahead(following)
         for more in following:
             self.share = min(position() / size, 1.0)
             events, buffer, ended = self._cut(buffer)
@@ -206,12 +179,8 @@ class EventReader:
 
     def _decode(self, text: bytes, stop: int | None = None) -> Events | None:
         """Return the events of a JSON array, or of what stands in one up to `stop`; None if it is not one."""
-        table = self._scanner.table(text, stop)
-        if table is not None:
-            return table
-        return self._objects(text if stop is None else b"".join((b"[", memoryview(text)[:stop], b"]")))
-
-    def _objects(self, text: bytes) -> list[Event] | None:
+        if stop is not None:
+            text = b"".join((b"[", memoryview(text)[:stop], b"]"))
         try:
             return self._many.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):

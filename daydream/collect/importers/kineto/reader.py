@@ -22,7 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
-from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader, json_bytes
+from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader
 from daydream.collect.importers.kineto.events import (
     CALLED,
     DEVICE,
@@ -48,7 +48,6 @@ from daydream.collect.importers.kineto.values import (
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.lazy import regex
-from daydream.parallel.engines import ahead
 from daydream.text import counted
 from daydream.trace.schema import UNKNOWN, Columns, Document, Texts
 from daydream.trace.valid import is_amount
@@ -215,7 +214,6 @@ def _shapes(shapes: str, formats: str) -> str | None:
 
 
 RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
-WORTH_A_THREAD = 4 << 20  # bytes of JSON
 RESUMES_NS = 100_000  # from the profiler's own time to the next row of its thread: 4 to 37 us
 LARGEST_BASE_NS = NEVER = 2**62
 
@@ -240,10 +238,7 @@ def read_kineto(
 
 def _gathered(reader: EventReader, progress: Callable[[float], None] | None) -> Recording:
     rows = Rows(exact=reader.exact_times)
-    blocks = iter(reader)
-    if reader.scans and json_bytes(reader.path) >= WORTH_A_THREAD:
-        blocks = ahead(blocks)
-    for events in blocks:
+    for events in reader:
         rows.add(events)
         del events  # before the next ones are decoded
         if progress is not None:

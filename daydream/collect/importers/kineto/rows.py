@@ -6,7 +6,9 @@ Texts are codes into values in their order of appearance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -30,7 +32,6 @@ from daydream.collect.importers.kineto.events import (
     other_row,
     vendor_of,
 )
-from daydream.collect.importers.kineto.scanned import PLACE, Table, TableColumns, numbers_of, value_of
 from daydream.collect.importers.kineto.values import (
     MEMORY_ROW,
     Codes,
@@ -48,6 +49,29 @@ MODULE = "nn.Module: "
 CODED = ("shapes", "types", "grid", "block", "layer", "collective", "word", "group")
 
 NO_ARGS = Args()
+CALLS = ("runtime", *DEVICE)
+# Column: the field of the arguments, and the kinds of rows that have it.
+TEXTS: dict[str, tuple[str, Collection[str]]] = {
+    "shapes": ("dims", NAMED),
+    "types": ("types", NAMED),
+    "layer": ("hierarchy", NAMED),
+    "collective": ("collective", ("operator", "kernel")),
+    "grid": ("grid", ("runtime", "kernel")),
+    "block": ("block", ("runtime", "kernel")),
+}
+NUMBERS: dict[str, tuple[tuple[str, ...], Collection[str]]] = {
+    "external_id": (("external", "external_2021"), (*NAMED, *CALLS)),
+    "sequence": (("sequence",), NAMED),
+    "forward_thread": (("forward_thread",), NAMED),
+    "correlation": (("correlation",), CALLS),
+    "bytes": (("bytes", "size"), ("runtime", "memcpy", "memset")),
+    "device": (("device",), DEVICE),
+    "stream": (("stream", "sycl_queue"), DEVICE),
+    "graph_id": (("graph_id",), DEVICE),
+    "graph_node": (("graph_node",), DEVICE),
+    "wait_stream": (("wait_stream",), ("sync",)),
+    "wait_correlation": (("wait_correlation",), ("sync",)),
+}
 
 
 class Rows:
@@ -66,15 +90,11 @@ class Rows:
         self.ids = Numbers(UNKNOWN)
         self.threads = Numbers(NO_ID)
         self.memory = MemoryRows()
-        self._tables = TableColumns(self.names, self.codes, self.ids, self.threads)
         self._annotations: list[int] = []
         self._modules: list[int] = []
 
-    def add(self, events: list[Event] | Table) -> None:
+    def add(self, events: list[Event]) -> None:
         """Append the rows of some events, which are used up."""
-        if isinstance(events, Table):
-            self._add_table(events)
-            return
         groups: dict[str, list[Event]] = {kind: [] for kind in KINDS}
         append: dict[str | None, Callable[[Event], None]] = {
             category: groups[kind].append for category, kind in CATEGORIES.items()
@@ -105,81 +125,6 @@ class Rows:
         for kind in KINDS:
             if groups[kind]:
                 self._add(kind, groups.pop(kind))
-
-    def _add_table(self, table: Table) -> None:
-        if table.memory:
-            self.memory.add(table.memory, self.threads, exact=self._exact)
-        self.categories.update(category[:40] for category in table.categories)
-        table = self._without_frames(table)
-        rows = table.columns.shape[1]
-        if not rows:
-            return
-        name = np.empty(rows, np.int32)
-        ranges = False
-        for code, kind in enumerate(KINDS):
-            chosen = table.rows(code)
-            known = len(self.names)
-            if chosen.start < chosen.stop:
-                name[chosen] = self._tables.names_of(table, code)
-                if len(self.names) > known:
-                    self._look_at_names(known)
-                ranges = ranges or (
-                    self._holds_ranges(kind)
-                    and bool(np.isin(name[chosen], [*self._modules, *self._annotations]).any())
-                )
-        chunk = self._tables.chunk(table)
-        start = table.columns[PLACE["ts"]]
-        duration = table.columns[PLACE["dur"]]
-        chunk["start_ns"] = start
-        chunk["duration_ns"] = duration
-        sizes = np.diff(table.edges[: len(KINDS) + 1])
-        chunk["name"] = name
-        chunk["kind"] = np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
-        if self._tables.on_queues(table):
-            self.vendor = "xpu"
-        if int(start.min()) == NO_ID or int(duration.min()) < 0:
-            chunk = self._timed(chunk, (start == NO_ID) | (duration == NO_ID))
-        if not ranges:
-            self.growing.append(chunk)
-            return
-        kinds = chunk.pop("kind")
-        for code, kind in enumerate(KINDS):
-            chosen = slice(*np.searchsorted(kinds, [code, code + 1]).tolist())
-            if chosen.start < chosen.stop:
-                self._add_chunk(kind, {column: values[chosen] for column, values in chunk.items()})
-
-    def _without_frames(self, table: Table) -> Table:
-        """Return a table without the Python frames that are no modules; lines of the program are kept."""
-        frames = table.rows(KINDS.index("module"))
-        numbers = table.columns[PLACE["name"], frames].tolist()
-        if not numbers:
-            return table
-        names = {number: value_of(table.text(number)) for number in set(numbers)}
-        texts = {number: name for number, name in names.items() if type(name) is str}
-        left = np.zeros(table.columns.shape[1], bool)
-        left[frames] = [not texts.get(number, "").startswith(MODULE) for number in numbers]
-        own = {number for number, text in texts.items() if own_frame(text) is not None}
-        lines = frames.start + np.flatnonzero([number in own for number in numbers])
-        start, duration = (table.columns[PLACE[name], lines] for name in ("ts", "dur"))
-        thread = {
-            name: np.full(len(left), NO_ID) if ids is None else ids
-            for name in ("pid", "tid")
-            for ids in [numbers_of(table, name, (KINDS.index("module"),), self.threads, NO_ID)]
-        }
-        self.lines.add(
-            [texts[number] for number in table.columns[PLACE["name"], lines].tolist()], start,
-            np.where((start == NO_ID) | (duration == NO_ID), UNKNOWN, duration),
-            thread["tid"][lines],
-        )  # fmt: skip
-        calls = {number: call for number, text in texts.items() if (call := blocking_call(text))}
-        waits = frames.start + np.flatnonzero([number in calls for number in numbers])
-        if len(waits):
-            start, duration = (table.columns[PLACE[name], waits] for name in ("ts", "dur"))
-            named = self.names.of([calls[number] for number in table.columns[PLACE["name"], waits].tolist()])
-            chunk = {"start_ns": start, "duration_ns": duration, "name": named}
-            chunk |= {name: ids[waits] for name, ids in thread.items()}
-            self._keep_as("blocked", self._timed(chunk, (start == NO_ID) | (duration == NO_ID)))
-        return table.without(left) if left.any() else table
 
     def _add_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
         """Put a row of a category that not every device has to its kind, or count it as left out."""
@@ -237,55 +182,34 @@ class Rows:
             self._keep_as(kind, chunk)
 
     def _add_args(self, kind: str, events: list[Event], chunk: Columns) -> None:
+        """Add the columns of arguments; device work without a place in them ran where pid and tid say."""
         args = [event.args or NO_ARGS for event in events]
-        codes = self.codes
-        ids = self.ids.of
-        chunk["external_id"] = ids([a.external for a in args])
-        if (chunk["external_id"] < 0).any():
-            older = ids([a.external_2021 for a in args])
-            chunk["external_id"] = np.where(chunk["external_id"] < 0, older, chunk["external_id"])
-        if kind in NAMED:
-            chunk["sequence"] = ids([a.sequence for a in args])
-            chunk["forward_thread"] = ids([a.forward_thread for a in args])
-            chunk["shapes"] = codes["shapes"].of_json([a.dims for a in args])
-            chunk["types"] = codes["types"].of_json([a.types for a in args])
-            chunk["layer"] = codes["layer"].of_json([a.hierarchy for a in args])
-        else:
-            chunk["correlation"] = ids([a.correlation for a in args])
-        if kind in ("kernel", "operator"):
-            chunk["collective"] = codes["collective"].of_json([a.collective for a in args])
-            if (chunk["collective"] >= 0).any():
-                chunk["elements"] = ids([a.elements_in for a in args])
-                out = ids([a.elements_out for a in args])
-                chunk["elements"] = np.where(chunk["elements"] > 0, chunk["elements"], out)
-                chunk["word"] = codes["word"].of_json([a.dtype for a in args])
-                chunk["group"] = np.array([codes["group"][group_of(a)] for a in args], np.int32)
-        if kind in ("kernel", "runtime"):
-            chunk["grid"] = codes["grid"].of_json([a.grid for a in args])
-            chunk["block"] = codes["block"].of_json([a.block for a in args])
-        if kind in ("memcpy", "memset", "runtime"):
-            chunk["bytes"] = ids([a.size if a.bytes == UNKNOWN else a.bytes for a in args])
+        for name, (field, kinds) in TEXTS.items():
+            if kind in kinds:
+                chunk[name] = self.codes[name].of_json(_each(field, args))
+        for name, (fields, kinds) in NUMBERS.items():
+            if kind in kinds:
+                chunk[name] = self._first_known(args, *fields)
+        if "collective" in chunk and (chunk["collective"] >= 0).any():
+            sent = self._first_known(args, "elements_in")
+            chunk["elements"] = np.where(sent > 0, sent, self._first_known(args, "elements_out"))
+            chunk["word"] = self.codes["word"].of_json(_each("dtype", args))
+            chunk["group"] = self.codes["group"].of([group_of(each) for each in args])
         if kind in DEVICE:
-            self._add_place(kind, events, args, chunk)
+            if (self._first_known(args, "sycl_queue") >= 0).any():  # Intel's XPUs have no streams
+                self.vendor = "xpu"
+            for name, place in (("device", "pid"), ("stream", "tid")):
+                if (chunk[name] < 0).any():
+                    chunk[name] = np.where(chunk[name] < 0, self.ids.of(_each(place, events)), chunk[name])
 
-    def _add_place(self, kind: str, events: list[Event], args: list[Args], chunk: Columns) -> None:
-        """Add where device work ran: by its arguments, else by pid and tid."""
-        ids = self.ids.of
-        chunk["device"] = ids([a.device for a in args])
-        chunk["stream"] = ids([a.stream for a in args])
-        queue = ids([a.sycl_queue for a in args])
-        if (queue >= 0).any():  # Intel's XPUs have no streams
-            chunk["stream"] = np.where(chunk["stream"] < 0, queue, chunk["stream"])
-            self.vendor = "xpu"
-        for name, value in (("device", "pid"), ("stream", "tid")):
-            if (chunk[name] < 0).any():
-                place = ids([getattr(event, value) for event in events])
-                chunk[name] = np.where(chunk[name] < 0, place, chunk[name])
-        chunk["graph_id"] = ids([a.graph_id for a in args])
-        chunk["graph_node"] = ids([a.graph_node for a in args])
-        if kind == "sync":
-            chunk["wait_stream"] = ids([a.wait_stream for a in args])
-            chunk["wait_correlation"] = ids([a.wait_correlation for a in args])
+    def _first_known(self, args: list[Args], *fields: str) -> np.ndarray:
+        """Return a number a row, of the first of some fields that has one."""
+        column = self.ids.of(_each(fields[0], args))
+        for field in fields[1:]:
+            if not (column < 0).any():
+                break
+            column = np.where(column < 0, self.ids.of(_each(field, args)), column)
+        return column
 
     def _look_at_names(self, known: int) -> None:
         for code, name in enumerate(self.names.values_in_order(known), known):
@@ -310,3 +234,7 @@ class Rows:
 
     def _keep_as(self, kind: str, chunk: Columns) -> None:
         self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})
+
+
+def _each(field: str, rows: Sequence[Event | Args]) -> list[Any]:
+    return list(map(attrgetter(field), rows))

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
+from daydream.collect.derive.device_work import dtype_of_inputs, dtype_of_word
 from daydream.collect.derive.recording import GrowingColumns, narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
@@ -159,7 +159,15 @@ def _exact_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     result = np.zeros(len(values), np.int64)
     bad = np.zeros(len(values), bool)
     for row, value in enumerate(values):
-        text = bytes(value).decode("ascii", "replace").strip('"') if isinstance(value, msgspec.Raw) else value
+        text = value
+        if isinstance(value, msgspec.Raw):
+            digits = bytes(value)
+            whole, _, part = digits.partition(b".")
+            # Most are so. Below 9.2e15 they fit 63 bits.
+            if whole.isdigit() and len(whole) <= 16 and whole < b"92" and len(part) == 3 and part.isdigit():
+                result[row] = int(digits.replace(b".", b""))
+                continue
+            text = digits.decode("ascii", "replace").strip('"')
         try:
             us = Decimal(str(text))
         except InvalidOperation:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.database import quoted
+from daydream.collect.importers.formats import quoted
 from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError

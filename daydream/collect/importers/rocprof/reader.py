@@ -6,7 +6,7 @@ environment, the command and the paths that such a file holds are never decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.rocprof import rows as rocprof
-from daydream.collect.importers.rocprof.portions import portions
+from daydream.collect.importers.rocprof.rows import portions
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import Document
@@ -209,7 +209,7 @@ def _add_kernels(builder: RowBuilder, process: _Process, numbers: dict[int, int]
         symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
         for symbol in process.kernel_symbols
     }
-    for rows in _portions(process.buffer_records.kernel_dispatch, _Dispatch):
+    for rows in portions(process.buffer_records.kernel_dispatch, _Dispatch):
         info = [row.dispatch_info for row in rows]
         grids = [[getattr(one.grid_size, axis) for one in info] for axis in "xyz"]
         threads = [[getattr(one.workgroup_size, axis) for one in info] for axis in "xyz"]
@@ -226,7 +226,7 @@ def _streams(rows: list[Any], queues: Sequence[int | None]) -> np.ndarray:
 
 
 def _add_copies(builder: RowBuilder, process: _Process, numbers: dict[int, int], notes: list[str]) -> None:
-    for rows in _portions(process.buffer_records.memory_copy, _Copy):
+    for rows in portions(process.buffer_records.memory_copy, _Copy):
         rocprof.add_copies(
             builder, _times(rows), [_operation(process, row) for row in rows],
             _streams(rows, [None] * len(rows)), notes, correlation=_correlation(rows),
@@ -238,7 +238,7 @@ def _add_copies(builder: RowBuilder, process: _Process, numbers: dict[int, int],
 def _add_calls(builder: RowBuilder, process: _Process, array: msgspec.Raw, pid: int) -> None:
     kinds = process.strings.buffer_records
     texts = {text.key: text.value for text in process.strings.marker_api}
-    for rows in _portions(array, _Record):
+    for rows in portions(array, _Record):
         domains = [kinds[row.kind].kind if 0 <= row.kind < len(kinds) else "" for row in rows]
         said = [
             texts.get(-1 if row.correlation_id.internal is None else row.correlation_id.internal)
@@ -259,7 +259,3 @@ def _operation(process: _Process, row: _Record) -> str:
     kinds = process.strings.buffer_records
     names = kinds[row.kind].operations if 0 <= row.kind < len(kinds) else []
     return names[row.operation] if 0 <= row.operation < len(names) else ""
-
-
-def _portions(array: msgspec.Raw, kind: type[Any]) -> Iterator[list[Any]]:
-    return (rows for rows in portions(array, kind) if rows)

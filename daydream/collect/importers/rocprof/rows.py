@@ -1,11 +1,15 @@
-"""What the rows of rocprofv3 mean, whichever file they come from: names, lanes, blocks, directions."""
+"""What the rows of rocprofv3 mean, whichever file they come from: names, lanes, blocks, directions.
+
+The elements of a long JSON array, portion by portion, so that they are never all there as objects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
@@ -13,6 +17,21 @@ from daydream.collect.importers.kineto.events import small_ids
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
+
+PORTION = 1 << 14  # rows
+Element = TypeVar("Element")
+
+
+def portions(array: msgspec.Raw, kind: type[Element], rows: int = PORTION) -> Iterator[list[Element]]:
+    """Yield lists of an array's elements, each decoded as `kind`, some rows at a time.
+
+    Raises `msgspec.DecodeError` if an element is not of that kind.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    elements = msgspec.json.decode(array, type=list[msgspec.Raw])
+    for first in range(0, len(elements), rows):
+        yield [decoder.decode(element) for element in elements[first : first + rows]]
+
 
 CLONE = regex(r"( \[clone \.kd\]|\.kd)$")  # of the kernel's descriptor, which is no part of its name
 NOTHING = (

@@ -5,6 +5,12 @@ hold calls that launch (with the correlation id of what they launched), the oper
 and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
 phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`amounts.py`).
 Host names are not read.
+
+Which lines of a profile's host are one thread.
+
+On AMD's GPUs the calls that launch stand on lines of their own (`Host Threads/7`), while the ranges of the
+same thread have a line with its name. A call into HIP is made for an operator, whose range is around
+it: that range tells the thread.
 """
 
 from __future__ import annotations
@@ -18,16 +24,70 @@ from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.collect.importers.row_builder import RowBuilder, whole
-from daydream.collect.importers.xplane.amounts import Told, told_by
-from daydream.collect.importers.xplane.host_lines import calls_on_their_thread
-from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
-from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, programs_of
-from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
-from daydream.collect.importers.xplane.wire import DamagedError, damaged
+from daydream.collect.importers.xplane.programs import (
+    PROGRAMS,
+    Told,
+    kernel_of,
+    layer_of,
+    phase_of,
+    programs_of,
+    told_by,
+)
+from daydream.collect.importers.xplane.space import (
+    DamagedError,
+    Line,
+    Plane,
+    Value,
+    damaged,
+    lines,
+    planes,
+    stats_of,
+)
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN, Document
 from daydream.trace.valid import is_amount
+
+CALLS_LINE = "Host Threads/"
+MOST = 0.9  # of the calls that lie in their operator's range on a line, for it to be their thread's
+
+
+def calls_on_their_thread(threads: Sequence[tuple[Line, list[str]]]) -> list[int]:
+    """Return for each line the line of its thread: itself, or that of the ranges around its calls.
+
+    Args:
+        threads: lines and the names of their events.
+
+    """
+    of = list(range(len(threads)))
+    ranges = [place for place, (line, _) in enumerate(threads) if not line.name.startswith(CALLS_LINE)]
+    for place, (line, _) in enumerate(threads):
+        if not line.name.startswith(CALLS_LINE):
+            continue
+        calls = [(row, str(stats["hlo_op"])) for row, stats in enumerate(line.stats) if "hlo_op" in stats]
+        if not calls:
+            continue
+        best = max(((_inside(line, calls, *threads[other]), -other) for other in ranges), default=(0.0, 0))
+        if best[0] >= MOST:
+            of[place] = -best[1]
+    return of
+
+
+def _inside(line: Line, calls: Sequence[tuple[int, str]], other: Line, names: Sequence[str]) -> float:
+    """Return what share of a line's calls begins inside a range of another that has their operator's name."""
+    wanted = {name for _, name in calls}
+    rows = np.array([row for row, name in enumerate(names) if name in wanted], np.int64)
+    if not len(rows):
+        return 0.0
+    rows = rows[np.argsort(other.start_ns[rows], kind="stable")]
+    start = other.start_ns[rows]
+    before = np.searchsorted(start, line.start_ns[[row for row, _ in calls]], side="right") - 1
+    hits = 0
+    for (row, name), at in zip(calls, before.tolist(), strict=True):
+        if at >= 0 and names[rows[at]] == name and line.start_ns[row] <= other.end_ns[rows[at]]:
+            hits += 1
+    return hits / len(calls)
+
 
 HOST = "/host:CPU"
 ENVIRONMENT = "Task Environment"

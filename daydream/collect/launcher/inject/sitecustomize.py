@@ -100,5 +100,4 @@ def _make_way() -> None:
 
 if _arrived():
     sys.meta_path.insert(0, _AfterTorch())
-if __name__ == "sitecustomize":  # not where `isolated_main` runs this file in an isolated interpreter
-    _make_way()
+_make_way()
