@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
 
@@ -106,15 +106,7 @@ def _phases(*, optimizer: bool, layer: str | None, phase: str | None) -> tuple[s
     return STEP if optimizer else STEP[:3]
 
 
-def memory(
-    held: Allocations,
-    *,
-    launch_us: float = LAUNCH_US,
-    node_us: float = NODE_US,
-    optimizer: bool = True,
-    layer: str | None = None,
-    phase: Phase | None = None,
-) -> None:
+def memory(held: Allocations, *, layer: str | None, phase: Phase | None, **options: Any) -> None:
     """Hold inputs and gradients of what is captured all the time."""
     if layer is not None:
         held.note(f"Fixed copies of what layers {layer!r} read and return are not counted.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from daydream import Graph, GraphError
@@ -90,10 +92,6 @@ def ddp(
         graph.note("Copies into and out of the buckets are left out: the trace shows no memory bandwidth.")
 
 
-def memory(
-    held: Allocations, *, workers: int = 8, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0, bucket_mb: float | None = None, gradient_as_bucket_view: bool = False,
-    gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+def memory(held: Allocations, *, gradient_as_bucket_view: bool, **options: Any) -> None:
     """Hold buckets of all gradients beside them, or in their place."""
     add_buckets(held, as_views=gradient_as_bucket_view)

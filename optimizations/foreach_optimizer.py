@@ -72,7 +72,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         gone.where(lambda tasks: graph.alive[tasks.ids]).remove()
 
 
-def memory(held: Allocations, *, tensors_per_kernel: int = 64) -> None:
+def memory(held: Allocations, **options: Any) -> None:
     """Let the update make what it makes on its way for all parameters at once."""
     steps = parts_of(held, held.where(phase="optimizer"), held["step"])
     temporary = held.where(phase="optimizer", kind="temporary")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._weighted_products import insert_elementwise
@@ -80,6 +80,6 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     graph.note(retimed.words())
 
 
-def memory(held: Allocations, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> None:
+def memory(held: Allocations, **options: Any) -> None:
     """Hold casts of linear layers' operands to 1 B an element."""
     hold_8_bits(held)

@@ -259,11 +259,8 @@ def _times(network: Network, collective: str, nbytes: np.ndarray) -> list[int]:
 
 
 def memory(
-    held: Allocations, *, stage: int = 3, workers: int = 8, layers: str | None = None,
-    unit_mb: float | None = None, overlap: bool | None = None, forward_prefetch: bool = False,
-    python: bool = True, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0, gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+    held: Allocations, *, stage: int, workers: int, layers: str | None, overlap: bool | None, **options: Any
+) -> None:
     """Hold one worker's share, and units whole while they are used."""
     if stage == 1:
         let_states_shrink(held, workers)

@@ -22,7 +22,14 @@ from daydream.model import (
 from daydream.transforms import optimizer_settings, stages
 
 STAGE = stages.FUSION
-EXCLUDES = frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"})
+EXCLUDES = frozenset({"foreach-optimizer", "offload-optimizer"})
+COMMANDS = {
+    "fused-adam": {
+        "EXCLUDES": EXCLUDES | {"fused-optimizer"},
+        "OPTIMIZERS": frozenset({"Adam", "AdamW"}),
+        "CODE": "torch.optim.AdamW(parameters, fused=True)",
+    }
+}
 CODE = "torch.optim.AdamW(parameters, fused=True)  # or Adam, SGD, Adagrad"
 
 Kind = Literal["auto", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "lamb"]
@@ -83,9 +90,23 @@ def fused_optimizer(
         graph.note(f"The trace's own optimizer is {update.kind or 'unknown'}, the predicted one {chosen}.")
 
 
-def memory(
-    held: Allocations, *, kind: Kind = "auto", model: Model = "bytes", memory_speedup: float = 1.0
-) -> None:
+def fused_adam(graph: Graph, *, model: Model = "bytes", memory_speedup: float = 1.0) -> None:
+    """Predict FusedAdam: one launch a step instead of hundreds.
+
+    `fused-optimizer` for the optimizer of the trace. Of Adam a fused step reads p, g, m, v and
+    writes p, m, v: 28 B a float32 parameter, at the bandwidth of the trace's own streaming
+    work; with `model` sum, and where nothing tells how many parameters there are, it takes as long as
+    the kernels it replaces together (Daydream, section 5.1). torch 2's default, foreach, has
+    few launches already, so its gain is traffic. `memory_speedup` divides the update's time. Memory: what the
+    operators make on their way goes.
+    """
+    kind = update_of(graph).kind
+    fused_optimizer(graph, model=model, memory_speedup=memory_speedup)
+    if kind not in ("adam", "adamw"):
+        graph.note(f"The trace's optimizer is {kind or 'unknown'}, not Adam; its own update is fused.")
+
+
+def memory(held: Allocations, *, kind: Kind = "auto", **options: Any) -> None:
     """Take away what the update makes on its way, and let it keep the states of its kind."""
     held.remove(held.where(phase="optimizer", kind="temporary"))
     old = update_of(held.graph).kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._pipeline_schedules import equal_parts, in_order, passes_of_stages
@@ -210,11 +210,14 @@ def _say(
 
 
 def memory(
-    held: Allocations, *, stages: int = 2, micro_batches: int = 8,
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
-    micro_batch: Literal["divided", "recorded"] = "divided", cluster: str | None = None,
-    bandwidth: float | None = None, latency_us: float = 0.0, activation_mb: float | None = None,
-) -> None:  # fmt: skip
+    held: Allocations,
+    *,
+    stages: int,
+    micro_batches: int,
+    schedule: Literal["1f1b", "gpipe", "interleaved"],
+    micro_batch: Literal["divided", "recorded"],
+    **options: Any,
+) -> None:
     """Hold on each GPU what its blocks do, of the micro-batches that are on their way."""
     passes = passes_by_block(held.graph)
     time = passes.time_of_blocks()

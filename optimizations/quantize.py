@@ -163,12 +163,7 @@ def _ns(graph: Graph, products: Products, nbytes: np.ndarray) -> np.ndarray:
 
 
 def memory(
-    held: Allocations,
-    *,
-    dtype: Literal["int8"] = "int8",
-    operands: Literal["both", "weights"] = "both",
-    scaling: Literal["dynamic", "static"] = "dynamic",
-    layer: str | None = None,
+    held: Allocations, *, operands: Literal["both", "weights"], layer: str | None, **options: Any
 ) -> None:
     """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
     products = kept_calls(held, LINEAR, layer)

@@ -76,14 +76,7 @@ def _nodes(graph: Graph, called: Selection, on: str, op: str | None, layer: str 
         return of_layers
 
 
-def memory(
-    held: Allocations,
-    *,
-    op: str | None = None,
-    layer: str | None = None,
-    factor: float | None = None,
-    by: By | None = None,
-) -> None:
+def memory(held: Allocations, *, op: str | None, layer: str | None, by: By | None, **options: Any) -> None:
     """Keep for the backward pass what the new code keeps, and not what the old one did."""
     calls = kept_calls(held, op or "", layer)
     if (op is None and layer is None) or not len(calls):

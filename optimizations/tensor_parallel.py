@@ -121,10 +121,7 @@ def _say(graph: Graph, divided: Divided, degree: int) -> None:
         graph.note("No last layer as large as an embedding: what lies outside the blocks stays whole.")
 
 
-def memory(
-    held: Allocations, *, degree: int = 2, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0,
-) -> None:  # fmt: skip
+def memory(held: Allocations, *, degree: int, **options: Any) -> None:
     """Hold one GPU's part of the divided layers and of what lies between them."""
     found = divided_work(held.graph, degree)
     rows = np.zeros(len(held.trace), bool)

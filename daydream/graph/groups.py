@@ -33,7 +33,8 @@ class Groups(NotebookTables):
     """Selections of one graph, in the order of their first tasks.
 
     Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
-    and `first()`, `last()` give one value or one task per group, in the same order.
+    and `first()`, `last()` give one value or one task per group, in the same order. `number` is
+    the place of its group for each task that was grouped, -1 for none.
 
     Example::
 
@@ -49,9 +50,10 @@ class Groups(NotebookTables):
         known = np.flatnonzero(number >= 0)
         first = first_of(number[known], len(keys))
         used = np.argsort(first)[np.count_nonzero(first < 0) :]
-        place = np.empty(len(keys), np.int64)
+        place = np.full(len(keys) + 1, -1)
         place[used] = np.arange(len(used))
-        group = place[number[known]]
+        self.number = place[number]
+        group = self.number[known]
         order = stable_order(group, len(used))
         self.selection = tasks
         self.keys = [keys[number] for number in used.tolist()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from daydream.optimizations.pruning import pruning
 from daydream.optimizations.quantize import quantize
-from daydream.optimizations.rematerialize import rematerialize
+from daydream.optimizations.checkpointing import rematerialize
 from daydream.optimizations.replace import replace
 from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations.amp import amp
-from daydream.optimizations.autocast import autocast
+from daydream.optimizations.autocast import amp, autocast
 from daydream.optimizations.bank_conflicts import bank_conflicts
 from daydream.optimizations.roofline import roofline
 from daydream.optimizations.tf32 import tf32

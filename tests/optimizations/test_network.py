@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations.compression import dgc
 from daydream.optimizations.ddp import ddp
-from daydream.optimizations.dgc import dgc
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.network import network
 from daydream.optimizations.no_stragglers import no_stragglers

@@ -9,8 +9,7 @@ from daydream.optimizations import channels_last as channels_last_file
 from daydream.optimizations import flash_attention as flash_attention_file
 from daydream.optimizations import tf32 as tf32_file
 from daydream.optimizations._autocast_types import flow
-from daydream.optimizations.amp import amp
-from daydream.optimizations.autocast import autocast
+from daydream.optimizations.autocast import amp, autocast
 from daydream.optimizations.channels_last import channels_last
 from daydream.optimizations.flash_attention import flash_attention
 from daydream.optimizations.fp8 import fp8
