@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._autocast_types import flow
-from daydream.optimizations._weighted_products import insert_elementwise
+from daydream.optimizations._products import insert_elementwise
 
 from daydream import Graph, GraphError
 from daydream.costs import (

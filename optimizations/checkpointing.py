@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
-from daydream.costs import in_place, work
+from daydream.costs import take_measured, work
 from daydream.memory import (
     Allocations,
     Moved,
@@ -144,10 +144,7 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
     forward = graph.select(phase=("forward", "loss"), layer=layer).where(within=op)
     forward = forward - forward.where(kind="collective")
     forward.need(f"forward work of operators {op!r}{f' in layers {layer!r}' if layer else ''}")
-    measured = in_place(graph, forward)
-    if len(measured.tasks):
-        measured.tasks.set(duration_ns=measured.duration_ns)
-        graph.note(measured.words())
+    if len(take_measured(graph, forward)):
         return
     calls = forward.group_by("rank", "step", within=op)
     nodes = backward_chains(calls)
@@ -351,9 +348,8 @@ def _blocks(graph: Graph, layers: str | None) -> str | list[str]:
 
 def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:
     """Return the groups of forward work that have backward work, and that work in the same order."""
-    place = {key: number for number, key in enumerate(backward.keys)}
-    again = forward.where(np.array([key in place for key in forward.keys], bool))
-    return again, backward.take(np.array([place[key] for key in again.keys], np.int64))
+    backward = backward.match(forward.keys)
+    return forward.match(backward.keys), backward
 
 
 def _cold_ns(blocks: Groups) -> np.ndarray:

@@ -12,9 +12,10 @@ from daydream.optimizations._gradient_collectives import (
     sized_all_reduces,
     waiting_ns,
 )
+from daydream.optimizations._products import itemsizes
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
-from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth, workers_of
+from daydream.costs import PROTOCOLS, floor_ns, memory_bandwidth, workers_of
 from daydream.memory import Allocations, add_copies, gradient_bytes, parts_of
 from daydream.model import BUCKET_MB, MIB, compute_lane, gradients_of, shapes_in
 from daydream.transforms import stages
@@ -60,7 +61,7 @@ def compression(
         raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = sized_all_reduces(graph)
     if rank is None:
-        wide = _widths(reduced) > WIDTH
+        wide = itemsizes(reduced) > WIDTH
         if not wide.any():
             graph.does_not_apply("its gradients are reduced in 16 bits or less already")
         reduced = graph.tasks(reduced.ids[wide])
@@ -68,7 +69,7 @@ def compression(
     if rank is not None:
         _in_factors(graph, reduced, rank, lane, rate)
         return
-    left, nbytes = WIDTH / _widths(reduced), reduced.bytes
+    left, nbytes = WIDTH / itemsizes(reduced), reduced.bytes
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
     narrow = {"duration_ns": _scaled(reduced, left), "dtype": dtype, "bytes": nbytes * left}
     _replace(reduced, lane, {"cast down": cast, "cast up": cast}, [narrow])
@@ -96,7 +97,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     lane, rate = _compute(graph)
-    width, nbytes = _widths(reduced), reduced.bytes
+    width, nbytes = itemsizes(reduced), reduced.bytes
     sent = ratio * nbytes / width
     gathered = np.maximum(
         reduced.duration_ns * (members * sent * (width + INDEX_BYTES) / (2 * nbytes)), LEAST_NS
@@ -117,7 +118,7 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
         graph.does_not_apply(f"no gradient has so many rows and columns that rank {rank} saves half of it")
     reduced = graph.tasks(reduced.ids[some])
     tensors, matrices, compressed, left, right = factors[:, some]
-    width, nbytes = _widths(reduced), reduced.bytes
+    width, nbytes = itemsizes(reduced), reduced.bytes
     elements = nbytes / width
     rest = elements - compressed
     # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
@@ -165,11 +166,6 @@ def _compute(graph: Graph) -> tuple[str, float]:
     return lane, rate
 
 
-def _widths(tasks: Selection) -> np.ndarray:
-    """Return the bytes of an element of each."""
-    return np.array([itemsize(dtype or "float32") or 4 for dtype in tasks.dtype.tolist()])
-
-
 def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
     """Return the time of all-reduces of a part of their bytes."""
     time: np.ndarray = np.maximum(reduced.duration_ns * left, np.minimum(reduced.duration_ns, LEAST_NS))
@@ -187,7 +183,7 @@ def _factors(graph: Graph, reduced: Selection, rank: int) -> np.ndarray:
     shapes = [(shapes_in(text) or [[]])[0] if text else [] for text in gradients.nodes.shapes.tolist()]
     sizes = [
         prod(shape) * width if shape else -1
-        for shape, width in zip(shapes, _widths(gradients.nodes).tolist(), strict=True)
+        for shape, width in zip(shapes, itemsizes(gradients.nodes).tolist(), strict=True)
     ]
     if sizes != gradients.nbytes.tolist():
         raise NotApplicableError("the shapes of this trace's gradients are unknown; record it with shapes")

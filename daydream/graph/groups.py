@@ -7,7 +7,7 @@ order must be one in which the work can be done: what a group needs comes before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +126,11 @@ class Groups(NotebookTables):
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
         number = np.repeat(np.arange(len(chosen)), self.sizes[places])
         return Groups(tasks, number, [self.keys[place] for place in chosen])
+
+    def match(self, keys: Iterable[Any]) -> Groups:
+        """Return the groups that have these keys, in their order; what no group has is left out."""
+        place = {key: number for number, key in enumerate(self.keys)}
+        return self.take(np.array([place[key] for key in keys if key in place], np.int64))
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.

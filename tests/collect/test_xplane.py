@@ -19,7 +19,9 @@ from daydream.collect.importers.xplane.programs import kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
 from daydream.trace.trace import Trace
-from daydream.transforms.real_change import IN_JAX, code_of
+from daydream.optimizations import IN_JAX
+
+from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from daydream.optimizations.pruning import pruning
-from daydream.optimizations.quantize import quantize
+from daydream.optimizations._products import pruning
+from daydream.optimizations._products import quantize
 from daydream.optimizations.checkpointing import rematerialize
 from daydream.optimizations.replace import replace
 from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses

@@ -12,7 +12,7 @@ from daydream.optimizations._autocast_types import flow
 from daydream.optimizations.autocast import amp, autocast
 from daydream.optimizations.channels_last import channels_last
 from daydream.optimizations.flash_attention import flash_attention
-from daydream.optimizations.fp8 import fp8
+from daydream.optimizations._products import fp8
 from daydream.optimizations.grad_scaler import grad_scaler
 from daydream.optimizations.tf32 import DOUBT_WITHOUT_SHAPES, tf32
 from graph.small_traces import launched, trace
