@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from daydream.optimizations._weight_gradients import gradient_parts
+from daydream.optimizations._layers import gradient_parts
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (

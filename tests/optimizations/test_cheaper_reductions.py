@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from daydream.optimizations.blueconnect import blueconnect
+from daydream.optimizations._communication import blueconnect
 from daydream.optimizations.compression import compression, dgc
 from daydream.optimizations.ddp import ddp
 from recorded import does_not_apply, makespans

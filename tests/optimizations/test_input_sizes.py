@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isnan, prod
 
 import pytest
+from daydream.optimizations._optimizer import fused_adam
 from daydream.optimizations.batch_size import batch_size, sequence_length
-from daydream.optimizations.fused_optimizer import fused_adam
 from graph.small_traces import launched, trace
 from recorded import Program, does_not_apply, kernel_ns, makespans, noted, of_calls, refuses
 from shared import shared_replay

@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from daydream.optimizations._offload import offload_optimizer
-from daydream.optimizations.foreach_optimizer import foreach_optimizer
-from daydream.optimizations.fused_optimizer import fused_adam, fused_optimizer
-from daydream.optimizations.zero_grad_none import zero_grad_none
+from daydream.optimizations._optimizer import foreach_optimizer, fused_adam, fused_optimizer, zero_grad_none
 from recorded import Program, does_not_apply, kernel_names, kernel_ns, makespans, refuses, thread_and_stream
 
 from daydream import Graph, NotApplicableError, simulate

@@ -9,12 +9,10 @@ from daydream.optimizations import channels_last as channels_last_file
 from daydream.optimizations import flash_attention as flash_attention_file
 from daydream.optimizations import tf32 as tf32_file
 from daydream.optimizations._autocast_types import flow
-from daydream.optimizations.autocast import amp, autocast
-from daydream.optimizations.channels_last import channels_last
-from daydream.optimizations.flash_attention import flash_attention
+from daydream.optimizations._kernels import DOUBT_WITHOUT_SHAPES, channels_last, flash_attention, tf32
+from daydream.optimizations._optimizer import grad_scaler
 from daydream.optimizations._products import fp8
-from daydream.optimizations.grad_scaler import grad_scaler
-from daydream.optimizations.tf32 import DOUBT_WITHOUT_SHAPES, tf32
+from daydream.optimizations.autocast import amp, autocast
 from graph.small_traces import launched, trace
 from recorded import (
     SMALLEST,
