@@ -300,12 +300,10 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
         graph.does_not_apply("it runs in bfloat16, which has the range of float32 and needs no scaler")
     fused = len(update.where(op=FUSED_UPDATE_OP) | update.where(name=FUSED_UPDATE_KERNEL)) > 0
     calls = graph.select(kind="cpu", phase="optimizer").group_by("rank", "step")
-    place = {key: number for number, key in enumerate(calls.keys)}
-    updates = update.group_by("rank", "step")
-    updates = updates.where(np.array([key in place for key in updates.keys], bool))
+    updates = update.group_by("rank", "step").match(calls.keys)
     if not len(updates):
         graph.does_not_apply("no step has CPU work of its optimizer, so where the scaler runs is not known")
-    begins = calls.take(np.array([place[key] for key in updates.keys])).first()
+    begins = calls.match(updates.keys).first()
     known = update_of(graph)
     time, launches, said = unscale_ns(graph, updates, known)
     tiny = floor_ns(graph)
@@ -326,7 +324,7 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
         graph.insert_before(begins, "Memcpy DtoH of found_inf", kind="memcpy", duration_ns=tiny, **flag)
         cost = graph.facts.launch_cost_ns
         waits = graph.insert_before(begins, "synchronize", duration_ns=cost, phase="other", op="aten::item")
-        waits.start_waiting(stream)
+        waits.wait_for(stream)
     graph.note(said)
     graph.note("This is the scaler's cost alone; amp or autocast predict what 16 bits gain.")
 

@@ -123,12 +123,7 @@ class Passes:
 
     def groups(self, chunk_of_block: np.ndarray) -> Groups:
         """Return the tasks by (step, chunk, backward), in program order."""
-        step = self.tasks.step
-        chunk = chunk_of_block[self.block]
-        rows = np.stack([step, chunk, self.backward]).T
-        keys, number = np.unique(rows, axis=0, return_inverse=True)
-        named = [(int(one), int(part), bool(back)) for one, part, back in keys.tolist()]
-        return Groups(self.tasks, number.reshape(-1), named)
+        return self.tasks.group_by("step", chunk_of_block[self.block], self.backward.astype(np.int64))
 
     def work(self) -> np.ndarray:
         """Return a mask of the tasks that do the work: the device's where there are any."""
@@ -291,15 +286,12 @@ def pipeline(
     _say(graph, passes, time, stage_of_block, micro_batches, micro_batch)
     _drop_idle_time(passes.tasks)
     every = passes.groups(chunk_of_block).with_copies(micro_batches - 1)
-    place = {key: number for number, key in enumerate(every.keys)}
     sequence = [
         (step, stage, one)
         for step in sorted(set(passes.tasks.step.tolist()))
         for stage, one in in_order(of_stages, chunks)
     ]
-    arranged = every.take(
-        np.array([place[(step, one.chunk, one.backward), one.batch] for step, _, one in sequence])
-    )
+    arranged = every.match(((step, one.chunk, one.backward), one.batch) for step, _, one in sequence)
     arranged.arrange([stage for _, stage, _ in sequence])
     layers = [passes.layers(set(np.flatnonzero(stage_of_block == one).tolist())) for one in range(stages)]
     _update(graph, layers)

@@ -25,9 +25,7 @@ from daydream.transforms.registry import Optimization, Options, find
 if TYPE_CHECKING:
     from daydream.instrument import Tool
 
-TARGETS = ("model", "optimizer")  # what `apply` is called with; options of these names are the prediction's
 OPTIMIZER = re.compile(r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$")  # in a line of code, whatever the class
-JAX = "jax"  # what `metadata["profiler"]` says of its traces
 
 
 def code_of(name: str, graph: Graph | None = None) -> str | None:
@@ -46,7 +44,7 @@ def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) 
     lines: dict[str, None] = {}
     for optimization in optimizations:
         code = optimization.code
-        if graph is not None and graph.recorded.metadata.get("profiler") == JAX:
+        if graph is not None and graph.recorded.metadata.get("profiler") == "jax":
             from daydream.optimizations import IN_JAX
 
             code = IN_JAX.get(optimization.name, "")
@@ -106,7 +104,11 @@ def real_change(
                 raise DaydreamError(
                     f"{optimization.name} has neither `apply` nor `tool`: it can be predicted, not confirmed"
                 )
-            chosen = {name: value for name, value in own[optimization.name].items() if name not in TARGETS}
+            chosen = {
+                name: value
+                for name, value in own[optimization.name].items()
+                if name not in ("model", "optimizer")
+            }
             if optimization.apply is not None:
                 for model, optimizer in targets:
                     made.enter_context(optimization.apply(model, optimizer, **chosen))

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -265,7 +265,7 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
     return Optimization(name, function, tuple(options), inspect.getdoc(function) or "")
 
 
-@lru_cache(maxsize=256)  # many questions are about one optimization
+@cache  # many questions are about one optimization
 def _of_module(module: ModuleType, name: str) -> Optimization:
     """Return the optimization of a file; raise `GraphError` if it is none that a command line can ask for."""
     wanted = name.replace("-", "_")
@@ -304,7 +304,7 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
     return replace(optimization, **parts)
 
 
-@lru_cache(maxsize=1)  # a ranking looks up every name
+@cache  # a ranking looks up every name
 def _shipped() -> dict[str, str]:
     """Return the optimizations that ship: names, and the files they are in."""
     from daydream.optimizations import OF_SEVERAL
