@@ -121,8 +121,8 @@ __all__ = [
     "network_of",
     "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
     "replace_cost", "resized_time", "resized_work", "retime", "retime_untyped", "runs_in_tf32",
-    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "take_measured", "under_load", "work",
-    "workers_of",
+    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "take_measured",
+    "under_load", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

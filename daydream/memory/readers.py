@@ -59,7 +59,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
-    """Return the last place before the second call of the forward pass behind each: the next one has read it.
+    """Return where the next call of the forward pass behind each has read it.
 
     Args:
         held: the allocations.

@@ -15,6 +15,7 @@ from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth,
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms import optimizer_settings
 from daydream.transforms.compose import parse
+from daydream.transforms.registry import find
 
 COPY = "Memcpy DtoD (Device -> Device)"
 ADAM_OF_1000, ADAM_OF_A_MILLION = (
@@ -316,10 +317,7 @@ def test_gradients_that_are_none_already_are_refused():
 
 def test_real_changes_can_be_made_and_undone():
     torch = pytest.importorskip("torch")
-    from daydream.optimizations import foreach_optimizer as foreach
-    from daydream.optimizations import fused_optimizer as fused
-    from daydream.optimizations import zero_grad_none as none
-
+    fused, foreach, none = (find(name) for name in ("fused-optimizer", "foreach-optimizer", "zero-grad-none"))
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([weight], foreach=False)
     weight.grad = torch.ones(3)

@@ -93,7 +93,7 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
 
 
 def take_measured(graph: Graph, tasks: Selection) -> Selection:
-    """Give the work of operator calls the times measured in place, with a note; return what has some."""
+    """Give work of operator calls its times measured in place; return what has some."""
     measured = in_place(graph, tasks)
     if len(measured.tasks):
         measured.tasks.set(duration_ns=measured.duration_ns)
