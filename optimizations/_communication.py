@@ -100,10 +100,15 @@ def overlap(graph: Graph) -> None:
     first = together.first()
     where = [at[key] for key in zip(first.step.tolist(), first.rank.tolist(), strict=True)]
     graph.insert_after(
-        graph.tasks(np.array(where)), "transfers", kind="collective", launched=False, gap_ns=0,
-        lane=[HIDDEN.format(lane) for lane in first.lane.tolist()], duration_ns=together.total("duration_ns"),
+        graph.tasks(np.array(where)),
+        "transfers",
+        kind="collective",
+        launched=False,
+        gap_ns=0,
+        lane=[HIDDEN.format(lane) for lane in first.lane.tolist()],
+        duration_ns=together.total("duration_ns"),
         bytes=together.total("bytes"),
-    )  # fmt: skip
+    )
     busiest = max(
         tasks.total("duration_ns") / len(set(tasks.step.tolist())) for tasks in transfers.group_by("lane")
     )
@@ -215,10 +220,12 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     machines = find_cluster(cluster).holding(members)
     known = collectives.where(collective=KNOWN).where(lambda tasks: tasks.bytes > 0)
     known.need("collective of known operation and size")
-    time = np.array([
-        machines.time_ns(operation, bytes_of_message(operation, int(nbytes), members), members)
-        for operation, nbytes in zip(known.collective.tolist(), known.bytes.tolist(), strict=True)
-    ])  # fmt: skip
+    time = np.array(
+        [
+            machines.time_ns(operation, bytes_of_message(operation, int(nbytes), members), members)
+            for operation, nbytes in zip(known.collective.tolist(), known.bytes.tolist(), strict=True)
+        ]
+    )
     waited = known.duration_ns > time
     if not waited.any():
         graph.does_not_apply(f"no collective took longer than it does on {machines.name}")
@@ -257,12 +264,14 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     sizes, which = np.unique(reduced.bytes, return_inverse=True)
     parts_ns, plain_ns = [], []
     for nbytes in sizes.tolist():
-        parts_ns.append([
-            machines.time_ns("reduce_scatter", nbytes, inside),
-            machines.time_ns("reduce_scatter", nbytes / inside, nodes, per_node=1),
-            machines.time_ns("all_gather", nbytes / inside, nodes, per_node=1),
-            machines.time_ns("all_gather", nbytes, inside),
-        ])  # fmt: skip
+        parts_ns.append(
+            [
+                machines.time_ns("reduce_scatter", nbytes, inside),
+                machines.time_ns("reduce_scatter", nbytes / inside, nodes, per_node=1),
+                machines.time_ns("all_gather", nbytes / inside, nodes, per_node=1),
+                machines.time_ns("all_gather", nbytes, inside),
+            ]
+        )
         plain_ns.append(machines.time_ns("all_reduce", nbytes, members))
     shares = (np.array(parts_ns) / np.array(plain_ns)[:, None])[which.reshape(-1)]
     times, nbytes = reduced.duration_ns[:, None] * shares, reduced.bytes

@@ -115,13 +115,23 @@ def vdnn(
     begins = graph.tasks(use.ids[np.minimum(needed + ahead, last[needed])])
     computing = graph.tasks(first.ids[offloaded])
     offloads = graph.insert_after(
-        computing, "offload", kind="memcpy", lane=OFFLOAD, duration_ns=nbytes[offloaded] / to_cpu,
-        bytes=nbytes[offloaded], before=graph.tasks(first.ids[offloaded + 1]),
-    )  # fmt: skip
+        computing,
+        "offload",
+        kind="memcpy",
+        lane=OFFLOAD,
+        duration_ns=nbytes[offloaded] / to_cpu,
+        bytes=nbytes[offloaded],
+        before=graph.tasks(first.ids[offloaded + 1]),
+    )
     prefetches = graph.insert_after(
-        begins, "prefetch", kind="memcpy", lane=PREFETCH, duration_ns=nbytes[needed] / to_device,
-        bytes=nbytes[needed], before=graph.tasks(use.ids[needed]),
-    )  # fmt: skip
+        begins,
+        "prefetch",
+        kind="memcpy",
+        lane=PREFETCH,
+        duration_ns=nbytes[needed] / to_device,
+        bytes=nbytes[needed],
+        before=graph.tasks(use.ids[needed]),
+    )
     for beside, copies in ((computing, offloads), (begins, prefetches)):
         graph.unlink(beside, copies)  # they run beside that work, not behind it
         graph.link(beside, copies, from_start=True)

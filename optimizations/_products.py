@@ -460,9 +460,11 @@ def _rounds(
     from daydream.instrument.tools import FakeQuantization, chosen
 
     return FakeQuantization(
-        BITS[dtype], training=scaling == "dynamic", activations=operands == "both",
+        BITS[dtype],
+        training=scaling == "dynamic",
+        activations=operands == "both",
         where=chosen("^aten::linear$", layer),
-    )  # fmt: skip
+    )
 
 
 def _masks(*, sparsity: str = TWO_OF_FOUR, layer: str | None = None) -> Any:

@@ -109,9 +109,12 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
 
 
 def amp(
-    graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0,
+    graph: Graph,
+    *,
+    math_speedup: float = 3.0,
+    memory_speedup: float = 2.0,
     model: Literal["measured", "paper"] = "measured",
-) -> None:  # fmt: skip
+) -> None:
     """Predict mixed-precision training from a single-precision trace.
 
     It is the prediction of `autocast`: each kernel gains what its sort was measured to gain on a GPU with

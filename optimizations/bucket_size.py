@@ -73,13 +73,24 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     hooks = _ends_of_hooks(graph, gradients.nodes)[1]
     last = np.append(gradients.nodes.step[1:] != gradients.nodes.step[:-1], True)
     awaited = graph.insert_after(
-        graph.tasks(hooks[last]), "wait for all-reduces", kind="kernel", lane=lane, duration_ns=0, gap_ns=0,
+        graph.tasks(hooks[last]),
+        "wait for all-reduces",
+        kind="kernel",
+        lane=lane,
+        duration_ns=0,
+        gap_ns=0,
         launched=False,
-    )  # fmt: skip
+    )
     new = graph.insert_after(
-        graph.tasks(hooks[buckets.last]), "all-reduce", kind="collective", lane=stream, gap_ns=0,
-        duration_ns=time, collective="all_reduce", bytes=buckets.nbytes,
-    )  # fmt: skip
+        graph.tasks(hooks[buckets.last]),
+        "all-reduce",
+        kind="collective",
+        lane=stream,
+        gap_ns=0,
+        duration_ns=time,
+        collective="all_reduce",
+        bytes=buckets.nbytes,
+    )
     transfer = np.array([machines.all_reduce_ns(each, members) for each in buckets.nbytes.tolist()])
     doubt_waiting(new, np.minimum(transfer, time))  # peers that came late do not keep a later bucket
     new.launches().wait_for(lane, on=stream)

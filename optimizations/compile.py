@@ -194,9 +194,15 @@ def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks
         return
     other = graph.select(on="gpu") - captured
     launch_as_graphs(
-        graph, captured, other, phases=("forward", "loss", "backward"), launch_us=(1 + breaks) * LAUNCH_US,
-        node_us=NODE_US, layer=layers, apart=[["forward", "loss"], ["backward"]],
-    )  # fmt: skip
+        graph,
+        captured,
+        other,
+        phases=("forward", "loss", "backward"),
+        launch_us=(1 + breaks) * LAUNCH_US,
+        node_us=NODE_US,
+        layer=layers,
+        apart=[["forward", "loss"], ["backward"]],
+    )
 
 
 def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:

@@ -58,11 +58,20 @@ UPDATE_IN_LISTS, UPDATE_CALL = 13_500, 14_000
 
 
 def fsdp(
-    graph: Graph, *, stage: int = 3, workers: int = 8, layers: str | None = None,
-    unit_mb: float | None = None, overlap: bool | None = None, forward_prefetch: bool = False,
-    python: bool = True, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0, gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+    graph: Graph,
+    *,
+    stage: int = 3,
+    workers: int = 8,
+    layers: str | None = None,
+    unit_mb: float | None = None,
+    overlap: bool | None = None,
+    forward_prefetch: bool = False,
+    python: bool = True,
+    cluster: str | None = None,
+    bandwidth: float | None = None,
+    latency_us: float = 0.0,
+    gradient_mb: float | None = None,
+) -> None:
     """Predict one of `workers` workers that shard by ZeRO's `stage`, from the trace of a single one.
 
     1: gradients are all-reduced as by `ddp`, each worker updates its share of the parameters, and
@@ -121,17 +130,26 @@ def fsdp(
     saved = (updates.total("duration_ns") - share.sum()) / len(np.unique(updates.step))
     if units is None:
         ddp(
-            graph, workers=workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us,
+            graph,
+            workers=workers,
+            cluster=cluster,
+            bandwidth=bandwidth,
+            latency_us=latency_us,
             gradient_mb=gradient_mb,
-        )  # fmt: skip
+        )
         _gather_behind(updates, gradients.nbytes.sum() / steps, network)
     else:
         lane = compute_lane(graph)
         sharding = _Sharding(
-            units, np.bincount(units.number, _padded_bytes(gradients, workers)),
-            np.bincount(units.number), network, lane,
-            overlap=lane is not None if overlap is None else overlap, ahead=forward_prefetch, python=python,
-        )  # fmt: skip
+            units,
+            np.bincount(units.number, _padded_bytes(gradients, workers)),
+            np.bincount(units.number),
+            network,
+            lane,
+            overlap=lane is not None if overlap is None else overlap,
+            ahead=forward_prefetch,
+            python=python,
+        )
         calls = graph.select(kind="cpu", phase="optimizer")
         dispatch = _dispatch_ns(graph, calls, gradients) * python
         sharding.scatter(gradients)
@@ -300,9 +318,17 @@ class _Sharding:
     """Units of a graph, what is known of them, and where transfers and copies go."""
 
     def __init__(
-        self, units: Units, nbytes: np.ndarray, parameters: np.ndarray, network: Network, lane: str | None,
-        *, overlap: bool, ahead: bool, python: bool,
-    ) -> None:  # fmt: skip
+        self,
+        units: Units,
+        nbytes: np.ndarray,
+        parameters: np.ndarray,
+        network: Network,
+        lane: str | None,
+        *,
+        overlap: bool,
+        ahead: bool,
+        python: bool,
+    ) -> None:
         self.graph, self.units, self.nbytes, self.parameters = units.node.graph, units, nbytes, parameters
         self.network, self.lane, self.overlap, self.ahead, self.python = network, lane, overlap, ahead, python
         on = "cpu" if lane is None else "gpu"
@@ -333,19 +359,28 @@ class _Sharding:
                     graph.tasks(place[these]), "ask for parameters", kind="cpu", duration_ns=calls[these]
                 ).ids
         asked = graph.tasks(ask)
-        done = None if self.overlap else graph.insert_after(
-            asked, "wait for parameters", kind="cpu", duration_ns=0
-        )  # fmt: skip
+        done = (
+            None
+            if self.overlap
+            else graph.insert_after(asked, "wait for parameters", kind="cpu", duration_ns=0)
+        )
         ready = asked
         if self.shards is not None:
             where = {} if self.lane is None else {"lane": INTO, "kind": "kernel"}
             ready = graph.insert_after(asked, "copy shard", duration_ns=self.shards[of], **where)
         nbytes = self.nbytes[of] / self.network.workers
         gathered = graph.insert_after(
-            ready, "all-gather", kind="collective", lane=LANE, gap_ns=0, launched=self.lane is not None,
-            before=taken, duration_ns=_times(self.network, "all_gather", nbytes), collective="all_gather",
+            ready,
+            "all-gather",
+            kind="collective",
+            lane=LANE,
+            gap_ns=0,
+            launched=self.lane is not None,
+            before=taken,
+            duration_ns=_times(self.network, "all_gather", nbytes),
+            collective="all_gather",
             bytes=nbytes,
-        )  # fmt: skip
+        )
         # Memory of the unit before the last one is free in the forward pass, of the last one in the backward.
         held = np.arange(len(of)) - np.where(backward, 1, 2)
         own = np.maximum.accumulate(np.where(opens, np.arange(len(of)), 0))
@@ -369,14 +404,22 @@ class _Sharding:
         graph.insert_before(
             into, "ask for gradients", kind="cpu", duration_ns=SCATTER.of(self.parameters) * self.python
         )
-        done = None if self.overlap else graph.insert_after(
-            into, "wait for gradients", kind="cpu", duration_ns=0
-        )  # fmt: skip
+        done = (
+            None
+            if self.overlap
+            else graph.insert_after(into, "wait for gradients", kind="cpu", duration_ns=0)
+        )
         scattered = graph.insert_after(
-            into, "reduce-scatter", kind="collective", lane=LANE, gap_ns=0, collective="reduce_scatter",
-            duration_ns=_times(self.network, "reduce_scatter", self.nbytes), bytes=self.nbytes,
+            into,
+            "reduce-scatter",
+            kind="collective",
+            lane=LANE,
+            gap_ns=0,
+            collective="reduce_scatter",
+            duration_ns=_times(self.network, "reduce_scatter", self.nbytes),
+            bytes=self.nbytes,
             launched=self.lane is not None,
-        )  # fmt: skip
+        )
         same = np.flatnonzero(units.step[1:] == units.step[:-1])
         if len(same):
             graph.link(graph.tasks(scattered.ids[same]), graph.tasks(into.ids[same + 1]))
@@ -421,9 +464,16 @@ def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
     end = graph.insert_after(last, "wait for parameters", kind="cpu", duration_ns=0)
     share = nbytes / network.workers
     graph.insert_after(
-        last, "all-gather", kind="collective", lane=LANE, gap_ns=0, collective="all_gather", bytes=share,
-        duration_ns=network.time_ns("all_gather", share), launched=lane is not None,
-    )  # fmt: skip
+        last,
+        "all-gather",
+        kind="collective",
+        lane=LANE,
+        gap_ns=0,
+        collective="all_gather",
+        bytes=share,
+        duration_ns=network.time_ns("all_gather", share),
+        launched=lane is not None,
+    )
     end.wait_for(LANE) if lane is None else end.wait_for(LANE, on=lane)
 
 

@@ -24,9 +24,16 @@ OWN_UPDATE = r"^aten::[a-z]\w*_$"  # in place, of one tensor: `_foreach_` and `_
 
 
 def p3(
-    graph: Graph, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
-    slice_mb: float = 0.19, update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+    graph: Graph,
+    *,
+    workers: int = 4,
+    servers: int = 0,
+    bandwidth: float = 1.25,
+    latency_us: float = 14.0,
+    slice_mb: float = 0.19,
+    update: Literal["worker", "server"] = "worker",
+    gradient_mb: float | None = None,
+) -> None:
     """Predict priority-based parameter propagation (Daydream, section 5.1).
 
     One of `workers` data-parallel workers is predicted from the trace of a single one. Each gradient is
@@ -53,16 +60,28 @@ def p3(
     if slice_mb <= 0:
         raise GraphError(f"slice_mb must be above 0, not {slice_mb:g}")
     _exchange(
-        graph, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us, update=update,
-        gradient_mb=gradient_mb, slice_mb=slice_mb,
-    )  # fmt: skip
+        graph,
+        workers=workers,
+        servers=servers,
+        bandwidth=bandwidth,
+        latency_us=latency_us,
+        update=update,
+        gradient_mb=gradient_mb,
+        slice_mb=slice_mb,
+    )
 
 
 def tictac(
-    graph: Graph, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
-    order: Literal["first-use", "ready"] = "first-use", update: Literal["worker", "server"] = "worker",
+    graph: Graph,
+    *,
+    workers: int = 4,
+    servers: int = 0,
+    bandwidth: float = 1.25,
+    latency_us: float = 14.0,
+    order: Literal["first-use", "ready"] = "first-use",
+    update: Literal["worker", "server"] = "worker",
     gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Predict parameter servers whose transfers are ordered by first use (Hashemi et al., 2019).
 
     One of `workers` synchronous workers is predicted from the trace of a single one. Each gradient is
@@ -79,15 +98,29 @@ def tictac(
     copies to and from the CPU's memory, the servers' own time and memory.
     """
     _exchange(
-        graph, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us, update=update,
-        gradient_mb=gradient_mb, order=order,
-    )  # fmt: skip
+        graph,
+        workers=workers,
+        servers=servers,
+        bandwidth=bandwidth,
+        latency_us=latency_us,
+        update=update,
+        gradient_mb=gradient_mb,
+        order=order,
+    )
 
 
 def _exchange(
-    graph: Graph, *, workers: int, servers: int, bandwidth: float, latency_us: float, update: str,
-    gradient_mb: float | None, slice_mb: float | None = None, order: str = "",
-) -> None:  # fmt: skip
+    graph: Graph,
+    *,
+    workers: int,
+    servers: int,
+    bandwidth: float,
+    latency_us: float,
+    update: str,
+    gradient_mb: float | None,
+    slice_mb: float | None = None,
+    order: str = "",
+) -> None:
     """Push each gradient and pull it back: in slices by urgency, or whole in an order."""
     if workers < 1 or servers < 0 or bandwidth <= 0 or latency_us < 0:
         raise GraphError(
@@ -117,9 +150,16 @@ def _exchange(
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
     time, nbytes = size * share / bandwidth, np.rint(size).astype(np.int64)
     pushed = graph.insert_after(
-        graph.tasks(gradients.nodes.ids[of]), "push", kind="collective", lane=PUSH, duration_ns=time,
-        gap_ns=0, after=graph.tasks(gradients.makers.ids[of]), bytes=nbytes, launched=False,
-    )  # fmt: skip
+        graph.tasks(gradients.nodes.ids[of]),
+        "push",
+        kind="collective",
+        lane=PUSH,
+        duration_ns=time,
+        gap_ns=0,
+        after=graph.tasks(gradients.makers.ids[of]),
+        bytes=nbytes,
+        launched=False,
+    )
     steps = pushed.group_by("step", "rank")
     turn, cause = np.arange(len(of)), pushed
     if slice_mb is None:  # pulls begin when all of a step has come
@@ -215,9 +255,12 @@ def _update(
         left = np.maximum(on_cpu - graph.facts.launch_cost_ns, 0)[before.launch >= 0]
         graph.insert_before(called, "update of parameters", kind="cpu", phase="optimizer", duration_ns=left)
     updates = graph.insert_before(
-        before, "update of parameters", kind="kernel" if len(device) else None, phase="optimizer",
+        before,
+        "update of parameters",
+        kind="kernel" if len(device) else None,
+        phase="optimizer",
         duration_ns=on_device if len(device) else on_cpu,
-    )  # fmt: skip
+    )
     return updates.ids[reads.number], (
         "The worker updates the parameters of an operator when they have come, right before they are read."
     )

@@ -225,11 +225,17 @@ CHUNKS = 2  # of blocks a GPU, where stages are interleaved
 
 
 def pipeline(
-    graph: Graph, *, stages: int = 2, micro_batches: int = 8,
+    graph: Graph,
+    *,
+    stages: int = 2,
+    micro_batches: int = 8,
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
-    micro_batch: Literal["divided", "recorded"] = "divided", cluster: str | None = None,
-    bandwidth: float | None = None, latency_us: float = 0.0, activation_mb: float | None = None,
-) -> None:  # fmt: skip
+    micro_batch: Literal["divided", "recorded"] = "divided",
+    cluster: str | None = None,
+    bandwidth: float | None = None,
+    latency_us: float = 0.0,
+    activation_mb: float | None = None,
+) -> None:
     """Predict training on `stages` GPUs, each with some of the blocks that the model repeats.
 
     Blocks are shared out in order, so that the longest stage is as short as it can be; what runs before,
@@ -355,11 +361,17 @@ def _send(graph: Graph, groups: Groups, nbytes: list[int], times: list[int]) -> 
         ]
         between = [min(sender[0][1], receiver[0][1]) for sender, receiver in pairs]
         graph.insert_after(
-            graph.tasks([last[sender] for sender, _ in pairs]), f"send {name}", kind="collective", lane=name,
-            duration_ns=[times[one] for one in between], gap_ns=0, before=[first[to] for _, to in pairs],
-            collective="send_recv", bytes=[nbytes[one] for one in between],
+            graph.tasks([last[sender] for sender, _ in pairs]),
+            f"send {name}",
+            kind="collective",
+            lane=name,
+            duration_ns=[times[one] for one in between],
+            gap_ns=0,
+            before=[first[to] for _, to in pairs],
+            collective="send_recv",
+            bytes=[nbytes[one] for one in between],
             launched=len(device) > 0,
-        )  # fmt: skip
+        )
 
 
 def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:

@@ -261,14 +261,18 @@ class _Finder:
             table[0]: table[1] for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]
         }
         forward = {row for row in self.call[outside[self.phase[outside] == "forward"]].tolist() if row >= 0}
-        last = [row for row in sorted(forward & set(self.sizes))
-                if tables.get(self.sizes[row][2]) == self.sizes[row][1]]  # fmt: skip
+        last = [
+            row
+            for row in sorted(forward & set(self.sizes))
+            if tables.get(self.sizes[row][2]) == self.sizes[row][1]
+        ]
         if not last:
             return
         head = self.sizes[last[-1]]
         size = self.divided.vocabulary = head[2]
-        products = {row: _Linear(row, None, head) for row in rows
-                    if sorted(self.sizes.get(row, ())) == sorted(head)}  # fmt: skip
+        products = {
+            row: _Linear(row, None, head) for row in rows if sorted(self.sizes.get(row, ())) == sorted(head)
+        }
         lookups = {row: pair for row, pair in lookups.items() if pair[0][0] == size}
         most = max((prod(indices) for _, indices in lookups.values()), default=0)  # words, not positions
         lookups = {row: pair for row, pair in lookups.items() if prod(pair[1]) == most}
@@ -282,9 +286,14 @@ class _Finder:
     def _with_size(self, places: np.ndarray, size: int) -> np.ndarray:
         """Return the places whose recorded shapes hold a size as that of features, or of rows of a table."""
         shapes = self.tasks.shapes[places].tolist()
-        fit = {text: any(size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1])
-                         for shape in parse_shapes(text) or [] if isinstance(shape, tuple) and shape)
-               for text in set(shapes)}  # fmt: skip
+        fit = {
+            text: any(
+                size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1])
+                for shape in parse_shapes(text) or []
+                if isinstance(shape, tuple) and shape
+            )
+            for text in set(shapes)
+        }
         return places[np.array([fit[text] for text in shapes], bool)]
 
     def _sums_of_vocabulary(
@@ -360,9 +369,13 @@ LANE = "all-reduce"
 
 
 def tensor_parallel(
-    graph: Graph, *, degree: int = 2, cluster: str | None = None, bandwidth: float | None = None,
+    graph: Graph,
+    *,
+    degree: int = 2,
+    cluster: str | None = None,
+    bandwidth: float | None = None,
     latency_us: float = 0.0,
-) -> None:  # fmt: skip
+) -> None:
     """Predict one of `degree` GPUs that share each transformer block, on the batch of the trace.
 
     As Megatron-LM does it: the linear layers that open attention and the feed-forward part keep

@@ -35,9 +35,9 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(111_330, 64, 10.90),
     "reading and recording": Budget(157_600, 145, 10.26),
-    "knowledge": Budget(223_080, 198, 11.50),
+    "knowledge": Budget(219_370, 149, 11.40),
     "surface": Budget(130_120, 134, 10.29),
-    "product": Budget(622_110, 541, 10.80),
+    "product": Budget(618_180, 489, 10.76),
     "tests": Budget(505_550, 368, 11.18),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
