@@ -1,4 +1,4 @@
-"""What `fully_shard` costs the CPU by its calls alone: the figures of `optimizations/_fsdp_shards.py`.
+"""What `fully_shard` costs the CPU by its calls alone: the figures of `optimizations/fsdp.py`.
 
     python benchmarks/sharding_calls.py      under a minute
 

@@ -1,4 +1,4 @@
-"""Autocast: 16-bit matrix products and the casts that come with them, by shapes and this GPU's peaks."""
+"""Mixed precision: 16-bit matrix products and the casts around them, by shapes and this GPU's peaks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._autocast_types import flow
-from daydream.optimizations._weighted_products import insert_elementwise
+from daydream.optimizations._products import insert_elementwise
 
-from daydream import Graph
-from daydream.costs import say_evidence
+from daydream import Graph, GraphError
+from daydream.costs import (
+    PAPER_SPEEDUPS,
+    by_counters,
+    measured_first,
+    runs_in_tf32,
+    say_evidence,
+    sped_up,
+)
 from daydream.memory import hold_16_bits
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
@@ -30,7 +37,10 @@ from daydream.model import (
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
-EXCLUDES = frozenset({"amp", "tf32"})
+COMMANDS = {
+    "amp": {"EXCLUDES": frozenset({"autocast"})},  # the same change
+    "autocast": {"EXCLUDES": frozenset({"amp", "tf32"})},
+}
 memory = hold_16_bits
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
@@ -96,6 +106,43 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
         graph.note("No casts of weights: which kernels multiply by weights is not recorded.")
     elif not (sizes > 0).any():
         graph.note("Sizes of weights are not recorded: their casts take what an empty kernel takes.")
+
+
+def amp(
+    graph: Graph,
+    *,
+    math_speedup: float = 3.0,
+    memory_speedup: float = 2.0,
+    model: Literal["measured", "paper"] = "measured",
+) -> None:
+    """Predict mixed-precision training from a single-precision trace.
+
+    It is the prediction of `autocast`: each kernel gains what its sort was measured to gain on a GPU with
+    these peaks, and casts are inserted. By `model` paper products, convolutions and attention gain
+    `math_speedup` and all others `memory_speedup` (Daydream, section 5.1); another factor than the paper's
+    asks for that model. Only 32-bit kernels of the forward and backward pass change: copies, collectives and
+    the optimizer with its 32-bit weights stay, by `paper` kernels in TF32, too. A `--table` goes before
+    counters, these before names. Not modelled: convergence, the scaler of float16. Memory is that of
+    `autocast`.
+    """
+    math, memory = math_speedup, memory_speedup
+    if min(math, memory) <= 0:
+        raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
+    if model == "measured" and (math, memory) == PAPER_SPEEDUPS:
+        autocast(graph)
+        return
+    if math == memory == 1:
+        graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
+    kernels = wide_kernels(graph).where(lambda tasks: ~runs_in_tf32(graph, tasks))
+    kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
+    old = kernels.duration_ns.astype(np.float64)
+    by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
+    by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
+    kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
+    kernels.set(dtype="float16")
+    passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
+    if untyped := len(passes) - int(passes.group_by("dtype").sizes.sum()):
+        graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")
 
 
 @contextmanager

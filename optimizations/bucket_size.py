@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from daydream.optimizations._gradient_collectives import doubt_waiting
-from daydream.optimizations._unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
-from daydream.costs import find_cluster, machine_of, workers_of
+from daydream.costs import Cluster, find_cluster, machine_of, workers_of
 from daydream.memory import unchanged
 from daydream.model import MIB, Gradients, compute_lane, gradients_of
 from daydream.transforms import counted, stages
@@ -74,13 +73,24 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     hooks = _ends_of_hooks(graph, gradients.nodes)[1]
     last = np.append(gradients.nodes.step[1:] != gradients.nodes.step[:-1], True)
     awaited = graph.insert_after(
-        graph.tasks(hooks[last]), "wait for all-reduces", kind="kernel", lane=lane, duration_ns=0, gap_ns=0,
+        graph.tasks(hooks[last]),
+        "wait for all-reduces",
+        kind="kernel",
+        lane=lane,
+        duration_ns=0,
+        gap_ns=0,
         launched=False,
-    )  # fmt: skip
+    )
     new = graph.insert_after(
-        graph.tasks(hooks[buckets.last]), "all-reduce", kind="collective", lane=stream, gap_ns=0,
-        duration_ns=time, collective="all_reduce", bytes=buckets.nbytes,
-    )  # fmt: skip
+        graph.tasks(hooks[buckets.last]),
+        "all-reduce",
+        kind="collective",
+        lane=stream,
+        gap_ns=0,
+        duration_ns=time,
+        collective="all_reduce",
+        bytes=buckets.nbytes,
+    )
     transfer = np.array([machines.all_reduce_ns(each, members) for each in buckets.nbytes.tolist()])
     doubt_waiting(new, np.minimum(transfer, time))  # peers that came late do not keep a later bucket
     new.launches().wait_for(lane, on=stream)
@@ -151,3 +161,52 @@ def _ends_of_hooks(graph: Graph, nodes: Selection) -> tuple[np.ndarray, np.ndarr
     inside = inside[order[nodes.ids[inside]] <= order[end[place[inside]]]]
     first[inside], last[inside] = begin[place[inside]], end[place[inside]]
     return first, last
+
+
+LEAST, MOST = 2**10, 2**36  # bytes of an all-reduce; no more than a GPU's memory
+
+
+def bytes_of_duration(old: Selection, cluster: Cluster, members: int) -> np.ndarray:
+    """Return the bytes of each all-reduce, by the shortest time of its place in all steps.
+
+    Recorded times hold waiting for peers, the shortest one least; so it is the most that was moved.
+    """
+    sizes = np.geomspace(LEAST, MOST, 200)
+    times = np.maximum.accumulate([cluster.all_reduce_ns(size, members) for size in sizes])
+    place = np.arange(len(old)) - np.searchsorted(old.step, old.step)
+    shortest = np.zeros(len(old))
+    for each in np.unique(place).tolist():
+        shortest[place == each] = old.duration_ns[place == each].min()
+    return np.rint(np.interp(shortest, times, sizes)).astype(np.int64)
+
+
+def work_of_buckets(
+    graph: Graph, old: Selection, nbytes: np.ndarray, lane: str
+) -> tuple[Gradients, np.ndarray]:
+    """Return stand-ins for gradients, and the recorded all-reduce that each was in.
+
+    Kernels on `lane` that its thread launched since the bucket before share a bucket's bytes equally.
+    """
+    columns = graph.columns
+    order, calls = columns["order"], old.launch
+    work = graph.select(kind="kernel", lane=lane).where(lambda tasks: tasks.launch >= 0)
+    work = work.where(lambda tasks: np.isin(columns["lane"][tasks.launch], columns["lane"][calls]))
+    ids = work.need("backward kernels from the thread that launches its all-reduces").ids
+    within = np.minimum(np.searchsorted(order[calls], order[columns["launch"][ids]]), len(old) - 1)
+    mine = (columns["step"][ids] == old.step[within]) & (order[columns["launch"][ids]] < order[calls][within])
+    ids, within = ids[mine], within[mine]
+    empty = np.setdiff1d(np.arange(len(old)), within)  # nothing was launched since the one before
+    before = np.maximum(np.searchsorted(within, empty) - 1, 0)
+    ids, within = np.append(ids, ids[before]), np.append(within, empty)
+    in_order = np.argsort(within, kind="stable")
+    ids, within = ids[in_order], within[in_order]
+    nodes = old.of(ids, "work of the backward pass", ordered=True)
+    return Gradients(nodes, nodes, shared_equally(nbytes, within)), within
+
+
+def shared_equally(total: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Return whole numbers, one for each entry of `within`, that add up to the total of each group."""
+    members = np.bincount(within, minlength=len(total))
+    place = np.arange(len(within)) - np.searchsorted(within, within)  # groups lie together, in order
+    share, rest = np.divmod(total, np.maximum(members, 1))
+    return share[within] + (place < rest[within])

@@ -1,4 +1,4 @@
-"""Checkpointing: activations of some layers are computed again in the backward pass."""
+"""Checkpointing: activations of some layers or operators are computed again in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
-from daydream.costs import work
+from daydream.costs import take_measured, work
 from daydream.memory import (
     Allocations,
     Moved,
@@ -19,18 +19,27 @@ from daydream.memory import (
     block_of_rows,
     calls_that_made,
     in_phase,
+    input_of_parts,
     parts_of,
     place_before,
+    put_away,
     read_behind,
     renumber,
     repeat,
+    until_next_call,
     used_until,
 )
-from daydream.model import behind_last_saved, repeated_blocks, saved_tensor_counts
+from daydream.model import backward_chains, behind_last_saved, repeated_blocks, saved_tensor_counts
 from daydream.transforms import listed, stages
 
 STAGE = stages.WORK
-CODE = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+
+# Cheap for the bytes they leave: a pass or two over their input, against products (Dynamic Tensor
+# Rematerialization, Kirisame and others, arXiv 2006.09616, evicts by cost over size and staleness).
+CHEAP = (
+    r"^aten::(gelu|silu|relu|leaky_relu|elu|mish|tanh|sigmoid|softmax|_softmax|layer_norm|native_layer_norm|"
+    r"rms_norm|group_norm|dropout|native_dropout)_?$"
+)
 
 SUM = r"^aten::add_?$"
 OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|scaled_dot_product_attention)$"
@@ -75,8 +84,7 @@ def checkpointing(
     as late. A step whose backward pass the recording lacks saves as little.
     """
     graph.select(layer="*").need("layers; they are recorded by `daydream collect`")
-    repeated = [block for family in repeated_blocks(graph) for block in family]
-    pattern = layers if layers is not None else repeated or "*"
+    pattern = _blocks(graph, layers)
     tasks = graph.select().group_by(block=pattern).tasks
     tasks.need(
         f"work of layers {layers or '*'!r}; layers are recorded by `daydream collect`, and `*` is any text"
@@ -118,12 +126,50 @@ def checkpointing(
     graph.note(f"Computed again: {names}.")
 
 
-def memory(
-    held: Allocations, *, layers: str | None = None, python: bool = True, reentrant: bool = False
-) -> None:
+def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) -> None:
+    """Predict chosen operators that run again in the backward pass instead of keeping what they made.
+
+    `op` is a regular expression on operators' names; of nested calls the outermost that matches. By
+    default activations, softmax, norms and dropout, which cost little for the bytes they leave. `layer`
+    limits it to layers that match. The work of each call runs once more, with its launches, on
+    the thread of the backward pass, before the work of its autograd node; calls without one stay. For whole
+    blocks see checkpointing.
+
+    With a table of `daydream calibrate --tool` the calls take what was measured in place, what Python does
+    around them included; without it that is not modelled.
+
+    Memory: what a call made is gone from the next call of the forward pass until the node that
+    uses it last; what the call reads is held until then.
+    """
+    forward = graph.select(phase=("forward", "loss"), layer=layer).where(within=op)
+    forward = forward - forward.where(kind="collective")
+    forward.need(f"forward work of operators {op!r}{f' in layers {layer!r}' if layer else ''}")
+    if len(take_measured(graph, forward)):
+        return
+    calls = forward.group_by("rank", "step", within=op)
+    nodes = backward_chains(calls)
+    if not len(nodes):
+        raise NotApplicableError(
+            "no autograd node of these operators is known: there is no backward pass, or no sequence numbers"
+        )
+    first = nodes.first()
+    ids = np.asarray(first.launch if len(graph.select(on="gpu")) else first.ids, np.int64)
+    _, again = _with_backward(nodes.where(ids >= 0), calls)
+    time = again.total("duration_ns").sum()
+    again.repeat(before=graph.tasks(ids[ids >= 0]))
+    graph.note(f"Run again: {len(again):,} calls of {time / 1e6:,.3f} ms (CPU and device time together).")
+
+
+def _tool(*, op: str = CHEAP, layer: str | None = None) -> Any:
+    """Return what runs a running model's operators again in its backward pass."""
+    from daydream.instrument.tools import Rematerialization, chosen
+
+    return Rematerialization(where=chosen(op, layer))
+
+
+def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **options: Any) -> None:
     """Let what a block saves end with its forward pass, and come again before its backward pass."""
-    repeated = [block for family in repeated_blocks(held.graph) for block in family]
-    block, end_block = block_of_rows(held, layers if layers is not None else repeated or "*")
+    block, end_block = block_of_rows(held, _blocks(held.graph, layers))
     forward = parts_of(held, (block >= 0) & in_phase(held, "forward"), held["step"], block)
     backward = parts_of(held, (block >= 0) & in_phase(held, "backward"), held["step"], block)
     again = backward.find(forward.keys)
@@ -218,14 +264,12 @@ def _outputs(
     by_place = np.argsort(held["begin"][rows], kind="stable")
     by_place = by_place[stays[by_place]]
     last[part[by_place]] = call[by_place]  # of what goes to one part, the last stays
-    fits = read_behind(held, rows, last[part])
-    by_size = np.lexsort((held["bytes"][rows], fits))
-    by_size = by_size[(stays & (call == last[part]))[by_size]]
-    largest = np.full(len(last), -1)
-    largest[part[by_size]] = by_size
-    found = np.zeros(len(rows), bool)
-    found[largest[largest >= 0]] = True
-    return found
+    fits, nbytes = read_behind(held, rows, last[part]), held["bytes"][rows]
+    best: dict[int, tuple[bool, int, int]] = {}
+    for place in np.flatnonzero(stays & (call == last[part])).tolist():
+        ranked = (bool(fits[place]), int(nbytes[place]), place)
+        best[part[place]] = max(best.get(part[place], ranked), ranked)
+    return np.isin(np.arange(len(rows)), [place for *_, place in best.values()])
 
 
 def _inputs(held: Allocations, parts: Parts) -> np.ndarray:
@@ -246,8 +290,28 @@ def _next_part(parts: Parts, again: np.ndarray) -> np.ndarray:
     return np.array([begins.get(until, -1) for until in parts.until.tolist()], np.int64)
 
 
+def _free_outputs(held: Allocations, *, op: str, layer: str | None) -> None:
+    """Let what the calls made be gone between the two passes, and hold their inputs as long as needed."""
+    call = calls_that_made(held, op)
+    made = (call >= 0) & in_phase(held, "forward") & held.where(kind="activation", layer=layer)
+    node = parts_of(held, in_phase(held, "backward"), held["step"], calls_that_made(held, ""))
+    rows = np.flatnonzero(made & in_phase(held, "backward", at="end"))
+    if not len(rows):
+        raise NotApplicableError(f"no operator {op!r} leaves anything for the backward pass")
+    begins = np.append(-np.inf, np.sort(node.first))
+    user = np.searchsorted(begins, held["end"][rows], side="left") - 1  # the node during which it ends
+    back = place_before(held, begins[user])
+
+    calls = parts_of(held, made, held["step"], call)
+    inputs = input_of_parts(held, calls)[calls.of[rows]]
+    known = inputs >= 0
+    np.maximum.at(held["end"], inputs[known], back[known])
+    put_away(held, rows, until_next_call(held, rows), back)
+    renumber(held)
+
+
 @contextmanager
-def apply(
+def _apply(
     model: Any = None,
     optimizer: Any = None,
     *,
@@ -277,11 +341,15 @@ def apply(
             del module.forward
 
 
+def _blocks(graph: Graph, layers: str | None) -> str | list[str]:
+    repeated = [block for family in repeated_blocks(graph) for block in family]
+    return layers if layers is not None else repeated or "*"
+
+
 def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:
     """Return the groups of forward work that have backward work, and that work in the same order."""
-    place = {key: number for number, key in enumerate(backward.keys)}
-    again = forward.where(np.array([key in place for key in forward.keys], bool))
-    return again, backward.take(np.array([place[key] for key in again.keys], np.int64))
+    backward = backward.match(forward.keys)
+    return forward.match(backward.keys), backward
 
 
 def _cold_ns(blocks: Groups) -> np.ndarray:
@@ -289,11 +357,8 @@ def _cold_ns(blocks: Groups) -> np.ndarray:
     tasks = blocks.by_group
     if len(tasks.where(on="gpu")):
         return np.zeros(len(blocks))
-    moved = np.bincount(
-        np.repeat(np.arange(len(blocks)), blocks.sizes),
-        np.maximum(work(tasks.graph, tasks).nbytes, 0),
-        len(blocks),
-    )
+    nbytes = np.maximum(work(tasks.graph, tasks).nbytes, 0)
+    moved = np.bincount(np.sort(blocks.number[blocks.number >= 0]), nbytes, len(blocks))
     return np.rint(np.maximum(moved - WARM_BYTES, 0.0) * COLD_NS)
 
 
@@ -308,3 +373,17 @@ def _say(graph: Graph, work: Selection, behind: Selection, known: np.ndarray) ->
     left_out, whole = (some.where(on=on).total("duration_ns") for some in (behind, work))
     if left_out:
         graph.note(f"Left out: the {left_out / whole:.0%} of that work after the last tensor that is saved.")
+
+
+COMMANDS = {
+    "checkpointing": {
+        "CODE": "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        "memory": _free_saved,
+        "apply": _apply,
+    },
+    "rematerialize": {
+        "EXCLUDES": frozenset({"checkpointing"}),  # it computes the same work again, and more
+        "memory": _free_outputs,
+        "tool": _tool,
+    },
+}

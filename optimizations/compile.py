@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Literal
 
 import numpy as np
-from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
+from daydream.optimizations._launches import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
 
 from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import fused_chain_ns, fusible_chains, work
@@ -194,9 +194,15 @@ def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks
         return
     other = graph.select(on="gpu") - captured
     launch_as_graphs(
-        graph, captured, other, phases=("forward", "loss", "backward"), launch_us=(1 + breaks) * LAUNCH_US,
-        node_us=NODE_US, layer=layers, apart=[["forward", "loss"], ["backward"]],
-    )  # fmt: skip
+        graph,
+        captured,
+        other,
+        phases=("forward", "loss", "backward"),
+        launch_us=(1 + breaks) * LAUNCH_US,
+        node_us=NODE_US,
+        layer=layers,
+        apart=[["forward", "loss"], ["backward"]],
+    )
 
 
 def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:
@@ -244,16 +250,8 @@ def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int | N
         graph.note("On a CPU there are no graphs to launch work by: this mode is as the default one there.")
 
 
-def memory(
-    held: Allocations,
-    *,
-    mode: Mode = "default",
-    layers: str | None = None,
-    graph_breaks: int | None = None,
-    product_speedup: float = 1.03,
-) -> None:
+def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     """Store nothing between fused calls, and at the least nothing for the backward pass but of products."""
-    del mode, graph_breaks, product_speedup  # they change when work runs, and not what is kept
     forward = held.where(phase=("forward", "loss"))
     if layers is not None:
         forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))

@@ -1,8 +1,9 @@
-"""Compressed gradients: all-reduces in 16 bits with a cast before and behind each, or of low-rank factors."""
+"""Compressed gradients: fewer bits, low-rank factors, or the largest values only."""
 
 from __future__ import annotations
 
-from typing import Literal
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._gradient_collectives import (
@@ -11,20 +12,25 @@ from daydream.optimizations._gradient_collectives import (
     sized_all_reduces,
     waiting_ns,
 )
-from daydream.optimizations._low_rank import factors_of
+from daydream.optimizations._products import itemsizes
 
-from daydream import Graph, GraphError, Selection
-from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth
+from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream.costs import PROTOCOLS, floor_ns, memory_bandwidth, workers_of
 from daydream.memory import Allocations, add_copies, gradient_bytes, parts_of
-from daydream.model import BUCKET_MB, MIB, compute_lane
+from daydream.model import BUCKET_MB, MIB, compute_lane, gradients_of, shapes_in
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
-EXCLUDES = frozenset({"dgc", "blueconnect"})
-CODE = "model.register_comm_hook(group, default_hooks.fp16_compress_hook)"
 
 WIDTH = 2
+INDEX_BYTES = 4
+# Values a gradient that deep gradient compression reads and writes (Lin et al., 2018, algorithm 1 with
+# momentum correction): momentum (2 read, 1 written), its sum (2, 1), selection (1 read), clearing both (2
+# written).
+COMPRESS_VALUES = 9
 LEAST_NS = min(protocol.base_ns for protocol in PROTOCOLS)  # of any collective, however short
+SAVED = 2  # least factor by which factors must be smaller: `min_compression_rate` of torch's PowerSGDState
+UNLIKE = 0.01  # sums of gradients and of their all-reduces that differ by more are of different things
 
 
 def compression(
@@ -54,69 +60,110 @@ def compression(
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = sized_all_reduces(graph)
-    lane, rate = compute_lane(graph), memory_bandwidth(graph)
-    width = np.array([itemsize(one or "float32") or 4 for one in reduced.dtype.tolist()])
     if rank is None:
-        wide = width > WIDTH
+        wide = itemsizes(reduced) > WIDTH
         if not wide.any():
             graph.does_not_apply("its gradients are reduced in 16 bits or less already")
-        reduced, width = graph.tasks(reduced.ids[wide]), width[wide]
-    if lane is None or rate is None:
-        graph.does_not_apply("how fast a device would compress is not known: it shows no memory bandwidth")
+        reduced = graph.tasks(reduced.ids[wide])
+    lane, rate = _compute(graph)
     if rank is not None:
-        _in_factors(graph, reduced, width, rank, lane, rate)
+        _in_factors(graph, reduced, rank, lane, rate)
         return
-    nbytes, left = reduced.bytes, WIDTH / width
+    left, nbytes = WIDTH / itemsizes(reduced), reduced.bytes
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
-    waited_ns, time = waiting_ns(reduced), _scaled(reduced, left)
-
-    parts = reduced.split(3, launched=True).ids.reshape(-1, 3)
-    first, middle, last = (graph.tasks(part) for part in parts.T)
-    first.set(name="cast down", kind="kernel", duration_ns=cast, gap_ns=0)
-    middle.set(duration_ns=time, dtype=dtype, bytes=nbytes * left)
-    doubt_waiting(middle, waited_ns)
-    last.set(name="cast up", kind="kernel", duration_ns=cast)
-    move_to_compute(first, lane)
+    narrow = {"duration_ns": _scaled(reduced, left), "dtype": dtype, "bytes": nbytes * left}
+    _replace(reduced, lane, {"cast down": cast, "cast up": cast}, [narrow])
 
 
-def _in_factors(
-    graph: Graph, reduced: Selection, width: np.ndarray, rank: int, lane: str, rate: float
-) -> None:
+def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> None:
+    """Predict deep gradient compression (Daydream, section 5.2).
+
+    Before each all-reduce of gradients a kernel on the compute stream selects `ratio` of the values; an
+    all-gather of values and 32-bit indices takes the place of the all-reduce; a kernel after it adds
+    those of all workers up. All bring their launches. An all-gather of n workers moves
+    n/2 x ratio x (value + index) bytes for each value that the all-reduce moved, and its time
+    goes with that, but not below the 6.6 us that any collective takes. The kernels take their bytes at
+    the trace's own memory bandwidth: to select 9 values for each gradient, to add up one written and
+    three values (and an index) for each that was sent.
+
+    0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if the
+    trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
+    the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample
+    that finds the threshold, convergence. Waiting for peers in the trace of one rank is scaled like the
+    transfer; the range reaches to where all of it was waiting.
+    """
+    if not 0 < ratio <= 1:
+        raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")
+    reduced = sized_all_reduces(graph)
+    members = workers_of(graph, workers)
+    lane, rate = _compute(graph)
+    width, nbytes = itemsizes(reduced), reduced.bytes
+    sent = ratio * nbytes / width
+    gathered = np.maximum(
+        reduced.duration_ns * (members * sent * (width + INDEX_BYTES) / (2 * nbytes)), LEAST_NS
+    )
+    select = floor_ns(graph) + COMPRESS_VALUES * nbytes / rate
+    add_up = floor_ns(graph) + (nbytes + members * sent * (3 * width + INDEX_BYTES)) / rate
+    gather = {"duration_ns": gathered, "name": "all-gather", "collective": "all_gather"}
+    gather["bytes"] = sent * (width + INDEX_BYTES)
+    _replace(reduced, lane, {"compress": select, "decompress": add_up}, [gather])
+    graph.note(f"{members} workers send {ratio:.3g} of their gradients each.")
+
+
+def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: float) -> None:
     """Put three kernels and two all-reduces in the place of each one that is compressed."""
-    factors = factors_of(graph, reduced, rank)
-    some = factors.matrices > 0
+    factors = _factors(graph, reduced, rank)
+    some = factors[1] > 0
     if not some.any():
         graph.does_not_apply(f"no gradient has so many rows and columns that rank {rank} saves half of it")
-    reduced, width, factors = graph.tasks(reduced.ids[some]), width[some], factors.where(some)
-    elements = reduced.bytes / width
-    rest = elements - factors.compressed
-    fixed = floor_ns(graph) * factors.matrices
+    reduced = graph.tasks(reduced.ids[some])
+    tensors, matrices, compressed, left, right = factors[:, some]
+    width, nbytes = itemsizes(reduced), reduced.bytes
+    elements = nbytes / width
+    rest = elements - compressed
     # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
     # (1, P and Q); the product is written (P, Q and 1), the new error too (3). What is not compressed
     # is copied together and back.
-    left, right = factors.left, factors.right
-    make = fixed + (5 * elements + factors.compressed + left + 2 * rest) * width / rate
-    middle = fixed + (factors.compressed + left + right) * width / rate
-    back = fixed + (3 * elements + factors.compressed + left + right + 2 * rest) * width / rate
-    sent, sent_right = (left + rest) / elements, right / elements
-    time, time_right = _scaled(reduced, sent), _scaled(reduced, sent_right)
-    nbytes, waited_ns = reduced.bytes, waiting_ns(reduced)
+    made = {
+        "make P": 5 * elements + compressed + left + 2 * rest,
+        "make Q": compressed + left + right,
+        "P times Q": 3 * elements + compressed + left + right + 2 * rest,
+    }
+    kernels = {name: floor_ns(graph) * matrices + values * width / rate for name, values in made.items()}
+    sent = (left + rest) / elements, right / elements
     steps = len(set(reduced.step.tolist()))
     graph.note(
-        f"{factors.matrices.sum() / steps:,.0f} of {factors.tensors.sum() / steps:,.0f} gradients per step "
-        f"go as factors of rank {rank}: {100 * ((sent + sent_right) * nbytes).sum() / nbytes.sum():.1f} % of "
+        f"{matrices.sum() / steps:,.0f} of {tensors.sum() / steps:,.0f} gradients per step "
+        f"go as factors of rank {rank}: {100 * (sum(sent) * nbytes).sum() / nbytes.sum():.1f} % of "
         "the bytes. To make factors orthogonal and to launch for each matrix costs more than is counted."
     )
+    both = [{"duration_ns": _scaled(reduced, part), "bytes": nbytes * part} for part in sent]
+    _replace(reduced, lane, kernels, both)
 
-    parts = reduced.split(5, launched=True).ids.reshape(-1, 5)
-    first, p, between, q, last = (graph.tasks(part) for part in parts.T)
-    first.set(name="make P", kind="kernel", duration_ns=make, gap_ns=0)
-    p.set(duration_ns=time, bytes=nbytes * sent)
-    between.set(name="make Q", kind="kernel", duration_ns=middle)
-    q.set(duration_ns=time_right, bytes=nbytes * sent_right)
-    doubt_waiting(p, np.maximum(waited_ns - time_right, 0))
-    last.set(name="P times Q", kind="kernel", duration_ns=back)
-    move_to_compute(first, lane)
+
+def _replace(
+    reduced: Selection, lane: str, kernels: dict[str, np.ndarray], transfers: list[dict[str, Any]]
+) -> None:
+    """Put kernels (name and ns) before, between and after transfers in the place of each all-reduce."""
+    graph, waited_ns = reduced.graph, waiting_ns(reduced)
+    split = reduced.split(len(kernels) + len(transfers), launched=True).ids.reshape(len(reduced), -1)
+    parts = [graph.tasks(part) for part in split.T]
+    for part, (name, time) in zip(parts[::2], kernels.items(), strict=True):
+        part.set(name=name, kind="kernel", duration_ns=time)
+    for part, columns in zip(parts[1::2], transfers, strict=True):
+        part.set(**columns)
+    parts[0].set(gap_ns=0)
+    others = sum(columns["duration_ns"] for columns in transfers[1:])
+    doubt_waiting(parts[1], np.maximum(waited_ns - others, 0))
+    move_to_compute(parts[0], lane)
+
+
+def _compute(graph: Graph) -> tuple[str, float]:
+    """Return the compute stream, and the bytes a ns that a kernel on it moves."""
+    lane, rate = compute_lane(graph), memory_bandwidth(graph)
+    if lane is None or rate is None:
+        graph.does_not_apply("how fast a device would compress is not known: it shows no memory bandwidth")
+    return lane, rate
 
 
 def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
@@ -125,9 +172,44 @@ def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
     return time
 
 
-def memory(
-    held: Allocations, *, dtype: Literal["float16", "bfloat16"] = "float16", rank: int | None = None
-) -> None:
+def _factors(graph: Graph, reduced: Selection, rank: int) -> np.ndarray:
+    """Return of each all-reduce its gradients, those that are compressed, their values, and those of P and Q.
+
+    A gradient's first dimension gives the rows, all others together the columns. The gradients of a
+    step fill its all-reduces in the order in which they are ready. Those of steps whose sums differ hold
+    none here. Raises `NotApplicableError` where shapes are unknown or no step's sums agree.
+    """
+    gradients = gradients_of(graph)
+    shapes = [(shapes_in(text) or [[]])[0] if text else [] for text in gradients.nodes.shapes.tolist()]
+    sizes = [
+        prod(shape) * width if shape else -1
+        for shape, width in zip(shapes, itemsizes(gradients.nodes).tolist(), strict=True)
+    ]
+    if sizes != gradients.nbytes.tolist():
+        raise NotApplicableError("the shapes of this trace's gradients are unknown; record it with shapes")
+    rows = np.array([shape[0] for shape in shapes])
+    columns = np.array([prod(shape[1:]) for shape in shapes])
+    thin = np.minimum(np.minimum(rows, columns), rank)
+    small = (rows + columns) * thin * SAVED < rows * columns
+
+    bucket = np.full(len(gradients), -1)
+    mine, theirs = (tasks.group_by("step", "rank") for tasks in (gradients.nodes, reduced))
+    for step, key in enumerate(mine.keys):
+        there = np.flatnonzero(theirs.number == (theirs.keys.index(key) if key in theirs.keys else -2))
+        filled, nbytes = np.cumsum(reduced.bytes[there]), gradients.nbytes[mine.number == step]
+        if len(there) and abs(nbytes.sum() - filled[-1]) <= UNLIKE * filled[-1]:
+            place = np.searchsorted(filled, np.cumsum(nbytes) - nbytes / 2)
+            bucket[mine.number == step] = there[np.minimum(place, len(there) - 1)]
+    known = bucket >= 0
+    if not known.any():
+        raise NotApplicableError(
+            "the gradients of a step are not as large as what its all-reduces hold together"
+        )
+    values = (np.ones(len(rows)), small, small * rows * columns, small * rows * thin, small * columns * thin)
+    return np.array([np.bincount(bucket[known], each[known], len(reduced)) for each in values])
+
+
+def memory(held: Allocations, *, rank: int | None = None, **options: Any) -> None:
     """Hold compressed buckets besides, and with `rank` the errors that are fed back."""
     if rank is not None:  # torch's powerSGD_hook: `error_dict`, a flat tensor a bucket
         add_copies(held, 1.0)
@@ -141,3 +223,21 @@ def memory(
             one = min(total, round(BUCKET_MB * MIB) // 2)
             nbytes = held.among(one, one, total)
             held.add(like, bytes=nbytes, begin=held["begin"][mine].max(), end=until, kind="temporary")
+
+
+def _keep_unsent(held: Allocations, **options: Any) -> None:
+    """Keep the part of gradients that was not sent, and its momentum."""
+    add_copies(held, held.among(1.0, 2.0, 2.0))
+
+
+COMMANDS = {
+    "compression": {
+        "EXCLUDES": frozenset({"dgc", "blueconnect"}),
+        "CODE": "model.register_comm_hook(group, default_hooks.fp16_compress_hook)",
+    },
+    "dgc": {
+        "EXCLUDES": frozenset({"compression", "blueconnect"}),
+        "CODE": "model.register_comm_hook(state, top_k_hook)  # a hook of your own",
+        "memory": _keep_unsent,
+    },
+}

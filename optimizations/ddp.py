@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from daydream import Graph, GraphError
@@ -18,10 +20,16 @@ LANE = "all-reduce"
 
 
 def ddp(
-    graph: Graph, *, workers: int = 8, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0, bucket_mb: float | None = None, gradient_as_bucket_view: bool = False,
+    graph: Graph,
+    *,
+    workers: int = 8,
+    cluster: str | None = None,
+    bandwidth: float | None = None,
+    latency_us: float = 0.0,
+    bucket_mb: float | None = None,
+    gradient_as_bucket_view: bool = False,
     gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Predict one of `workers` data-parallel workers from the trace of a single one.
 
     As DistributedDataParallel does it: each gradient is copied into its bucket; a bucket is full at
@@ -61,9 +69,17 @@ def ddp(
         ready = makers = graph.tasks(into.ids[buckets.last])
     times = [network.time_ns("all_reduce", nbytes) for nbytes in buckets.nbytes.tolist()]
     reduced = graph.insert_after(
-        ready, "all-reduce", kind="collective", lane=LANE, duration_ns=times, gap_ns=0, after=makers,
-        collective="all_reduce", bytes=buckets.nbytes, launched=lane is not None,
-    )  # fmt: skip
+        ready,
+        "all-reduce",
+        kind="collective",
+        lane=LANE,
+        duration_ns=times,
+        gap_ns=0,
+        after=makers,
+        collective="all_reduce",
+        bytes=buckets.nbytes,
+        launched=lane is not None,
+    )
     last = waits.ids[len(ends) - 1 - np.unique(ends[::-1], return_index=True)[1]]
     if lane is None:
         graph.link(reduced, waits)
@@ -90,10 +106,6 @@ def ddp(
         graph.note("Copies into and out of the buckets are left out: the trace shows no memory bandwidth.")
 
 
-def memory(
-    held: Allocations, *, workers: int = 8, cluster: str | None = None, bandwidth: float | None = None,
-    latency_us: float = 0.0, bucket_mb: float | None = None, gradient_as_bucket_view: bool = False,
-    gradient_mb: float | None = None,
-) -> None:  # fmt: skip
+def memory(held: Allocations, *, gradient_as_bucket_view: bool, **options: Any) -> None:
     """Hold buckets of all gradients beside them, or in their place."""
     add_buckets(held, as_views=gradient_as_bucket_view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import REDUCTIONS
 
 from daydream import Graph, GraphError, Selection
 from daydream.memory import Allocations, Moved, Parts, next_call, parts_of, renumber, repeat
@@ -13,7 +14,6 @@ CODE = "if step % batches == 0: optimizer.step(); optimizer.zero_grad()"
 
 COMPUTING = ("forward", "loss", "backward")
 PASSES = ("data", *COMPUTING)
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
 
 
 def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
@@ -43,13 +43,12 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
     optimizer = graph.select(phase="optimizer").need("optimizer step; gradients may be accumulated already")
     trained = set(backward.group_by("rank", "step").keys) & set(optimizer.group_by("rank", "step").keys)
     groups = passes.group_by("rank", "step")
-    groups = groups.where(np.array([key in trained for key in groups.keys], bool))
+    groups = groups.match(key for key in groups.keys if key in trained)
     if not len(groups):
         graph.does_not_apply("no step has both a backward pass and an optimizer step")
     need_room(len(groups.tasks) * (batches - 1), "batches", batches)
     computing = groups.tasks.where(phase=COMPUTING).group_by("rank", "step")
-    place = {key: number for number, key in enumerate(computing.keys)}
-    begin = computing.take(np.array([place[key] for key in groups.keys]))
+    begin = computing.match(groups.keys)
 
     start = dict(zip(groups.keys, begin.first().ids.tolist(), strict=True))
     passed = groups.repeat(batches - 1, before=begin.first(), stay=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations import cuda_graphs, metaflow
+from daydream.optimizations._launches import cuda_graphs
+from daydream.optimizations._substitution import metaflow
 from graph.small_traces import launched, op, trace
 
 import daydream
@@ -123,9 +124,9 @@ def test_what_cannot_be_is_refused(ask, said):
         (lambda graph: graph.select().where(lambda _: np.array([True])), "a test gives true or false for"),
         (lambda graph: graph.insert_after(graph.select(name="aten::mm"), "k", kind="kernel", duration_ns=1),
          "device work inserted next to CPU tasks needs its lane"),
-        (lambda graph: cuda_graphs.cuda_graphs(graph, phase="optimizer", optimizer=False),
+        (lambda graph: cuda_graphs(graph, phase="optimizer", optimizer=False),
          "phase=optimizer captures the update, and optimizer=False leaves it out"),
-        (lambda graph: metaflow.metaflow(graph, layers="a", times="t.csv", factor=2), "give times alone"),
+        (lambda graph: metaflow(graph, layers="a", times="t.csv", factor=2), "give times alone"),
         (lambda graph: daydream.whatif(graph, "amp+"), "has an empty part; name optimizations joined by +"),
         (lambda graph: daydream.sweep(graph, "scale", {}), "a sweep needs an option with several values"),
         (lambda graph: daydream.sweep([], "scale", {"factor": [1, 2]}), "a sweep needs a trace"),

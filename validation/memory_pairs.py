@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import json
 import os
 import platform
@@ -240,9 +239,10 @@ def _applied(title: str, step: Training) -> AbstractContextManager[None]:
     change = CHANGES.get(title)
     if change is None or not change.applied:
         return nullcontext()
-    file = importlib.import_module(f"daydream.optimizations.{change.optimization.replace('-', '_')}")
-    made: AbstractContextManager[None] = file.apply(step.model, step.optimizer, **change.options)
-    return made
+    from daydream.transforms.registry import find
+
+    made = find(change.optimization).apply
+    return nullcontext() if made is None else made(step.model, step.optimizer, **change.options)
 
 
 def library(folder: Path) -> Path:

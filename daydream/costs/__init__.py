@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         scaled_time,
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
-    from daydream.costs.device.in_place import InPlace, in_place, replace_cost
+    from daydream.costs.device.in_place import InPlace, in_place, replace_cost, take_measured
     from daydream.costs.device.input_sizes import (
         Shares,
         is_channel_size,
@@ -81,7 +81,7 @@ _HOMES = {
         "retime", "retime_untyped", "say_evidence", "sped_up", "Retimed",
     ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
-    "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost"),
+    "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost", "take_measured"),
     "daydream.costs.device.input_sizes": (
         "Shares", "is_channel_size", "is_feature_size", "need_batch", "need_shapes", "need_size",
         "only_grids_tell",
@@ -121,8 +121,8 @@ __all__ = [
     "network_of",
     "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
     "replace_cost", "resized_time", "resized_work", "retime", "retime_untyped", "runs_in_tf32",
-    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "under_load", "work",
-    "workers_of",
+    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "take_measured",
+    "under_load", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -7,7 +7,7 @@ order must be one in which the work can be done: what a group needs comes before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ class Groups(NotebookTables):
     """Selections of one graph, in the order of their first tasks.
 
     Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
-    and `first()`, `last()` give one value or one task per group, in the same order.
+    and `first()`, `last()` give one value or one task per group, in the same order. `number` is
+    the place of its group for each task that was grouped, -1 for none.
 
     Example::
 
@@ -49,9 +50,10 @@ class Groups(NotebookTables):
         known = np.flatnonzero(number >= 0)
         first = first_of(number[known], len(keys))
         used = np.argsort(first)[np.count_nonzero(first < 0) :]
-        place = np.empty(len(keys), np.int64)
+        place = np.full(len(keys) + 1, -1)
         place[used] = np.arange(len(used))
-        group = place[number[known]]
+        self.number = place[number]
+        group = self.number[known]
         order = stable_order(group, len(used))
         self.selection = tasks
         self.keys = [keys[number] for number in used.tolist()]
@@ -124,6 +126,11 @@ class Groups(NotebookTables):
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
         number = np.repeat(np.arange(len(chosen)), self.sizes[places])
         return Groups(tasks, number, [self.keys[place] for place in chosen])
+
+    def match(self, keys: Iterable[Any]) -> Groups:
+        """Return the groups that have these keys, in their order; what no group has is left out."""
+        place = {key: number for number, key in enumerate(self.keys)}
+        return self.take(np.array([place[key] for key in keys if key in place], np.int64))
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.

@@ -210,10 +210,11 @@ class Selection(NotebookTables):
         return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
 
     def group_by(
-        self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
+        self, *columns: str | np.ndarray, within: str | None = None, block: str | Sequence[str] | None = None
     ) -> Groups:
         """Return the tasks in groups of equal values; with several columns the key is a tuple.
 
+        A column is its name, or an array of whole numbers, one a task, with -1 for unknown.
         `within` groups by the outermost call of an operator whose name matches, `block` by the
         outermost module whose path matches a shell pattern (or one of several), with all modules
         inside it; their values come first in the key. Tasks whose value is unknown are in no group.
@@ -230,7 +231,11 @@ class Selection(NotebookTables):
             by_layer, blocks = lazy.ask("block_of_layers", graph, block)
             parts.append((by_layer[graph.layer[ids]], blocks))
         parts += [
-            coded(graph, name, ids) if is_text(name) else (read_column(graph, name, ids), None)
+            (name, None)
+            if isinstance(name, np.ndarray)
+            else coded(graph, name, ids)
+            if is_text(name)
+            else (read_column(graph, name, ids), None)
             for name in columns
         ]
         if not parts:

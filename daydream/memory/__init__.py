@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from daydream.memory.in_16_bits import hold_16_bits
     from daydream.memory.kept import KeptCalls, kept_calls
     from daydream.memory.prediction import unchanged
-    from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
+    from daydream.memory.readers import input_of_parts, next_call, read_behind, until_next_call, used_until
     from daydream.memory.sharded import shard
     from daydream.memory.shares import (
         add_buckets,
@@ -60,7 +60,9 @@ _HOMES = {
     "daydream.memory.in_16_bits": ("hold_16_bits",),
     "daydream.memory.kept": ("KeptCalls", "kept_calls"),
     "daydream.memory.prediction": ("unchanged",),
-    "daydream.memory.readers": ("input_of_parts", "next_call", "read_behind", "used_until"),
+    "daydream.memory.readers": (
+        "input_of_parts", "next_call", "read_behind", "until_next_call", "used_until",
+    ),
     "daydream.memory.shares": (
         "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
         "scale_owned",
@@ -102,6 +104,7 @@ __all__ = [
     "scale_owned",
     "shard",
     "unchanged",
+    "until_next_call",
     "used_until",
     "within",
 ]  # fmt: skip

@@ -8,8 +8,16 @@ from daydream.costs.resize.new_shapes import FIRST
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
-from daydream.memory.allocations import BEFORE, GRANULE, Allocations, Parts, place_before, rounded
-from daydream.memory.asked import calls_that_made
+from daydream.memory.allocations import (
+    BEFORE,
+    GRANULE,
+    Allocations,
+    Parts,
+    parts_of,
+    place_before,
+    rounded,
+)
+from daydream.memory.asked import calls_that_made, in_phase
 from daydream.memory.enclosing import rows_that
 from daydream.memory.growth import has_tensors
 from daydream.trace.schema import UNKNOWN
@@ -48,6 +56,22 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
     return place_before(held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
+
+
+def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
+    """Return where the next call of the forward pass behind each has read it.
+
+    Args:
+        held: the allocations.
+        rows: which of them, int64, shape (n,).
+
+    Returns:
+        places, float64, shape (n,).
+    """
+    calls = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
+    begins = np.sort(calls.first)
+    at = np.searchsorted(begins, held["begin"][rows], side="right")
+    return place_before(held, np.append(begins, [begins[-1:] + 1] * 2)[at + 1])
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:

@@ -29,11 +29,17 @@ _HOMES = {
     "daydream.transforms.compose": ("need_room",),
     "daydream.transforms.real_change": ("optimizer_settings",),
     "daydream.transforms.registry": ("Optimization", "Option"),
-}  # fmt: skip
+}
 
 __all__ = [
-    "Optimization", "Option", "counted", "listed", "need_room", "optimizer_settings", "read_text",
+    "Optimization",
+    "Option",
+    "counted",
+    "listed",
+    "need_room",
+    "optimizer_settings",
+    "read_text",
     "stages",
-]  # fmt: skip
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

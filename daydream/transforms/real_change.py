@@ -1,8 +1,8 @@
 """A change as a training script makes it: its line of code, whether this script can have it, and making it.
 
 An optimization's own file holds the line for torch (`CODE`) and makes the change in a process that trains
-(`apply` or `tool`). For JAX the lines are here; where JAX has none (its compiler fuses kernels and updates by
-itself), no line is better than one of torch.
+(`apply` or `tool`). For JAX the lines are in `daydream.optimizations`; where JAX has none (its compiler fuses
+kernels and updates by itself), no line is better than one of torch.
 """
 
 from __future__ import annotations
@@ -25,30 +25,7 @@ from daydream.transforms.registry import Optimization, Options, find
 if TYPE_CHECKING:
     from daydream.instrument import Tool
 
-TARGETS = ("model", "optimizer")  # what `apply` is called with; options of these names are the prediction's
 OPTIMIZER = re.compile(r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$")  # in a line of code, whatever the class
-JAX = "jax"  # what `metadata["profiler"]` says of its traces
-IN_JAX = {
-    "amp": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
-    "autocast": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
-    "batch-size": "batch = next(batches)  # of another size",
-    "checkpointing": "block = jax.checkpoint(block)",
-    "compile": "step = jax.jit(step)",
-    "cuda-graphs": 'os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN"',
-    "dataloader": "grain.DataLoader(data_source=data, sampler=sampler, worker_count=workers)",
-    "ddp": 'batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))',
-    "flash-attention": 'jax.nn.dot_product_attention(q, k, v, implementation="cudnn")',
-    "foreach-optimizer": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
-    "freeze": "layer_params = jax.lax.stop_gradient(layer_params)",
-    "fsdp": 'params = jax.device_put(params, NamedSharding(mesh, PartitionSpec("data")))',
-    "fused-adam": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
-    "fused-optimizer": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",
-    "gradient-accumulation": "optimizer = optax.MultiSteps(optimizer, every_k_schedule=4)",
-    "overlap": 'os.environ["XLA_FLAGS"] = "--xla_gpu_enable_latency_hiding_scheduler=true"',
-    "remove-sync": "losses.append(loss)  # float(loss) when the loop is over",
-    "roofline": "# a better kernel: Pallas, another library, or your own",
-    "tf32": 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")',
-}
 
 
 def code_of(name: str, graph: Graph | None = None) -> str | None:
@@ -67,7 +44,9 @@ def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) 
     lines: dict[str, None] = {}
     for optimization in optimizations:
         code = optimization.code
-        if graph is not None and graph.recorded.metadata.get("profiler") == JAX:
+        if graph is not None and graph.recorded.metadata.get("profiler") == "jax":
+            from daydream.optimizations import IN_JAX
+
             code = IN_JAX.get(optimization.name, "")
         elif graph is not None and "train_step(" in code:
             if not len(graph.select(phase=("backward", "optimizer"))):
@@ -125,7 +104,11 @@ def real_change(
                 raise DaydreamError(
                     f"{optimization.name} has neither `apply` nor `tool`: it can be predicted, not confirmed"
                 )
-            chosen = {name: value for name, value in own[optimization.name].items() if name not in TARGETS}
+            chosen = {
+                name: value
+                for name, value in own[optimization.name].items()
+                if name not in ("model", "optimizer")
+            }
             if optimization.apply is not None:
                 for model, optimizer in targets:
                     made.enter_context(optimization.apply(model, optimizer, **chosen))

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,7 @@ class Optimization:
     @property
     def own_file(self) -> str | None:
         """The user's own file that it is of; None for one of this package, of another or of a notebook."""
-        module = sys.modules.get(getattr(self.function, "__module__", ""))
+        module = inspect.getmodule(self.function)
         return module.__file__ if module and module.__name__.startswith(OWN_FILE) else None
 
     def rules_out(self, other: Optimization) -> bool:
@@ -171,13 +171,13 @@ def find(name: str) -> Optimization:
         return _from_file(Path(name))
     if name in _shipped():
         with _loading(name):
-            module = importlib.import_module(f"daydream.optimizations.{name.replace('-', '_')}")
+            module = importlib.import_module(f"daydream.optimizations.{_shipped()[name]}")
         return _of_module(module, name)
     for point in _entry_points():
         if point.name == name:
             with _loading(f"{name}, which is {point.value},"):
                 function = point.load()
-            return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
+            return _placed(describe(function, name), inspect.getmodule(function))
     said = meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
     if Path(name).is_file():
         said = f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
@@ -265,7 +265,7 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
     return Optimization(name, function, tuple(options), inspect.getdoc(function) or "")
 
 
-@lru_cache(maxsize=256)  # many questions are about one optimization
+@cache  # many questions are about one optimization
 def _of_module(module: ModuleType, name: str) -> Optimization:
     """Return the optimization of a file; raise `GraphError` if it is none that a command line can ask for."""
     wanted = name.replace("-", "_")
@@ -283,33 +283,35 @@ def _of_module(module: ModuleType, name: str) -> Optimization:
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
     """Return the optimization with what else its file says of it: `STAGE`, `EXCLUDES`, `apply`, ..."""
-    stage = getattr(module, "STAGE", stages.OWN)
+    said = {**vars(module), **getattr(module, "COMMANDS", {}).get(optimization.name, {})} if module else {}
+    stage = said.get("STAGE", stages.OWN)
     if stage not in stages.TITLES:
         raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
-    parts: dict[str, Any] = {"stage": stage, "tool": getattr(module, "tool", None)}
+    parts: dict[str, Any] = {"stage": stage, "tool": said.get("tool")}
     for name in ("OF_JOBS", "NEEDS_GPU", "PAPER_ONLY"):
-        parts[name.lower()] = bool(getattr(module, name, False))
+        parts[name.lower()] = bool(said.get(name))
     for name in ("EXCLUDES", "OPTIMIZERS"):
-        value: Any = getattr(module, name, frozenset())
+        value: Any = said.get(name, ())
         if isinstance(value, str) or not all(isinstance(each, str) for each in value):
             raise GraphError(f"{name} of {optimization.name} must be a set of names, not {value!r}")
         parts[name.lower()] = frozenset(value)
     for name in ("apply", "memory", "suggested_options"):
-        if callable(function := getattr(module, name, None)):
+        if callable(function := said.get(name)):
             parts[name] = function
-    code = getattr(module, "CODE", "")
+    parts["code"] = code = said.get("CODE", "")
     if not isinstance(code, str):
         raise GraphError(f"CODE of {optimization.name} must be a text, not {code!r}")
-    return replace(optimization, code=code, **parts)
+    return replace(optimization, **parts)
 
 
-@lru_cache(maxsize=1)  # a ranking looks up every name
-def _shipped() -> list[str]:
-    """Return the names of the optimizations that ship."""
-    import daydream.optimizations
+@cache  # a ranking looks up every name
+def _shipped() -> dict[str, str]:
+    """Return the optimizations that ship: names, and the files they are in."""
+    from daydream.optimizations import OF_SEVERAL
+    from daydream.optimizations import __path__ as folders
 
-    folders = [Path(folder) for folder in daydream.optimizations.__path__]
-    return [path.stem.replace("_", "-") for folder in folders for path in folder.glob("[!_]*.py")]
+    files = [path.stem for folder in folders for path in Path(folder).glob("[!_]*.py")]
+    return {stem.replace("_", "-"): stem for stem in files} | OF_SEVERAL
 
 
 def _entry_points() -> list[EntryPoint]:

@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from daydream.optimizations import IN_JAX
 from shared import refusals, refused, shared_trace
 from test_rocprof import row_of
 from xspace import PlaneWriter, field, training, write
@@ -24,7 +25,7 @@ from daydream.collect.importers.xplane.programs import (
 from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.costs.kernels import bound, work
 from daydream.trace.trace import Trace
-from daydream.transforms.real_change import IN_JAX, code_of
+from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"

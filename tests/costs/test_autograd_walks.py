@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from daydream.optimizations.add_layers import add_layers
-from daydream.optimizations.remove_layers import remove_layers
+from daydream.optimizations._layers import add_layers, remove_layers
 
 from daydream import Graph, simulate
 from daydream.model.parameters import autograd_node_count, graph_walks, scale_autograd_walks

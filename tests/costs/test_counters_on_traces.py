@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 import pytest
-from daydream.optimizations.roofline import roofline
+from daydream.optimizations._hardware import roofline
 from shared import shared_trace
 from test_counter_files import OPS, attached, kernels, long_table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from daydream.optimizations.collective_times import collective_times
+from daydream.optimizations._hardware import collective_times
 
 from daydream import DaydreamError, Graph, GraphError, simulate
 from daydream.costs.network.simulated_times import node_of, read_simulated_times

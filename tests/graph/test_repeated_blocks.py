@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from daydream.optimizations.add_layers import add_layers
-from daydream.optimizations.remove_layers import remove_layers
+from daydream.optimizations._layers import add_layers, remove_layers
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate

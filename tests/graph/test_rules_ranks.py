@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations._stragglers import blocked_ns, waited_for_others_ns, waiting_words
+from daydream.optimizations._communication import blocked_ns, waited_for_others_ns, waiting_words
 from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
 
 from daydream import build, simulate

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from daydream.optimizations.pruning import pruning
-from daydream.optimizations.quantize import quantize
-from daydream.optimizations.rematerialize import rematerialize
-from daydream.optimizations.replace import replace
+from daydream.optimizations._products import pruning, quantize
+from daydream.optimizations._substitution import replace
+from daydream.optimizations.checkpointing import rematerialize
 from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses
 
 from daydream import Graph, NotApplicableError, simulate

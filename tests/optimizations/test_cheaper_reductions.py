@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from daydream.optimizations.blueconnect import blueconnect
-from daydream.optimizations.compression import compression
+from daydream.optimizations._communication import blueconnect
+from daydream.optimizations.compression import compression, dgc
 from daydream.optimizations.ddp import ddp
-from daydream.optimizations.dgc import dgc
 from recorded import does_not_apply, makespans
 from training_programs import A100, buckets_of, exchanged, times, training
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations.add_layers import add_layers
+from daydream.optimizations._layers import add_layers
 from daydream.optimizations.checkpointing import checkpointing
 from recorded import Program, does_not_apply, kernel_names, noted
 

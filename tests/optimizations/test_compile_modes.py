@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations.compile import compile as compile_
-from daydream.optimizations.cuda_graphs import cuda_graphs
 from recorded import Program, does_not_apply, kernel_names, noted, refuses
 
 import daydream

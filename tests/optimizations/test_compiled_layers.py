@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations.replace import replace
+from daydream.optimizations._substitution import replace
 from recorded import Program, does_not_apply, ns_by_name
 
 from daydream import Graph

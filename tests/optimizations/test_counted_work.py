@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations.amp import amp
-from daydream.optimizations.autocast import autocast
-from daydream.optimizations.bank_conflicts import bank_conflicts
-from daydream.optimizations.roofline import roofline
-from daydream.optimizations.tf32 import tf32
+from daydream.optimizations._hardware import bank_conflicts, roofline
+from daydream.optimizations._kernels import tf32
+from daydream.optimizations.autocast import amp, autocast
 from recorded import does_not_apply, kernel_ns, noted, refuses
 
 from daydream import NotApplicableError, Trace, build

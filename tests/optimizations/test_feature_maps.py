@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations.gist import gist
-from daydream.optimizations.vdnn import vdnn
+from daydream.optimizations._offload import gist, vdnn
 from recorded import Program, does_not_apply, makespans, refuses, thread_and_stream
 from training_programs import times
 

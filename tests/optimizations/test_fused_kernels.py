@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations.fused_bias_act import fused_bias_act
-from daydream.optimizations.fused_cross_entropy import fused_cross_entropy
-from daydream.optimizations.fused_norm import fused_norm
-from daydream.optimizations.fused_softmax import fused_softmax
+from daydream.optimizations._fused_chains import (
+    fused_bias_act,
+    fused_cross_entropy,
+    fused_norm,
+    fused_softmax,
+)
 from recorded import Program, does_not_apply, kernel_names, kernel_ns, thread_and_stream, wait_before
 from shared import shared_trace
 

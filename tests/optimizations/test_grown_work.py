@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations._pipeline_stages import input_bytes
-from daydream.optimizations._tensor_parallel_blocks import divided_work
-from daydream.optimizations.batch_size import batch_size
-from daydream.optimizations.gist import gist
-from daydream.optimizations.scale import scale
-from daydream.optimizations.sequence_length import sequence_length
-from daydream.optimizations.vdnn import vdnn
+from daydream.optimizations._hardware import scale
+from daydream.optimizations._offload import gist, vdnn
+from daydream.optimizations.batch_size import batch_size, sequence_length
+from daydream.optimizations.pipeline import input_bytes
+from daydream.optimizations.tensor_parallel import divided_work
 from recorded import Program, of_calls
 from test_model_parallel import transformer
 

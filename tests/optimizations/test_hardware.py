@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations.cpu import cpu
-from daydream.optimizations.gpu import MODEL_ERROR, gpu
-from daydream.optimizations.pcie import pcie
+from daydream.optimizations._hardware import MODEL_ERROR, cpu, gpu, pcie
 from recorded import (
     Program,
     does_not_apply,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import isnan, prod
 
 import pytest
-from daydream.optimizations.batch_size import batch_size
-from daydream.optimizations.fused_adam import fused_adam
-from daydream.optimizations.sequence_length import sequence_length
+from daydream.optimizations._optimizer import fused_adam
+from daydream.optimizations.batch_size import batch_size, sequence_length
 from graph.small_traces import launched, trace
 from recorded import Program, does_not_apply, kernel_ns, makespans, noted, of_calls, refuses
 from shared import shared_replay

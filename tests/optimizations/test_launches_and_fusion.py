@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._launches import cuda_graphs, remove_sync
 from daydream.optimizations.compile import compile as compile_
-from daydream.optimizations.cuda_graphs import cuda_graphs
-from daydream.optimizations.remove_sync import remove_sync
 from recorded import Program, does_not_apply, kernel_names, kernel_ns, refuses, thread_and_stream, wait_before
 from shared import shared_replay
 

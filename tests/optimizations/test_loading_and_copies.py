@@ -6,9 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from daydream.optimizations.dataloader import dataloader
-from daydream.optimizations.pinned_memory import pinned_memory
-from daydream.optimizations.prefetch import prefetch
+from daydream.optimizations._input import dataloader, pinned_memory, prefetch
 from graph.small_traces import call, launched, note, trace
 from recorded import does_not_apply, makespans, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace

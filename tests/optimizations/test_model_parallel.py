@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from daydream.optimizations._pipeline_schedules import equal_parts, in_order, passes_of_stages
-from daydream.optimizations._tensor_parallel_blocks import divided_work
 from daydream.optimizations.checkpointing import checkpointing
-from daydream.optimizations.pipeline import pipeline
-from daydream.optimizations.tensor_parallel import tensor_parallel
+from daydream.optimizations.pipeline import equal_parts, in_order, passes_of_stages, pipeline
+from daydream.optimizations.tensor_parallel import divided_work, tensor_parallel
 from recorded import Program, does_not_apply, kernel_ns, makespans, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate

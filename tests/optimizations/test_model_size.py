@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations._weight_gradients import gradient_parts
-from daydream.optimizations.add_layers import add_layers
+from daydream.optimizations._layers import add_layers, freeze, gradient_parts, remove_layers
 from daydream.optimizations.checkpointing import checkpointing
-from daydream.optimizations.freeze import freeze
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from daydream.optimizations.remove_layers import remove_layers
 from recorded import Program, does_not_apply, kernel_names, noted, refuses
 
 from daydream import Graph, simulate

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._communication import network, no_stragglers, overlap
+from daydream.optimizations.compression import dgc
 from daydream.optimizations.ddp import ddp
-from daydream.optimizations.dgc import dgc
 from daydream.optimizations.fsdp import fsdp
-from daydream.optimizations.network import network
-from daydream.optimizations.no_stragglers import no_stragglers
-from daydream.optimizations.overlap import overlap
 from recorded import Program, does_not_apply, noted, refuses
 from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, reduced, times, training

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations.add_layers import add_layers
-from daydream.optimizations.batch_size import batch_size
+from daydream.optimizations._hardware import scale
+from daydream.optimizations._layers import add_layers, remove_layers
+from daydream.optimizations._optimizer import fused_adam
+from daydream.optimizations._substitution import metaflow
+from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.checkpointing import checkpointing
-from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from daydream.optimizations.metaflow import metaflow
 from daydream.optimizations.pipeline import pipeline
-from daydream.optimizations.remove_layers import remove_layers
-from daydream.optimizations.scale import scale
-from daydream.optimizations.sequence_length import sequence_length
 from recorded import does_not_apply, kernel_names, makespans, refuses, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate

@@ -6,11 +6,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from daydream.optimizations.foreach_optimizer import foreach_optimizer
-from daydream.optimizations.fused_adam import fused_adam
-from daydream.optimizations.fused_optimizer import fused_optimizer
-from daydream.optimizations.offload_optimizer import offload_optimizer
-from daydream.optimizations.zero_grad_none import zero_grad_none
+from daydream.optimizations._offload import offload_optimizer
+from daydream.optimizations._optimizer import foreach_optimizer, fused_adam, fused_optimizer, zero_grad_none
 from recorded import Program, does_not_apply, kernel_names, kernel_ns, makespans, refuses, thread_and_stream
 
 from daydream import Graph, NotApplicableError, simulate
@@ -18,6 +15,7 @@ from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth,
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms import optimizer_settings
 from daydream.transforms.compose import parse
+from daydream.transforms.registry import find
 
 COPY = "Memcpy DtoD (Device -> Device)"
 ADAM_OF_1000, ADAM_OF_A_MILLION = (
@@ -319,10 +317,7 @@ def test_gradients_that_are_none_already_are_refused():
 
 def test_real_changes_can_be_made_and_undone():
     torch = pytest.importorskip("torch")
-    from daydream.optimizations import foreach_optimizer as foreach
-    from daydream.optimizations import fused_optimizer as fused
-    from daydream.optimizations import zero_grad_none as none
-
+    fused, foreach, none = (find(name) for name in ("fused-optimizer", "foreach-optimizer", "zero-grad-none"))
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([weight], foreach=False)
     weight.grad = torch.ones(3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from daydream.optimizations.metaflow import metaflow
-from daydream.optimizations.restructured_batchnorm import restructured_batchnorm
+from daydream.optimizations._kernels import restructured_batchnorm
+from daydream.optimizations._substitution import metaflow
 from recorded import Program, does_not_apply, kernel_ns, refuses, thread_and_stream
 from shared import shared_replay
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
-from daydream.optimizations.p3 import p3
-from daydream.optimizations.tictac import tictac
+from daydream.optimizations.p3 import p3, tictac
 from recorded import Program, refuses
 from training_programs import GRADIENT, ONE, layer, reduced, steps_between, times, training
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from daydream.optimizations import autocast as autocast_file
-from daydream.optimizations import channels_last as channels_last_file
-from daydream.optimizations import flash_attention as flash_attention_file
-from daydream.optimizations import tf32 as tf32_file
 from daydream.optimizations._autocast_types import flow
-from daydream.optimizations.amp import amp
-from daydream.optimizations.autocast import autocast
-from daydream.optimizations.channels_last import channels_last
-from daydream.optimizations.flash_attention import flash_attention
-from daydream.optimizations.fp8 import fp8
-from daydream.optimizations.grad_scaler import grad_scaler
-from daydream.optimizations.tf32 import DOUBT_WITHOUT_SHAPES, tf32
+from daydream.optimizations._kernels import DOUBT_WITHOUT_SHAPES, channels_last, flash_attention, tf32
+from daydream.optimizations._optimizer import grad_scaler
+from daydream.optimizations._products import fp8
+from daydream.optimizations.autocast import amp, autocast
 from graph.small_traces import launched, trace
 from recorded import (
     SMALLEST,
@@ -39,6 +32,7 @@ from daydream.model.half_times import TURNED as TURNED_SHARE
 from daydream.model.optimizers import update_of
 from daydream.model.precision import TO_32_REACHES, dispatch_ns, tasks_in_matrix_units, weight_casts
 from daydream.transforms.real_change import code_of
+from daydream.transforms.registry import find
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
 A100, V100, H100, P100 = (
@@ -643,7 +637,7 @@ def test_work_on_a_cpu_is_refused(optimization):
 def test_switches_are_set_and_put_back():
     torch = pytest.importorskip("torch")
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    with tf32_file.apply():
+    with find("tf32").apply():
         assert torch.backends.cuda.matmul.allow_tf32
         assert torch.backends.cudnn.allow_tf32
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
@@ -652,7 +646,7 @@ def test_switches_are_set_and_put_back():
 def test_attention_never_runs_by_its_separate_kernels():
     torch = pytest.importorskip("torch")
     assert torch.backends.cuda.math_sdp_enabled()
-    with flash_attention_file.apply():
+    with find("flash-attention").apply():
         assert not torch.backends.cuda.math_sdp_enabled()
     assert torch.backends.cuda.math_sdp_enabled()
 
@@ -661,11 +655,11 @@ def test_models_run_in_channels_last_and_under_autocast():
     torch = pytest.importorskip("torch")
     model = torch.nn.Conv2d(3, 4, 3)
     images = torch.randn(2, 3, 8, 8)
-    with channels_last_file.apply(model):
+    with find("channels-last").apply(model):
         assert model.weight.is_contiguous(memory_format=torch.channels_last)
         assert model(images).is_contiguous(memory_format=torch.channels_last)
     assert model.weight.is_contiguous()
-    with autocast_file.apply(model, dtype="bfloat16"):
+    with find("autocast").apply(model, dtype="bfloat16"):
         assert model(images).dtype == torch.bfloat16
     assert model(images).dtype == torch.float32
 

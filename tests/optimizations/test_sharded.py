@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from daydream.optimizations import _fsdp_shards
-from daydream.optimizations.fsdp import fsdp
+from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL, UPDATE_IN_LISTS, fsdp
 from recorded import Program
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, layer, times, training, two_layers_on_a_cpu
 
@@ -322,8 +321,8 @@ def test_a_gather_is_launched_when_the_cpu_comes_to_its_unit_or_to_the_one_befor
 @pytest.mark.parametrize(
     ("update", "more"),
     [
-        ("aten::add_", _fsdp_shards.UPDATE_CALL),
-        ("aten::_foreach_add_", 2 * _fsdp_shards.UPDATE_IN_LISTS),
+        ("aten::add_", UPDATE_CALL),
+        ("aten::_foreach_add_", 2 * UPDATE_IN_LISTS),
         ("aten::item", 0),
     ],
 )
@@ -331,10 +330,10 @@ def test_hooks_and_calls_on_sharded_parameters_take_time(update, more):
     # A unit has one parameter: gathered twice, scattered once.
     graph = two_layers_on_a_cpu(update)
     fsdp(graph, bandwidth=25.0, **ONE_UNIT)
-    forward, backward = (sum(calls) for calls in (_fsdp_shards.FORWARD, _fsdp_shards.BACKWARD))
+    forward, backward = (sum(calls) for calls in (FORWARD, BACKWARD))
     asked = graph.select(name="ask for parameters").duration_ns.tolist()
     assert sorted(asked) == sorted([forward, forward, backward, backward])
-    assert graph.select(name="ask for gradients").duration_ns.tolist() == [sum(_fsdp_shards.SCATTER)] * 2
+    assert graph.select(name="ask for gradients").duration_ns.tolist() == [sum(SCATTER)] * 2
     assert graph.select(name=update).duration_ns.tolist() == [30 + more]
 
 

@@ -92,6 +92,15 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     return InPlace(mine, new_total * share, old, len(np.unique(call[found])))
 
 
+def take_measured(graph: Graph, tasks: Selection) -> Selection:
+    """Give work of operator calls its times measured in place; return what has some."""
+    measured = in_place(graph, tasks)
+    if len(measured.tasks):
+        measured.tasks.set(duration_ns=measured.duration_ns)
+        graph.note(measured.words())
+    return measured.tasks
+
+
 def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) -> None:
     """Give calls of operators the time of what replaces them: as measured in place, else by a factor.
 
@@ -106,13 +115,10 @@ def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) ->
     Raises:
         NotApplicableError: a time was not measured, and there is no factor.
     """
-    measured = in_place(graph, tasks)
-    rest = tasks - measured.tasks
-    if len(rest) and factor is None and not len(measured.tasks):
+    measured = take_measured(graph, tasks)
+    rest = tasks - measured
+    if len(rest) and factor is None and not len(measured):
         raise NotApplicableError(NOT_MEASURED)
-    if len(measured.tasks):
-        measured.tasks.set(duration_ns=measured.duration_ns)
-        graph.note(measured.words())
     if not len(rest):
         return
     if factor is None:

@@ -1,22 +1,18 @@
-"""Data-loader workers: batches are made by other processes while the device computes."""
+"""Input: loading by workers, copies from pinned memory, copies ahead."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
-from daydream.memory import unchanged
-from daydream.model import (
-    LoaderWaits,
-    loads_by_processes,
-    recorded_waits,
-    untraced_waits,
-)
+from daydream.costs import link_bandwidth
+from daydream.memory import Allocations, unchanged
+from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
-STAGE = stages.INPUT
-CODE = "DataLoader(dataset, num_workers=workers, persistent_workers=True)"
 memory = unchanged
+
+STAGE = stages.INPUT
 
 POOL = "loader workers"
 MOST_STEPS = 0.8  # wait where the main thread loads: every step but a few whose gap another call hides
@@ -88,7 +84,7 @@ def dataloader(
     graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms on average.")
 
 
-def suggested_options(graph: Graph) -> dict[str, int] | None:
+def _suggested_options_dataloader(graph: Graph) -> dict[str, int] | None:
     """Return twice the workers that load already, nothing where the main thread does; None where unknown."""
     loading = graph.select(kind="cpu", phase="data")
     if not len(loading) or not loads_by_processes(loading):
@@ -150,3 +146,104 @@ def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:
         waits.take_away()
     else:
         loading.remove()
+
+
+def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
+    """Predict `pin_memory=True` with `non_blocking=True` for the copies to the device.
+
+    A copy from pageable memory is staged by the driver, so the CPU waits in the call until
+    the stream is done, and again in the synchronization after it. From pinned memory it is
+    an asynchronous launch of the trace's usual cost, at `bandwidth` GB/s: by default that of
+    the trace's own pinned copies, else 3/4 of the device's PCIe rate. No copy gets slower.
+
+    Not modelled: the copy into pinned memory, which the loader's pin thread does during the
+    step, and the memory it takes. Copies back to the CPU still wait: their values are read.
+    """
+    copies = graph.select(kind="memcpy", name=TO_DEVICE)
+    copies.need("copies to the device", lacks="device")
+    copies = copies.where(name=PAGEABLE)
+    if not len(copies):
+        graph.does_not_apply("every copy to the device comes from pinned memory already")
+    if bandwidth is not None and bandwidth <= 0:
+        raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
+    rate = link_bandwidth(graph, "HtoD") if bandwidth is None else bandwidth
+    if rate is None:
+        graph.does_not_apply("the trace has no pinned copies and an unknown device; give --bandwidth in GB/s")
+
+    known = copies.bytes >= 0
+    time = np.where(known, copies.bytes / rate, copies.duration_ns)
+    copies.set(duration_ns=np.minimum(time, copies.duration_ns), name="Memcpy HtoD (Pinned -> Device)")
+    calls = copies.launches()
+    inside = graph.select(kind="cpu").where(lambda tasks: np.isin(tasks.call, calls.call[calls.call >= 0]))
+    waits = (inside | calls).waiting()
+    if len(waits):
+        waits.stop_waiting()
+    # A blocking call has its return as a second task, and the operator's own synchronization comes behind it.
+    if len(waits - calls):
+        (waits - calls).remove()
+    if len(calls):
+        calls.set(duration_ns=np.minimum(calls.duration_ns, graph.facts.launch_cost_ns))
+    source = "as asked" if bandwidth else "as pinned copies of this trace or its device do"
+    graph.note(f"{counted(len(copies), 'copy', 'copies')} to the device at {rate:,.4g} GB/s, {source}.")
+
+
+STREAM = "prefetch stream"
+
+
+def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
+    """Predict inputs that are copied one step ahead on their own stream.
+
+    Copies to the device of at least `least_kb` that share a stream with kernels move to a
+    stream of their own, and no kernel waits for them: the batch of a step was copied during
+    the one before. So they cost nothing until they take longer than a step. That needs pinned
+    memory and `non_blocking=True`: copies from pageable memory change as by pinned-memory.
+    Smaller copies are assumed to be scalars and indices of the computation.
+
+    Memory: a batch is on the device from when the one before it is.
+
+    Not modelled: kernels that the link's traffic slows.
+    """
+    copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
+    copies.need("copies to the device before the backward pass", lacks="device")
+    copies = copies.on_lanes_of(graph.select(kind="kernel"))
+    if not len(copies):
+        graph.does_not_apply("copies to the device have a stream of their own already")
+    copies = copies.where(lambda tasks: tasks.bytes >= least_kb * 1024)
+    copies.need(f"copies to the device of {least_kb:g} KiB or more on a stream with kernels")
+    if len(copies.where(name=PAGEABLE)):
+        pinned_memory(graph)
+    copies.move(STREAM, follows=False, held_for=False)
+    megabytes = copies.total("bytes") / max(len(copies.group_by("step")), 1) / 1e6
+    graph.note(f"{megabytes:,.3g} MB per step are copied ahead.")
+
+
+def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
+    """Let inputs be on the device from when those of the step before are."""
+    rows = np.flatnonzero(held.where(kind="input", on="gpu") & (held["recorded_bytes"] >= least_kb * 1024))
+    begin, step = held["begin"][rows], held["step"][rows]
+    for rank in np.unique(held["rank"][rows]).tolist():
+        own = rows[held["rank"][rows] == rank]
+        first = {
+            one: begin[(step == one) & (held["rank"][rows] == rank)].min()
+            for one in set(held["step"][own].tolist())
+        }
+        held["begin"][own] = [first.get(one - 1, -np.inf) for one in held["step"][own].tolist()]
+
+
+TO_DEVICE = r"HtoD|HostToDevice"
+PAGEABLE = r"(?i)pageable"
+
+
+COMMANDS = {
+    "dataloader": {
+        "CODE": "DataLoader(dataset, num_workers=workers, persistent_workers=True)",
+        "suggested_options": _suggested_options_dataloader,
+    },
+    "pinned-memory": {
+        "CODE": 'DataLoader(dataset, pin_memory=True); batch.to("cuda", non_blocking=True)',
+    },
+    "prefetch": {
+        "CODE": 'with torch.cuda.stream(copies): following = batch.to("cuda", non_blocking=True)',
+        "memory": _memory_prefetch,
+    },
+}

@@ -1,0 +1,303 @@
+"""Collectives: another network, no waiting for stragglers, perfect overlap, one a level of the network."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+from daydream.optimizations._gradient_collectives import (
+    REDUCTIONS,
+    doubt_waiting,
+    sized_all_reduces,
+    transfers_of,
+    waiting_ns,
+)
+
+from daydream import Graph, GraphError, Selection
+from daydream.costs import bytes_of_message, find_cluster, machine_of, workers_of
+from daydream.memory import unchanged
+from daydream.transforms import stages
+
+STAGE = stages.COMMUNICATION
+memory = unchanged
+
+
+def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 0.0) -> None:
+    """Predict the step time on a network of another bandwidth or latency.
+
+    The transfer of each collective takes 1/`bandwidth_factor` of its time, and `latency_ns`
+    more. Waiting for peers is not scaled where the ranks were recorded together: it comes out
+    of the simulation. Waiting for ranks that were not recorded cannot be told from the transfer and is
+    scaled with it, so that the gain of a faster network is an upper bound there; the range reaches to
+    where all of it was waiting.
+
+    Assumes that collectives are bound by bandwidth: the latency that is in the recorded times
+    is scaled too. Not modelled: another algorithm that the library would choose.
+    """
+    if bandwidth_factor <= 0 or latency_ns < 0:
+        raise GraphError(
+            f"bandwidth_factor must be above 0 and latency_ns 0 or more, "
+            f"not {bandwidth_factor:g} and {latency_ns:g}"
+        )
+    collectives = graph.select(kind="collective")
+    collectives.need("collectives", lacks="ranks")
+    transfers = transfers_of(collectives)
+    transfers.need("transfers of collectives")
+    if bandwidth_factor == 1 and latency_ns == 0:
+        graph.does_not_apply("a bandwidth_factor of 1 and no latency leave the network as it is")
+    waited_ns = waiting_ns(transfers)
+    transfers.set(duration_ns=transfers.duration_ns / bandwidth_factor + latency_ns)
+    doubt_waiting(transfers, waited_ns)
+    if waited_ns.any():
+        graph.note(
+            "Not all ranks were recorded together: what transfers took may be waiting for peers; "
+            "the range reaches to that."
+        )
+
+
+POINT_TO_POINT = ("send", "recv", "send_recv")  # the next stage of a pipeline works on what comes
+HIDDEN = "{}, hidden"  # the lane that carries what a stream carried
+# What waited goes on within some launch latencies of a transfer's end, what came by chance mostly does not.
+SOON = 4
+
+
+def overlap(graph: Graph) -> None:
+    """Predict a job whose communication is perfectly hidden behind its other work.
+
+    Transfers still need their time: a step is no shorter than those of one stream take together. But
+    nothing waits for them, and they wait for nothing. So this is the most that a better order, a
+    prefetch or another bucket size can gain; less to transfer can gain more. Launches and copies
+    around the transfers stay, and so do messages between two ranks, and, where the forward pass
+    reduces, its reductions and gathers: parts of a layer, which the next one works on.
+
+    Where several ranks were recorded together, a rank still waits for those that arrive later: hide that
+    too with `overlap+no-stragglers`. What one rank recorded of its transfers holds such waiting: the
+    range reaches to where all of it was.
+
+    Refused where recorded transfers held up nothing: no call and no kernel that had been launched
+    before began or returned with the end of one.
+    """
+    collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
+    transfers = transfers_of(collectives)
+    transfers = transfers - transfers.where(collective=POINT_TO_POINT)
+    transfers.need("collectives but messages from one rank to another")
+    if len(transfers.where(phase="forward", collective=REDUCTIONS)):
+        transfers = transfers - transfers.where(phase="forward", collective=(*REDUCTIONS, "all_gather"))
+        transfers.need("collectives but those of parts of a layer, whose result the next layer works on")
+    transfers = transfers.where(lambda tasks: (tasks.duration_ns > 0) & (tasks.step >= 0))
+    transfers.need("transfers that take time within a step")
+    if (transfers.row >= 0).all() and not _held_up(graph, transfers):
+        graph.does_not_apply(
+            "its communication is hidden already: no call and no kernel that had been launched before a "
+            "transfer ended waited for it"
+        )
+
+    together = transfers.group_by("step", "lane")
+    at: dict[tuple[int, int], int] = {}
+    for tasks in (graph.select(), graph.select(kind="cpu")):  # CPU tasks where a rank has some
+        begin = tasks.group_by("step", "rank")
+        at |= zip(begin.keys, begin.first().ids.tolist(), strict=True)
+    first = together.first()
+    where = [at[key] for key in zip(first.step.tolist(), first.rank.tolist(), strict=True)]
+    graph.insert_after(
+        graph.tasks(np.array(where)),
+        "transfers",
+        kind="collective",
+        launched=False,
+        gap_ns=0,
+        lane=[HIDDEN.format(lane) for lane in first.lane.tolist()],
+        duration_ns=together.total("duration_ns"),
+        bytes=together.total("bytes"),
+    )
+    busiest = max(
+        tasks.total("duration_ns") / len(set(tasks.step.tolist())) for tasks in transfers.group_by("lane")
+    )
+    waited_ns = waiting_ns(transfers)
+    transfers.set(duration_ns=0)
+    doubt_waiting(transfers, waited_ns)
+    if len(set(collectives.rank.tolist())) > 1:
+        graph.note("Ranks still wait for those that arrive later; add no-stragglers to hide that too.")
+    elif (transfers.row >= 0).any():
+        graph.note("One rank was recorded: waiting for peers is in its transfers, and hidden with them.")
+    graph.note(
+        f"Transfers of one stream take {busiest / 1e6:,.3f} ms per step on average; no step is shorter than "
+        "its own."
+    )
+
+
+def _held_up(graph: Graph, transfers: Selection) -> int:
+    """Return how many transfers something waited for, by the recorded times."""
+    ends = np.sort(transfers.measured_start_ns + transfers.measured_duration_ns)
+    soon = SOON * max(graph.facts.launch_latency_ns, 1)
+    work = graph.select(on="gpu") - graph.select(kind="collective")
+    work = work.where(lambda tasks: (tasks.launch >= 0) & (tasks.row >= 0))
+    calls = graph.select(kind="cpu").waiting().where(lambda tasks: tasks.row >= 0)
+    asked = np.concatenate([graph.columns["measured_start_ns"][work.launch], calls.measured_start_ns])
+    went_on = np.concatenate([work.measured_start_ns, calls.measured_start_ns + calls.measured_duration_ns])
+    before = np.searchsorted(ends, went_on, side="right") - 1  # the transfer that ended last
+    end = ends[np.maximum(before, 0)]
+    waited = (before >= 0) & (went_on - end <= soon) & (asked + soon < end)
+    return int(waited.sum())
+
+
+MOST_RANKS = 8  # that a sentence lists
+
+
+def waited_for_others_ns(graph: Graph, hubs: Selection) -> dict[int, int]:
+    """Return, by rank, how long its collectives stood until the last member was there, as recorded, ns."""
+    links, begun = graph.links, graph.columns["measured_start_ns"]
+    rows = np.flatnonzero(np.isin(links["dst"], hubs.ids))
+    arrival, hub = links["src"][rows], links["dst"][rows]
+    return _by_rank(graph, arrival, np.maximum(begun[hub] - begun[arrival], 0))
+
+
+def blocked_ns(graph: Graph) -> dict[int, int]:
+    """Return, by rank, how long threads stood in calls that wait for the device, ns.
+
+    All ranks count, also those of which no step can be judged: each holds up the others.
+    """
+    columns, table = graph.columns, graph.syncs
+    returns = table["task"]
+    rows, starts = columns["row"], columns["measured_start_ns"]
+    returns = np.unique(returns[graph.alive[returns] & (rows[returns] >= 0)])
+    # A blocking call is two tasks of one row: the call, and its return, which waits.
+    calls = np.flatnonzero((columns["kind"] == 0) & np.isin(rows, rows[returns]) & (rows >= 0))
+    calls = calls[~np.isin(calls, returns)]
+    call_of = dict(zip(rows[calls].tolist(), calls.tolist(), strict=True))
+    entered = np.array([call_of.get(row, -1) for row in rows[returns].tolist()], np.int64)
+    returns, entered = returns[entered >= 0], entered[entered >= 0]
+    stood = starts[returns] - starts[entered] - columns["duration_ns"][entered]
+    return _by_rank(graph, returns, np.maximum(stood, 0))
+
+
+def _by_rank(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> dict[int, int]:
+    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)[graph.columns["lane"][tasks]]
+    return {rank: int(ns[ranks == rank].sum()) for rank in np.unique(ranks).tolist()}
+
+
+def waiting_words(graph: Graph, hubs: Selection) -> str:
+    """Return a sentence on what all ranks together lost by waiting for each other in the recording."""
+    waited, blocked = waited_for_others_ns(graph, hubs), blocked_ns(graph)
+    each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in list(waited.items())[:MOST_RANKS])
+    more = f" and {len(waited) - MOST_RANKS} more" if len(waited) > MOST_RANKS else ""
+    return (
+        f"In the recording collectives waited for their last member: {each}{more}. Threads of all "
+        f"ranks spent {sum(blocked.values()) / 1e6:,.2f} ms in calls that wait for the device."
+    )
+
+
+HUB = r"^last arrival$"  # what all members of a collective wait for
+POINT_TO_POINT = ("send", "recv", "send_recv")  # a receiver does not straggle: it needs the data
+KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+
+
+def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | None = None) -> None:
+    """Predict a job whose ranks never wait for each other, as if all arrived together.
+
+    With several ranks in the trace each member transfers as soon as it arrives itself; how long
+    the transfer takes stays. Each rank's step is then what its own work allows: the slowest rank's
+    is what the job would still take. Messages between two ranks (pipelines) still wait: the data comes
+    from the other.
+
+    In the trace of one rank waiting cannot be told from transferring. There a `cluster` is needed: a
+    collective then takes no longer than on these machines (with as many nodes as the `workers`
+    need; the job's if the trace shows it), and what it took beyond that counts as waiting.
+    """
+    collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
+    hubs = graph.select(kind="cpu", name=HUB)
+    if len(hubs):
+        transfers = transfers_of(collectives)
+        between_two = transfers.where(collective=POINT_TO_POINT)
+        graph.note(waiting_words(graph, hubs))
+        graph.unlink(hubs, (transfers - between_two).need("collective but messages from one rank to another"))
+        return
+    if cluster is None:
+        graph.does_not_apply(
+            "one rank was recorded, and its waiting cannot be told from its transfers; import the traces of "
+            "several ranks together, or say with --cluster what transfers should take"
+        )
+    members = workers_of(graph, workers)
+    machines = find_cluster(cluster).holding(members)
+    known = collectives.where(collective=KNOWN).where(lambda tasks: tasks.bytes > 0)
+    known.need("collective of known operation and size")
+    time = np.array(
+        [
+            machines.time_ns(operation, bytes_of_message(operation, int(nbytes), members), members)
+            for operation, nbytes in zip(known.collective.tolist(), known.bytes.tolist(), strict=True)
+        ]
+    )
+    waited = known.duration_ns > time
+    if not waited.any():
+        graph.does_not_apply(f"no collective took longer than it does on {machines.name}")
+    late = graph.tasks(known.ids[waited])
+    late.set(duration_ns=time[waited])
+    graph.note(machines.describe())
+    graph.note(
+        f"{len(late)} of {len(collectives)} collectives took longer than that; the rest counts as waiting."
+    )
+
+
+BETWEEN = "between nodes"
+
+
+def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None = None) -> None:
+    """Predict hierarchical all-reduces (Cho et al., 2019; Daydream, section 5.2).
+
+    Each all-reduce becomes a reduce-scatter inside the nodes, one between them, an all-gather between
+    them and one inside, each with its launch. Every GPU of a node takes its share across, so that the
+    way out of a node carries the data once. The two levels are lanes of their own: a bucket
+    may cross the network while another is summed inside the nodes.
+
+    The parts share the time of the all-reduce as their times stand to that of a plain all-reduce of
+    the same size on `cluster` (machines of the trace's GPU if not given). `workers` is the job's
+    if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
+    """
+    reduced = sized_all_reduces(graph)
+    members = workers_of(graph, workers)
+    machines = find_cluster(cluster or machine_of(graph)).holding(members)
+    inside = min(members, machines.gpus_per_node)
+    nodes = ceil(members / inside)
+    if nodes == 1 or inside == 1:
+        graph.does_not_apply(
+            f"{members} workers on machines of {machines.gpus_per_node} GPUs have one level of network only"
+        )
+    sizes, which = np.unique(reduced.bytes, return_inverse=True)
+    parts_ns, plain_ns = [], []
+    for nbytes in sizes.tolist():
+        parts_ns.append(
+            [
+                machines.time_ns("reduce_scatter", nbytes, inside),
+                machines.time_ns("reduce_scatter", nbytes / inside, nodes, per_node=1),
+                machines.time_ns("all_gather", nbytes / inside, nodes, per_node=1),
+                machines.time_ns("all_gather", nbytes, inside),
+            ]
+        )
+        plain_ns.append(machines.time_ns("all_reduce", nbytes, members))
+    shares = (np.array(parts_ns) / np.array(plain_ns)[:, None])[which.reshape(-1)]
+    times, nbytes = reduced.duration_ns[:, None] * shares, reduced.bytes
+    streams = list(dict.fromkeys(reduced.lane.tolist()))
+
+    parts = reduced.split(4, launched=True).ids.reshape(-1, 4)
+    names = ("reduce-scatter inside", "reduce-scatter across", "all-gather across", "all-gather inside")
+    operations = ("reduce_scatter", "reduce_scatter", "all_gather", "all_gather")
+    moved = (nbytes, nbytes / inside, nbytes / members, nbytes / inside)  # a member's input
+    for part, name, operation, time, size in zip(parts.T, names, operations, times.T, moved, strict=True):
+        graph.tasks(part).set(name=name, duration_ns=time, collective=operation, bytes=size)
+    graph.tasks(np.sort(parts[:, 1:3].reshape(-1))).move(BETWEEN)
+    for stream in streams:
+        if (graph.select(lane=stream).kind == "collective").all():
+            graph.schedule(
+                stream, key=lambda tasks: np.zeros(len(tasks), np.int64)
+            )  # first come, first served
+    graph.note(machines.describe())
+
+
+COMMANDS = {
+    "overlap": {
+        "CODE": "work = dist.all_reduce(tensor, async_op=True)  # work.wait() where it is needed",
+    },
+    "blueconnect": {
+        "EXCLUDES": frozenset({"compression", "dgc"}),
+        "CODE": "dist.reduce_scatter_tensor(part, grads, group=node); dist.all_reduce(part, group=across)",
+    },
+}

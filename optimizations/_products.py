@@ -1,0 +1,495 @@
+"""Products in narrower numbers: int8 and float8 with the casts around them, and pruned weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from daydream.optimizations._layers import gradient_parts
+
+from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream.costs import (
+    Retimed,
+    copies_into_new_ns,
+    device_of,
+    elements,
+    itemsize,
+    parse_shapes,
+    retime,
+    runs_in_tf32,
+    say_evidence,
+    take_measured,
+    work,
+)
+from daydream.memory import Allocations, hold_8_bits, in_phase, kept_calls, renumber, unchanged
+from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
+from daydream.transforms import counted, stages
+
+STAGE = stages.PRECISION
+
+LINEAR = r"^aten::(addmm|mm|linear|mkldnn_linear)$"
+BITS = {"int8": 8}
+MASK_BYTES = 1  # of `fake_quantize_per_tensor_affine_cachemask`: a truth value an element, for the gradient
+TWO_OF_FOUR = "2:4"
+# cuSPARSELt's documentation lists compute capability 8.0 and up; twice the rate of dense tensor cores at most
+# ("Accelerating Sparse Deep Neural Networks", NVIDIA, arXiv 2104.08378).
+HARDWARE_SPEEDUP = 2.0
+# Two values of four, and a 2-bit place for each: bytes of a compressed weight, by bytes of an element.
+COMPRESSED = {1: 0.5 + 0.125, 2: 0.5 + 0.0625, 4: 0.5 + 0.03125}
+# Rows and columns of a weight are multiples of these: `_DTYPE_SHAPE_CONSTRAINTS` of torch.sparse (2.13).
+MULTIPLES = {1: (32, 32), 2: (16, 16), 4: (8, 8)}
+FITS = ("float16", "bfloat16", "int8", "float8_e4m3fn")
+
+
+def quantize(
+    graph: Graph,
+    *,
+    dtype: Literal["int8"] = "int8",
+    operands: Literal["both", "weights"] = "both",
+    scaling: Literal["dynamic", "static"] = "dynamic",
+    layer: str | None = None,
+) -> None:
+    """Predict int8 linear layers: `operands` both (weights and activations), or weights only.
+
+    A trace with a backward pass is taken as training with fake quantization (QAT): values are rounded to 256
+    steps and stay floats, so no product gets faster. Before each product weight and, with
+    `both`, input pass through kernels: `dynamic` `scaling` reads a tensor for its range, then reads it again
+    and writes it with a mask of a byte an element; `static` does the latter alone. The gradient
+    passes the mask once more in the backward pass.
+
+    A trace without is taken as inference. With `both` each product runs on int8 tensor cores at the share of
+    the peak that it reaches today, reads 1 B an element and writes its result as before, and its
+    input is quantized first (dynamic: two kernels, static: one); scaling the result back is assumed
+    to be part of the product, as compiled code has it. With `weights` arithmetic stays as it is, and only
+    products bound by reading their weights gain. GPUs without int8 tensor cores gain nothing, and what
+    int8 gives on a CPU depends on its instructions, which no trace tells: both are refused.
+
+    `dtype` is int8, the only one there is. `layer` takes those layers alone whose path matches, for example
+    `blocks.*`.
+
+    With a table of `daydream calibrate --tool` the layers take what was measured in place.
+
+    Memory: while training each product keeps its rounded operands and a byte an element for the gradient, and
+    no longer its input itself; for inference weights are held in 8 bits.
+
+    Not modelled: convolutions, attention, accuracy.
+    """
+    products = linear_products(graph, layer)
+    if len(take_measured(graph, products.work)):
+        return
+    if len(graph.select(phase="backward")):
+        _fake(graph, products, operands, scaling)
+    elif not products.on_gpu:
+        graph.does_not_apply(
+            "this is inference on a CPU, where int8 depends on instructions (VNNI, AMX) that no trace tells"
+        )
+    else:
+        _for_inference(graph, products, dtype, operands, scaling)
+
+
+def _fake(graph: Graph, products: Products, operands: str, scaling: str) -> None:
+    """Insert fake quantization before each product, and its gradient's mask in the backward pass."""
+    sizes = {"weight": products.weights}
+    if operands == "both":
+        sizes["input"] = products.inputs
+    spent = 0.0
+    for what, size in sizes.items():
+        steps = _steps(scaling, f"range of {what}", f"fake quantization of {what}", size, products.width)
+        steps[f"fake quantization of {what}"] = size * (2 * products.width + MASK_BYTES)
+        spent += insert_passes(graph, products.first, steps)
+    calls = products.work.group_by("call")
+    nodes = backward_chains(calls)
+    if len(nodes):
+        nbytes = sum(sizes.values()) * (2 * products.width + MASK_BYTES)
+        of_call = dict(zip(calls.keys, nbytes.tolist(), strict=True))
+        masks = np.array([of_call[key] for key in nodes.keys])
+        spent += insert_passes(graph, nodes.first(), {"mask of gradient": masks})
+    else:
+        graph.note(
+            "Which backward work belongs to which layer is not known: masks of gradients are left out."
+        )
+    graph.note(
+        f"Taken as training with fake quantization: no product gets faster, and rounding "
+        f"{counted(len(products.first), 'product')} takes {spent / 1e6:,.3f} ms."
+    )
+
+
+def _for_inference(graph: Graph, products: Products, dtype: str, operands: str, scaling: str) -> None:
+    device = device_of(graph)
+    if operands == "both" and dtype not in device.tflops:
+        graph.does_not_apply(
+            f"a {device.name} has no {dtype} tensor cores; NVIDIA GPUs since the T4 have them"
+        )
+    tasks = products.work.where(dtype=("float32", "float16", "bfloat16"))
+    tasks.need("forward products of linear layers in 16 or 32 bits")
+    before, spent = tasks.duration_ns, 0.0
+    if operands == "weights":
+        left, right, written, width = _operands(graph, tasks)
+        factor = (width * (left + written) + right) / np.maximum(work(graph, tasks).nbytes, 1)
+        retimed = retime(graph, tasks, bytes_factor=np.minimum(factor, 1.0))
+        if not (retimed.duration_ns < before).any():
+            graph.does_not_apply("no product of these layers is bound by reading its weight")
+        tasks.set(duration_ns=retimed.duration_ns)
+    else:
+        retimed = _narrow(graph, tasks, dtype)
+        steps = _steps(scaling, "range of input", "quantization of input", products.inputs, products.width)
+        spent = insert_passes(graph, products.first, steps)
+    graph.note(
+        f"Taken as inference: {counted(len(tasks), 'product')} of {before.sum() / 1e6:,.3f} ms become "
+        f"{tasks.total('duration_ns') / 1e6:,.3f} ms; quantizing inputs takes {spent / 1e6:,.3f} ms."
+    )
+    graph.note(retimed.words())
+
+
+def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> None:
+    """Predict linear layers in float8 (e4m3; gradients e5m2, of the same rate) with one scale a tensor.
+
+    Each product of a linear layer runs at the 8-bit peak with the share of the peak it reaches today, reads
+    1 B an element and writes its result as before. Before it both operands are cast: `dynamic` `scaling`
+    reads a tensor for its largest value (amax), then reads it again and writes 1 B an element, two
+    kernels each; `delayed` takes the scale from earlier steps, one kernel that notes the amax in
+    passing. Weights of a trace without a backward pass are cast once beforehand and cost nothing. Casts
+    run at the bandwidth of the trace's own streaming work. Products too small to gain are converted
+    as well, as converting all linear layers does; the note says how much time goes to casts. Each
+    of these kernels brings a launch and the CPU time of an element-wise operator of this trace.
+
+    Attention, convolutions and products of two activations stay. An upper bound of the casts:
+    libraries that keep the forward pass's casts for the backward pass do fewer.
+
+    Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear
+    layer saves of its input, as libraries do that keep it. Not modelled: compiled casts that fuse with
+    the kernel before them, convergence, collectives in 8 bits.
+    """
+    kernels = graph.select(kind="kernel")
+    kernels.need("kernels: fp8 is a format of GPUs' matrix units", lacks="device")
+    device = device_of(graph)
+    if "float8" not in device.tflops:
+        graph.does_not_apply(f"a {device.name} has no fp8 units; H100 and MI300X, and Ada cards, have them")
+    linear = kernels.where(op=r"aten::(addmm|mm|linear)$", dtype=("float32", "float16", "bfloat16"))
+    linear = linear.where(lambda tasks: work(graph, tasks).flop > 0)
+    linear.need(
+        "products of linear layers with recorded shapes in 16 or 32 bits; "
+        "record with record_shapes=True, for the sizes of the casts"
+    )
+    before, calls = int(linear.duration_ns.sum()), linear.group_by("call").first()
+    say_evidence(graph, linear)
+    sizes = dict(zip(("left operand", "right operand"), operand_elements(calls), strict=False))
+    if not len(graph.select(kind="kernel", phase="backward")):
+        del sizes["right operand"]
+    widths = itemsizes(calls)
+    retimed = _narrow(graph, linear, "float8_e4m3fn")
+    spent = 0.0
+    for what, size in sizes.items():
+        steps = _steps(scaling, f"amax of {what}", f"cast to fp8 of {what}", size, widths)
+        spent += insert_passes(graph, calls, steps)
+    graph.note(
+        f"{len(linear):,} products of {before / 1e6:,.2f} ms become "
+        f"{retimed.duration_ns.sum() / 1e6:,.2f} ms in fp8; amax and casts before them take "
+        f"{spent / 1e6:,.2f} ms."
+    )
+    graph.note(retimed.words())
+
+
+def pruning(
+    graph: Graph,
+    *,
+    sparsity: str = TWO_OF_FOUR,
+    layer: str | None = None,
+    masks: bool = True,
+    product_speedup: float = 1.5,
+) -> None:
+    """Predict linear layers whose weights are pruned: `sparsity` 2:4, or a fraction of zeros such as 0.9.
+
+    Zeros anywhere make no dense kernel faster: libraries multiply by them. What a fraction changes is the
+    mask: while training a kernel multiplies each weight by its mask before it is used (reads
+    both, writes the masked weight). `masks` false leaves it out, as where zeros are stored once.
+
+    Zeros in two of every four places let sparse tensor cores skip half of a product: NVIDIA GPUs of compute
+    capability 8.0 and up, in 16 or 8 bits or TF32. There the forward product gains, and while
+    training the one for the input's gradient, as torch prunes in tiles of 4 x 4 that serve both; the
+    weight's gradient stays dense. A product becomes at most `product_speedup` times as fast, never
+    more than 2, the hardware's limit, and never faster than its memory traffic, of which only the weight
+    shrinks (to 9/16 in 16 bits). 1.5 is what torch's own layer leaves: 1.3 over forward and
+    backward, a third of which stays dense (ViT-L on an A100, pytorch.org, "Accelerating Neural Network
+    Training with Semi-Structured (2:4) Sparsity"). While training each weight is pruned and compressed anew,
+    for both directions, one kernel that reads it and writes both. Weights whose sizes are no multiples of 8
+    (32 bits), 16 or 32 (8 bits) stay dense. On a CPU and on other GPUs only masks change.
+
+    `layer` takes those layers alone whose path matches, for example `blocks.*`.
+
+    With a table of `daydream calibrate --tool` the masked layers take what was measured in place.
+
+    Not modelled: sparse convolutions and attention, AMD's sparse matrix units, what zeros do to accuracy.
+    """
+    share = _share(sparsity)
+    if not 1 <= product_speedup <= HARDWARE_SPEEDUP:
+        raise GraphError(f"product_speedup must be 1 to 2, the hardware's limit, not {product_speedup:g}")
+    products = linear_products(graph, layer)
+    trains = len(graph.select(phase="backward")) > 0
+    if len(take_measured(graph, products.work)):
+        return
+    reason = f"{share:.0%} zeros anywhere make no dense kernel faster" if share else _why_not(graph, products)
+    if reason is None:
+        _on_sparse_units(graph, products, layer, product_speedup, trains=trains)
+        return
+    if not trains or not masks:
+        graph.does_not_apply(f"{reason}, and zeros that are stored once need no mask")
+    nbytes = 3 * products.weights * products.width  # a kernel reads weight and mask, and writes the product
+    spent = insert_passes(graph, products.first, {"mask of weight": nbytes})
+    graph.note(f"No product gets faster: {reason}. Masks of weights take {spent / 1e6:,.3f} ms.")
+
+
+def _share(sparsity: str) -> float | None:
+    """Return the fraction of zeros, None for 2:4. Raises `GraphError` for anything else."""
+    if sparsity == TWO_OF_FOUR:
+        return None
+    try:
+        share = float(sparsity)
+    except ValueError:
+        share = float("nan")
+    if not 0 < share < 1:
+        raise GraphError(f"sparsity must be 2:4 or a fraction between 0 and 1, not {sparsity!r}")
+    return share
+
+
+def _why_not(graph: Graph, products: Products) -> str | None:
+    """Return why 2:4 zeros make nothing faster here; None if they do."""
+    if not products.on_gpu:
+        return "a CPU has no units for 2:4 zeros"
+    device = device_of(graph)  # raises where it is not known: so is what 2:4 zeros give there
+    if device.name.startswith(("MI", "Radeon")):
+        return f"the sparse matrix units of a {device.name} are not modelled"
+    if "tf32" not in device.tflops:  # NVIDIA's tensor cores have TF32 and 2:4 zeros since one generation
+        return f"a {device.name} has no sparse tensor cores (compute capability 8.0 and up)"
+    if not len(_sparse(graph, products.work)):
+        return "these products do not run on tensor cores in 16 or 8 bits or TF32, or their sizes do not fit"
+    return None
+
+
+def _sparse(graph: Graph, tasks: Selection) -> Selection:
+    """Return those products that sparse tensor cores can take, by element type and sizes of the weight.
+
+    These are multiples of what libraries ask for. Of a product n x k by k x m: 2 n k m FLOP, n k inputs, k m
+    weights.
+    """
+    narrow = np.isin(tasks.dtype.astype(str), FITS) | runs_in_tf32(graph, tasks)
+    inputs, weights, _ = operand_elements(tasks)
+    flop = work(graph, tasks).flop
+    known = narrow & (inputs > 0) & (weights > 0) & (flop > 0)
+    outer = np.where(known, flop, 2) / 2 / np.where(known, inputs, 1)
+    rows, columns = np.array([MULTIPLES.get(one, MULTIPLES[4]) for one in itemsizes(tasks)]).reshape(-1, 2).T
+    fits = known & (outer % rows == 0) & (weights / outer % columns == 0)
+    return tasks.of(tasks.ids[fits], "products of sparse tensor cores", ordered=True)
+
+
+def _on_sparse_units(
+    graph: Graph, products: Products, layer: str | None, product_speedup: float, *, trains: bool
+) -> None:
+    forward = _sparse(graph, products.work)
+    backward = graph.select(kind="kernel", phase="backward", layer=layer, op=LINEAR)
+    of_inputs = gradient_parts(graph, backward).inputs
+    backward = backward.of(backward.ids[of_inputs >= 1], "gradients of inputs", ordered=True)
+    gaining = forward | _sparse(graph, backward)
+    before, width = gaining.duration_ns, itemsizes(gaining)
+    saved = operand_elements(gaining)[1] * width * (1 - _kept(width))
+    factor = np.clip(1 - saved / np.maximum(work(graph, gaining).nbytes, 1), 0.5, 1.0)
+    new = retime(graph, gaining, flop_factor=1 / HARDWARE_SPEEDUP, bytes_factor=factor).duration_ns
+    gaining.set(duration_ns=np.maximum(new, before / product_speedup))
+    graph.note(
+        f"{counted(len(gaining), 'product')} on sparse tensor cores: {before.sum() / 1e6:,.3f} ms become "
+        f"{gaining.total('duration_ns') / 1e6:,.3f} ms; accuracy with half of the weights is not predicted."
+    )
+    if not trains:
+        return
+    mine = np.isin(products.first.ids, forward.ids)
+    first = products.first.of(products.first.ids[mine], "sparse products", ordered=True)
+    width = products.width[mine]
+    nbytes = products.weights[mine] * width * (1 + 2 * _kept(width))
+    spent = insert_passes(graph, first, {"prune and compress weight": nbytes})
+    graph.note(f"Pruning and compressing weights anew takes {spent / 1e6:,.3f} ms.")
+
+
+def _kept(width: np.ndarray) -> np.ndarray:
+    """Return the part of a weight's bytes that is left when it is compressed."""
+    return np.array([COMPRESSED.get(one, 1.0) for one in width.tolist()])
+
+
+@dataclass(frozen=True)
+class Products:
+    """Forward products with a weight: their work, and an entry a call.
+
+    Attributes:
+        work: device work, or on a CPU the operators' tasks.
+        first: the first task of each call.
+        inputs: elements that go in, int64, shape (calls,).
+        weights: elements of the weight, likewise.
+        width: bytes of an element, likewise.
+        on_gpu: it is device work.
+    """
+
+    work: Selection
+    first: Selection
+    inputs: np.ndarray
+    weights: np.ndarray
+    width: np.ndarray
+    on_gpu: bool
+
+
+def linear_products(graph: Graph, layer: str | None) -> Products:
+    """Return the forward products of linear layers, in layers that match.
+
+    Raises `NotApplicableError` where there are none with recorded shapes.
+    """
+    on_gpu = len(graph.select(on="gpu")) > 0
+    work = graph.select(kind="kernel" if on_gpu else "cpu", phase=("forward", "loss"), layer=layer)
+    work = work.where(op=LINEAR)
+    inputs, weights, _ = operand_elements(work)
+    known = work.of(work.ids[(inputs > 0) & (weights > 0)], work.words, ordered=True)
+    known.need(
+        f"forward products of linear layers{f' in {layer!r}' if layer else ''} with recorded shapes "
+        "(record with record_shapes=True)"
+    )
+    first = known.group_by("call").first()
+    inputs, weights, _ = operand_elements(first)
+    return Products(known, first, inputs, weights, itemsizes(first), on_gpu)
+
+
+def itemsizes(tasks: Selection) -> np.ndarray:
+    """Return the bytes of an element of each, 4 where its type is not known."""
+    return np.array([itemsize(dtype or "float32") or 4 for dtype in tasks.dtype.tolist()], np.int64)
+
+
+def _operands(graph: Graph, tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the elements of a product's operands and result, and the bytes of one."""
+    left, right, _ = operand_elements(tasks)
+    width = itemsizes(tasks)
+    return left, right, np.maximum(work(graph, tasks).nbytes / width - left - right, 0), width
+
+
+def _narrow(graph: Graph, tasks: Selection, dtype: str) -> Retimed:
+    """Let products read operands of a byte an element; return the times that they have then.
+
+    The result keeps its type: its bytes do not shrink with those of the operands.
+    """
+    left, right, written, width = _operands(graph, tasks)
+    factor = (left + right + width * written) / np.maximum(left + right + written, 1)
+    retimed = retime(graph, tasks, dtype=dtype, bytes_factor=factor)
+    tasks.set(duration_ns=retimed.duration_ns, dtype=dtype)
+    return retimed
+
+
+def _steps(scaling: str, first: str, then: str, size: np.ndarray, width: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the bytes of the passes over a tensor that round it to a byte an element: names, bytes.
+
+    Dynamic scaling reads it for its range first.
+    """
+    return {**({first: size * width} if scaling == "dynamic" else {}), then: size * (width + 1)}
+
+
+def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, np.ndarray]) -> float:
+    """Insert element-wise operators that move so many bytes before each task; return the ns of all.
+
+    On a CPU half of the bytes are taken to be a new result.
+    """
+    spent = 0.0
+    for name, nbytes in passes.items():
+        on_cpu = (tasks.kind == "cpu").all()
+        time = copies_into_new_ns(graph, nbytes / 2, "cpu") if on_cpu else streaming_ns(graph, nbytes)
+        if time is None:
+            raise NotApplicableError(
+                f"what a {name} takes is not known: this trace has no element-wise work to go by"
+            )
+        insert_elementwise(graph, tasks, name, time)
+        spent += float(np.sum(time))
+    return spent
+
+
+def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: np.ndarray) -> None:
+    """Insert an element-wise operator before each task, with its launch and CPU time."""
+    dispatch, called = dispatch_ns(graph), beside.where(lambda tasks: tasks.launch >= 0)
+    if dispatch and len(called):
+        graph.insert_before(called, f"operator of {name}", kind="cpu", duration_ns=dispatch)
+    graph.insert_before(beside, name, duration_ns=duration_ns)
+
+
+def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **options: Any) -> None:
+    """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
+    products = kept_calls(held, LINEAR, layer)
+    if not len(products):
+        raise NotApplicableError("no memory of this trace is due to linear layers")
+    rows = products.calls.keys[:, -1]
+    if not in_phase(held, "backward").any():
+        layers = {held.trace.text("layer")[code] for code in held.trace["layer"][rows].tolist() if code >= 0}
+        width = np.ones(len(held), np.int64)
+        for number in np.flatnonzero(held.where(kind="parameter") & (held["parameter"] >= 0)).tolist():
+            known = held.parameter(number)
+            if known["layer"] in layers and len(known["shape"]) > 1:
+                width[number] = itemsize(known["dtype"]) or 4
+        held.resize(width > 1, (held["bytes"] // width)[width > 1])
+        return
+    shapes = [_two_operands(held, row) for row in rows.tolist()]
+    inputs, weights = np.array(shapes, np.int64).T
+    codes = held.trace["dtype"][rows].tolist()
+    width = np.array([(itemsize(held.trace.text("dtype")[one]) if one >= 0 else None) or 4 for one in codes])
+    if operands == "both":
+        products.drop_inputs(held, inputs > 0)
+    for size in (inputs, weights) if operands == "both" else (weights,):
+        products.add(held, size * width)
+        products.add(held, size * MASK_BYTES)
+    renumber(held)
+
+
+def _two_operands(held: Allocations, row: int) -> tuple[int, int]:
+    """Return the elements of a call's input and weight, its arguments that are no vectors; 0 if unknown."""
+    code = int(held.trace["shapes"][row])
+    arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
+    sizes = [elements(one) for one in arguments if len(one) > 1]
+    return (sizes[0], sizes[1]) if len(sizes) > 1 else (0, 0)
+
+
+def _hold_casts(held: Allocations, **options: Any) -> None:
+    hold_8_bits(held)
+
+
+def _rounds(
+    *, dtype: str = "int8", operands: str = "both", scaling: str = "dynamic", layer: str | None = None
+) -> Any:
+    """Return what rounds the operands of a running model's linear layers."""
+    from daydream.instrument.tools import FakeQuantization, chosen
+
+    return FakeQuantization(
+        BITS[dtype],
+        training=scaling == "dynamic",
+        activations=operands == "both",
+        where=chosen("^aten::linear$", layer),
+    )
+
+
+def _masks(*, sparsity: str = TWO_OF_FOUR, layer: str | None = None) -> Any:
+    """Return what masks the weights of a running model; its kernels stay dense."""
+    from daydream.instrument.tools import Pruning, chosen
+
+    share = _share(sparsity)
+    return Pruning(TWO_OF_FOUR if share is None else share, where=chosen("^aten::linear$", layer))
+
+
+COMMANDS = {
+    "quantize": {
+        "EXCLUDES": frozenset({"fp8"}),
+        "CODE": "torchao.quantization.quantize_(model, Int8DynamicActivationInt8WeightConfig())",
+        "memory": _hold_rounded,
+        "tool": _rounds,
+    },
+    "fp8": {
+        "EXCLUDES": frozenset({"amp", "tf32"}),
+        "CODE": "torchao.float8.convert_to_float8_training(model)",
+        "memory": _hold_casts,
+    },
+    "pruning": {
+        "CODE": "torch.sparse.to_sparse_semi_structured(weight)",
+        "memory": unchanged,
+        "tool": _masks,
+    },
+}
