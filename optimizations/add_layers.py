@@ -43,6 +43,10 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     makes right after it, in the backward pass right before it.
 
     Not modelled: caches that the larger model no longer fits in, convergence.
+
+    Args:
+        count: How many layers to add.
+        layers (GLOB): Modules to copy, by path: blocks.*.
     """
     if count < 1:
         raise GraphError(f"count must be 1 or more, not {count}: no layer more is the model of the trace")

@@ -55,6 +55,10 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     copy of each product's weight, from the forward pass (which caches it) to its backward pass; gradients
     of weights come in 16 bits and are cast. A loss computed under autocast too is in the range, not in
     the expected figure.
+
+    Args:
+        dtype: Type to compute in.
+        casts: Count the time of casts.
     """
     wide = wide_kernels(graph)
     matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))

@@ -45,6 +45,10 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, so
     gradients of parameters and what is computed of parameters alone stay. What no shape tells
     is expected to grow by `factor`, and may stay.
+
+    Args:
+        factor: How many times as many samples a batch has.
+        recorded: Batch size of the trace, if unclear.
     """
     if not factor > 0:
         raise GraphError(f"factor must be more than 0, not {factor:g}")

@@ -31,6 +31,10 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     The parts share the time of the all-reduce as their times stand to that of a plain all-reduce of
     the same size on `cluster` (machines of the trace's GPU if not given). `workers` is the job's
     if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
+
+    Args:
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        workers: Number of GPUs, if the trace does not show it.
     """
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)

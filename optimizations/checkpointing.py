@@ -73,6 +73,11 @@ def checkpointing(
     its backward pass, for which its input stays. Inside the forward pass a tensor goes when the call that
     would save it is done, a sum (of a residual stream) with the block; the range is from all as early to all
     as late. A step whose backward pass the recording lacks saves as little.
+
+    Args:
+        layers (GLOB): Modules, by path: blocks.*; by default those that repeat.
+        python: Count the CPU time of torch.utils.checkpoint.
+        reentrant: Recompute whole blocks (use_reentrant=True).
     """
     graph.select(layer="*").need("layers; they are recorded by `daydream collect`")
     repeated = [block for family in repeated_blocks(graph) for block in family]

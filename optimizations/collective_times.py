@@ -23,6 +23,9 @@ def collective_times(graph: Graph, *, collective_times: str) -> None:
 
     Collectives that the file does not have keep their time. The rest of the step is daydream's: threads,
     streams and the launch queue, which network simulators do not have.
+
+    Args:
+        collective_times (FILE): Times from a network simulator: a log or a table.
     """
     transfers = transfers_of(graph.select(kind="collective")).need("collectives", lacks="ranks")
     found, durations = simulated_times(graph, transfers, collective_times)

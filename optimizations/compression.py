@@ -50,6 +50,10 @@ def compression(
 
     Not modelled: convergence. Waiting for peers in the trace of one rank is scaled like the transfer; the
     range reaches to where all of it was waiting.
+
+    Args:
+        dtype: 16-bit type of the exchange.
+        rank: Rank of PowerSGD's factors, in place of 16 bits.
     """
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")

@@ -22,6 +22,9 @@ def cpu(graph: Graph, *, speedup: float) -> None:
     Assumes that all CPU work gains alike: give the ratio of single-thread rates for a trace with
     device work; without, memory bandwidth and number of cores count too. Untraced time that is
     a wait for a disk, a network or another process is scaled with the rest.
+
+    Args:
+        speedup: How many times as fast the CPU is.
     """
     if not speedup > 0:
         raise GraphError(f"speedup must be more than 0, not {speedup:g}")

@@ -43,6 +43,11 @@ def dataloader(
 
     Not modelled: that workers compete for cores, disk and memory with each other and the main process,
     that they run operators on one thread, the start of processes, a limit to how far they run ahead.
+
+    Args:
+        workers: Worker processes; by default loading is hidden.
+        get_ms (ms): Time to fetch a batch from a worker.
+        recorded: Workers in the trace, if unclear (0: none).
     """
     if workers is not None and workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")

@@ -38,6 +38,9 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     Memory: an operator that makes a new tensor makes it for all parameters at once. How many of these there
     are is read in torch/optim (2.13): one of Adam, AdamW and RMSprop, two of Adagrad, none of SGD, and one
     more for decay that is added to the gradients. Of other kinds it is one, up to two.
+
+    Args:
+        tensors_per_kernel: Parameters that one kernel updates.
     """
     if tensors_per_kernel < 1:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")

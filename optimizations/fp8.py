@@ -38,6 +38,9 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear
     layer saves of its input, as libraries do that keep it. Not modelled: compiled casts that fuse with
     the kernel before them, convergence, collectives in 8 bits.
+
+    Args:
+        scaling: Scale from this step, or from earlier ones.
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels: fp8 is a format of GPUs' matrix units", lacks="device")

@@ -48,6 +48,9 @@ def freeze(graph: Graph, *, layers: str) -> None:
     Memory: gradients and optimizer states of frozen parameters go. What a product of them had saved, for the
     gradient of its weight, goes in the forward pass, and so does all that layers without a backward
     pass had saved. Convolutions and norms keep their inputs, as in torch (tools/autograd/derivatives.yaml).
+
+    Args:
+        layers (GLOB): Modules to freeze, by path: blocks.[0-3].
     """
     chosen = graph.select().group_by(block=layers)
     frozen = chosen.tasks.where(phase="backward").need(

@@ -31,6 +31,10 @@ def fused_adam(
     the kernels it replaces together (Daydream, section 5.1). torch 2's default, foreach, has
     few launches already, so its gain is traffic. `memory_speedup` divides the update's time. Memory: what the
     operators make on their way goes.
+
+    Args:
+        model: Time by bytes, or the sum of the kernels.
+        memory_speedup: Further speed-up of the update.
     """
     kind = update_of(graph).kind
     fused_optimizer(graph, model=model, memory_speedup=memory_speedup)

@@ -48,6 +48,11 @@ def fused_optimizer(
 
     Memory: what the separate operators make on their way goes. A `kind` with other states than the trace's
     keeps these. Of Adam on a GPU each parameter brings a count of steps there (torch/optim/adam.py).
+
+    Args:
+        kind: Optimizer to fuse to; auto: the recorded one.
+        model: Time by bytes, or the sum of the kernels.
+        memory_speedup: Further speed-up of the update.
     """
     if memory_speedup <= 0:
         raise GraphError(f"memory_speedup must be above 0, not {memory_speedup:g}")

@@ -32,6 +32,9 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
 
     Not modelled: sparse formats, whose ratio depends on the data; decoding inside the
     consumer's kernel; what lossy encodings do to convergence.
+
+    Args:
+        ratio: How many times smaller an encoded activation is.
     """
     if ratio < 1:
         raise GraphError(f"ratio must be 1 or more, not {ratio:g}")

@@ -46,6 +46,10 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
     pick for the device, formats that only it has, memory size, clocks under load.
+
+    Args:
+        to (GPU): The other GPU, such as h100.
+        speedup: How many times as fast, in place of --to.
     """
     if (to is None) == (speedup is None):
         raise GraphError("name a GPU by to, such as h100, or give a speedup: one of them")

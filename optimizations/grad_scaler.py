@@ -41,6 +41,9 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
 
     Not modelled: steps that are skipped, the time from the end of the copy to the return of the call.
     bfloat16 has the range of float32 and needs no scaler.
+
+    Args:
+        sync: Wait for the check of gradients in each step.
     """
     update = graph.select(kind="kernel", phase="optimizer")
     update.need("optimizer kernels to unscale gradients for", lacks="device")

@@ -44,6 +44,12 @@ def metaflow(
 
     Without device work the layers' operators are substituted. Not modelled: whether the new
     graph computes the same, parameters that the optimizer no longer has, convergence.
+
+    Args:
+        layers (GLOB): Modules to change, by path: blocks.*.
+        like (GLOB): Module whose time they take.
+        factor: How many times as long they take.
+        times (FILE): Measured times of the new operators.
     """
     if times is not None and (like is not None or factor is not None):
         raise GraphError("give times alone: they say all")

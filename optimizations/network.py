@@ -23,6 +23,10 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
 
     Assumes that collectives are bound by bandwidth: the latency that is in the recorded times
     is scaled too. Not modelled: another algorithm that the library would choose.
+
+    Args:
+        bandwidth_factor: How many times the bandwidth.
+        latency_ns (ns): Latency to add to each collective.
     """
     if bandwidth_factor <= 0 or latency_ns < 0:
         raise GraphError(

@@ -30,6 +30,10 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     In the trace of one rank waiting cannot be told from transferring. There a `cluster` is needed: a
     collective then takes no longer than on these machines (with as many nodes as the `workers`
     need; the job's if the trace shows it), and what it took beyond that counts as waiting.
+
+    Args:
+        cluster (NAME): Network whose time is left, such as dgx-h100:4.
+        workers: Number of GPUs, if the trace does not show it.
     """
     collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
     hubs = graph.select(kind="cpu", name=HUB)

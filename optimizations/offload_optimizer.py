@@ -41,6 +41,11 @@ def offload_optimizer(
 
     Not modelled: an update that overlaps its copies, a
     one-step delay, other ranks that share the CPU.
+
+    Args:
+        cpu_bandwidth (GB/s): Memory bandwidth of the CPU.
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
+        bucket_mb (MiB): Size of a transfer.
     """
     if min(cpu_bandwidth, bucket_mb, 1.0 if bandwidth is None else bandwidth) <= 0:
         raise GraphError("cpu_bandwidth, bandwidth and bucket_mb must be above 0")

@@ -25,6 +25,10 @@ def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> No
     PCIe 3, 24 on PCIe 4, 48 on PCIe 5 (3/4 of 16, 32 and 64).
 
     Not modelled: several devices that share a link, kernels and collectives that cross it.
+
+    Args:
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
+        recorded (GB/s): Recorded bandwidth, if the trace does not show it.
     """
     for name, value in (("bandwidth", bandwidth), ("recorded", recorded)):
         if value is not None and not value > 0:

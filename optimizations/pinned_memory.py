@@ -25,6 +25,9 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
 
     Not modelled: the copy into pinned memory, which the loader's pin thread does during the
     step, and the memory it takes. Copies back to the CPU still wait: their values are read.
+
+    Args:
+        bandwidth (GB/s): Bandwidth of copies from pinned memory.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE)
     copies.need("copies to the device", lacks="device")

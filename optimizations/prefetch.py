@@ -28,6 +28,9 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     Memory: a batch is on the device from when the one before it is.
 
     Not modelled: kernels that the link's traffic slows.
+
+    Args:
+        least_kb (KiB): Smallest copy that counts as input.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
     copies.need("copies to the device before the backward pass", lacks="device")

@@ -65,6 +65,12 @@ def pruning(
     With a table of `daydream calibrate --tool` the masked layers take what was measured in place.
 
     Not modelled: sparse convolutions and attention, AMD's sparse matrix units, what zeros do to accuracy.
+
+    Args:
+        sparsity: 2:4, or the share of weights that are zero.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
+        masks: Count the time of applying masks.
+        product_speedup: Speed-up of a sparse product.
     """
     share = _share(sparsity)
     if not 1 <= product_speedup <= HARDWARE_SPEEDUP:

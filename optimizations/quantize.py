@@ -59,6 +59,12 @@ def quantize(
     no longer its input itself; for inference weights are held in 8 bits.
 
     Not modelled: convolutions, attention, accuracy.
+
+    Args:
+        dtype: Type to compute in.
+        operands: What is quantized.
+        scaling: Scale from this step, or fixed.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
     """
     products = weighted_products(graph, layer)
     measured = in_place(graph, products.work)

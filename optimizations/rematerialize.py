@@ -46,6 +46,10 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
 
     Memory: what a call made is gone from the next call of the forward pass until the node that
     uses it last; what the call reads is held until then.
+
+    Args:
+        op (REGEX): Operators to compute again.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
     """
     forward = graph.select(phase=("forward", "loss"), layer=layer).where(within=op)
     forward = forward - forward.where(kind="collective")

@@ -26,6 +26,9 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
 
     `*` stands for any text: `blocks.3*` is also `blocks.30`. Not modelled: whether the shapes of
     the remaining layers still fit, and convergence.
+
+    Args:
+        layers (GLOB): Modules to remove, by path: blocks.[2-3].
     """
     blocks = graph.select().group_by(block=layers)
     gone = blocks.tasks.need(

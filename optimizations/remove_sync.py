@@ -25,6 +25,9 @@ def remove_sync(graph: Graph, *, which: str | None = None) -> None:
     that the program reads (a loss that is printed, a size that shapes the next operator) has to
     come later, or from the CPU.
     A copy from pageable memory waits because the driver stages it; see pinned-memory.
+
+    Args:
+        which (REGEX): Waiting calls to remove; by default all.
     """
     waits = graph.select(kind="cpu").waiting()
     allocation = graph.select(kind="cpu", name=ALLOCATION)

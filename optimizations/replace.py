@@ -46,6 +46,12 @@ def replace(
     what the old one keeps and as much as its result besides.
 
     Not modelled: another course of training.
+
+    Args:
+        op (REGEX): Operators to replace.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
+        factor: How many times as long they take.
+        by: The operator that takes their place.
     """
     if factor is not None and factor < 0:
         raise GraphError(f"factor must be 0 or more, not {factor:g}")

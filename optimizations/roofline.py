@@ -24,6 +24,9 @@ def roofline(graph: Graph, *, reach: float = 0.8) -> None:
 
     It is a bound for all of the kernels' own work: no kernel of a smaller one is foreseen. Not modelled:
     fusion, which takes bytes away (`compile`), and clocks under load.
+
+    Args:
+        reach: Share of the roofline that kernels reach.
     """
     if not 0 < reach <= 1:
         raise GraphError(f"reach must be above 0 and at most 1, not {reach:g}")

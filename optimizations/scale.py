@@ -30,6 +30,16 @@ def scale(
     such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
     are never scaled: they come out of the simulation. Transfers that the CPU's threads run (gloo) are
     communication: `on` does not select them, `kind` does.
+
+    Args:
+        factor: What durations are multiplied by; 0 removes them.
+        on (SIDE): cpu or gpu.
+        kind (KIND): cpu, kernel, memcpy, memset or collective.
+        name (REGEX): Tasks, by name.
+        op (REGEX): Tasks, by operator.
+        layer (GLOB): Tasks, by module: blocks.*.
+        phase (PHASE): forward, loss, backward, optimizer or data.
+        only_gaps: Scale only untraced time after tasks.
     """
     if factor == 1:
         graph.does_not_apply("a factor of 1 leaves every task as it is")

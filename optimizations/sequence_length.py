@@ -47,6 +47,10 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, those
     of attention scores as the square. What no shape tells is expected to grow in proportion, and may stay;
     without shapes scores are not told apart, so that they come out too small.
+
+    Args:
+        length: New number of tokens of a sequence.
+        recorded: Recorded sequence length, if unclear.
     """
     if length < 1:
         raise GraphError(f"length must be 1 or more, not {length}")

@@ -43,6 +43,15 @@ def tictac(
     by first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass
     that is a chain. Memory: with `update` by the server a worker holds no optimizer states. Not modelled:
     copies to and from the CPU's memory, the servers' own time and memory.
+
+    Args:
+        workers: Number of workers.
+        servers: Number of parameter servers; 0: as many as workers.
+        bandwidth (GB/s): Network bandwidth of a machine.
+        latency_us (us): Latency of a message.
+        order: Order of the transfers.
+        update: Where parameters are updated.
+        gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
     gradients, users, place = to_exchange(
         graph, gradient_mb, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us

@@ -48,6 +48,11 @@ def vdnn(
     Memory: these inputs are gone from where the next such layer starts to where they are copied back.
 
     Not modelled: kernels that the copies slow, the larger batch that the memory allows.
+
+    Args:
+        layers: Offload inputs of convolutions only, or of all.
+        ahead: Layers to prefetch ahead.
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
     """
     if ahead < 1:
         raise GraphError(f"ahead must be 1 or more, not {ahead}")
