@@ -51,7 +51,7 @@ def _verdict(difference: Difference) -> str:
             return f"{line}; {sentence(one.prediction)} could not be predicted"
         came = "as predicted" if difference.overlap else "not as predicted"
         return f"{line}, {came} (error {percent(difference.error, signed=True)})"
-    return line if difference.clear else f"{line}; the step times overlap, so this may be noise"
+    return line if not difference.overlap else f"{line}; the step times overlap, so this may be noise"
 
 
 def _steps(difference: Difference) -> list[list[str]]:
