@@ -157,7 +157,7 @@ class Command(click.Command):
         """Call the function. What is wrong with a trace, or its graph, is told with the trace's name."""
         given = {name: value for name, value in ctx.params.items() if not name.startswith(OWN)}
         traces: tuple[str, ...] = ()
-        kinds: list[tuple[str, Any]] = [("out", Output)]
+        kinds: list[tuple[str, Any]] = [("out", Output)] if "as_json" in given else []
         if "traces" in given:
             traces = given["traces"] = (*given["traces"], *given.pop("trace", ()))
             kinds.append(("request", TraceRequest))
