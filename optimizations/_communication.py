@@ -33,6 +33,10 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
 
     Assumes that collectives are bound by bandwidth: the latency that is in the recorded times
     is scaled too. Not modelled: another algorithm that the library would choose.
+
+    Args:
+        bandwidth_factor: How many times the bandwidth.
+        latency_ns (ns): Latency to add to each collective.
     """
     if bandwidth_factor <= 0 or latency_ns < 0:
         raise GraphError(
@@ -202,6 +206,10 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     In the trace of one rank waiting cannot be told from transferring. There a `cluster` is needed: a
     collective then takes no longer than on these machines (with as many nodes as the `workers`
     need; the job's if the trace shows it), and what it took beyond that counts as waiting.
+
+    Args:
+        cluster (NAME): Network whose time is left, such as dgx-h100:4.
+        workers: Number of GPUs, if the trace does not show it.
     """
     collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
     hubs = graph.select(kind="cpu", name=HUB)
@@ -251,6 +259,10 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     The parts share the time of the all-reduce as their times stand to that of a plain all-reduce of
     the same size on `cluster` (machines of the trace's GPU if not given). `workers` is the job's
     if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
+
+    Args:
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        workers: Number of GPUs, if the trace does not show it.
     """
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)

@@ -53,6 +53,10 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
     pick for the device, formats that only it has, memory size, clocks under load.
+
+    Args:
+        to (GPU): The other GPU, such as h100.
+        speedup: How many times as fast, in place of --to.
     """
     if (to is None) == (speedup is None):
         raise GraphError("name a GPU by to, such as h100, or give a speedup: one of them")
@@ -111,6 +115,9 @@ def cpu(graph: Graph, *, speedup: float) -> None:
     Assumes that all CPU work gains alike: give the ratio of single-thread rates for a trace with
     device work; without, memory bandwidth and number of cores count too. Untraced time that is
     a wait for a disk, a network or another process is scaled with the rest.
+
+    Args:
+        speedup: How many times as fast the CPU is.
     """
     if not speedup > 0:
         raise GraphError(f"speedup must be more than 0, not {speedup:g}")
@@ -135,6 +142,10 @@ def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> No
     PCIe 3, 24 on PCIe 4, 48 on PCIe 5 (3/4 of 16, 32 and 64).
 
     Not modelled: several devices that share a link, kernels and collectives that cross it.
+
+    Args:
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
+        recorded (GB/s): Recorded bandwidth, if the trace does not show it.
     """
     for name, value in (("bandwidth", bandwidth), ("recorded", recorded)):
         if value is not None and not value > 0:
@@ -180,6 +191,16 @@ def scale(
     such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
     are never scaled: they come out of the simulation. Transfers that the CPU's threads run (gloo) are
     communication: `on` does not select them, `kind` does.
+
+    Args:
+        factor: What durations are multiplied by; 0 removes them.
+        on (SIDE): cpu or gpu.
+        kind (KIND): cpu, kernel, memcpy, memset or collective.
+        name (REGEX): Tasks, by name.
+        op (REGEX): Tasks, by operator.
+        layer (GLOB): Tasks, by module: blocks.*.
+        phase (PHASE): forward, loss, backward, optimizer or data.
+        only_gaps: Scale only untraced time after tasks.
     """
     if factor == 1:
         graph.does_not_apply("a factor of 1 leaves every task as it is")
@@ -203,6 +224,9 @@ def roofline(graph: Graph, *, reach: float = 0.8) -> None:
 
     It is a bound for all of the kernels' own work: no kernel of a smaller one is foreseen. Not modelled:
     fusion, which takes bytes away (`compile`), and clocks under load.
+
+    Args:
+        reach: Share of the roofline that kernels reach.
     """
     if not 0 < reach <= 1:
         raise GraphError(f"reach must be above 0 and at most 1, not {reach:g}")
@@ -273,6 +297,9 @@ def collective_times(graph: Graph, *, collective_times: str) -> None:
 
     Collectives that the file does not have keep their time. The rest of the step is daydream's: threads,
     streams and the launch queue, which network simulators do not have.
+
+    Args:
+        collective_times (FILE): Times from a network simulator: a log or a table.
     """
     transfers = transfers_of(graph.select(kind="collective")).need("collectives", lacks="ranks")
     found, durations = simulated_times(graph, transfers, collective_times)

@@ -39,6 +39,11 @@ def dataloader(
 
     Not modelled: that workers compete for cores, disk and memory with each other and the main process,
     that they run operators on one thread, the start of processes, a limit to how far they run ahead.
+
+    Args:
+        workers: Worker processes; by default loading is hidden.
+        get_ms (ms): Time to fetch a batch from a worker.
+        recorded: Workers in the trace, if unclear (0: none).
     """
     if workers is not None and workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")
@@ -158,6 +163,9 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
 
     Not modelled: the copy into pinned memory, which the loader's pin thread does during the
     step, and the memory it takes. Copies back to the CPU still wait: their values are read.
+
+    Args:
+        bandwidth (GB/s): Bandwidth of copies from pinned memory.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE)
     copies.need("copies to the device", lacks="device")
@@ -202,6 +210,9 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     Memory: a batch is on the device from when the one before it is.
 
     Not modelled: kernels that the link's traffic slows.
+
+    Args:
+        least_kb (KiB): Smallest copy that counts as input.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
     copies.need("copies to the device before the backward pass", lacks="device")

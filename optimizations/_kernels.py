@@ -58,6 +58,9 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
 
     Convolutions of NCHW tensors bring changes of layout, which are inserted (see channels-last). Not
     modelled: products of 10 mantissa bits and what they do to convergence.
+
+    Args:
+        unknown_speedup: Speed-up where the GPU is unknown.
     """
     if unknown_speedup is not None and unknown_speedup < 1:
         raise GraphError(f"unknown_speedup must be 1 or more, not {unknown_speedup:g}")

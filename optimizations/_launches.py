@@ -157,6 +157,13 @@ def cuda_graphs(
 
     Not modelled: capture itself, the time of copying inputs to fixed addresses, branches and shapes that
     change (they cannot be captured), CPU tensors in forward or backward (a replay computes them no more).
+
+    Args:
+        launch_us (us): CPU time of launching a graph.
+        node_us (us): Time between two nodes of a graph.
+        optimizer: Capture the optimizer, too.
+        layer (GLOB): Capture only these modules, by path: blocks.*.
+        phase: Capture only this phase.
     """
     if min(launch_us, node_us) < 0:
         raise GraphError(f"launch_us and node_us must be 0 or more, not {launch_us:g} and {node_us:g}")
@@ -233,6 +240,9 @@ def remove_sync(graph: Graph, *, which: str | None = None) -> None:
     that the program reads (a loss that is printed, a size that shapes the next operator) has to
     come later, or from the CPU.
     A copy from pageable memory waits because the driver stages it; see pinned-memory.
+
+    Args:
+        which (REGEX): Waiting calls to remove; by default all.
     """
     waits = graph.select(kind="cpu").waiting()
     allocation = graph.select(kind="cpu", name=ALLOCATION)

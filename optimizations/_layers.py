@@ -46,6 +46,10 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     makes right after it, in the backward pass right before it.
 
     Not modelled: caches that the larger model no longer fits in, convergence.
+
+    Args:
+        count: How many layers to add.
+        layers (GLOB): Modules to copy, by path: blocks.*.
     """
     if count < 1:
         raise GraphError(f"count must be 1 or more, not {count}: no layer more is the model of the trace")
@@ -165,6 +169,9 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
 
     `*` stands for any text: `blocks.3*` is also `blocks.30`. Not modelled: whether the shapes of
     the remaining layers still fit, and convergence.
+
+    Args:
+        layers (GLOB): Modules to remove, by path: blocks.[2-3].
     """
     blocks = graph.select().group_by(block=layers)
     gone = blocks.tasks.need(
@@ -221,6 +228,9 @@ def freeze(graph: Graph, *, layers: str) -> None:
     Memory: gradients and optimizer states of frozen parameters go. What a product of them had saved, for the
     gradient of its weight, goes in the forward pass, and so does all that layers without a backward
     pass had saved. Convolutions and norms keep their inputs, as in torch (tools/autograd/derivatives.yaml).
+
+    Args:
+        layers (GLOB): Modules to freeze, by path: blocks.[0-3].
     """
     chosen = graph.select().group_by(block=layers)
     frozen = chosen.tasks.where(phase="backward").need(

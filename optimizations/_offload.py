@@ -57,6 +57,9 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
 
     Not modelled: sparse formats, whose ratio depends on the data; decoding inside the
     consumer's kernel; what lossy encodings do to convergence.
+
+    Args:
+        ratio: How many times smaller an encoded activation is.
     """
     if ratio < 1:
         raise GraphError(f"ratio must be 1 or more, not {ratio:g}")
@@ -93,6 +96,11 @@ def vdnn(
     Memory: these inputs are gone from where the next such layer starts to where they are copied back.
 
     Not modelled: kernels that the copies slow, the larger batch that the memory allows.
+
+    Args:
+        layers: Offload inputs of convolutions only, or of all.
+        ahead: Layers to prefetch ahead.
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
     """
     if ahead < 1:
         raise GraphError(f"ahead must be 1 or more, not {ahead}")
@@ -161,6 +169,11 @@ def offload_optimizer(
 
     Not modelled: an update that overlaps its copies, a
     one-step delay, other ranks that share the CPU.
+
+    Args:
+        cpu_bandwidth (GB/s): Memory bandwidth of the CPU.
+        bandwidth (GB/s): Bandwidth between CPU and GPU.
+        bucket_mb (MiB): Size of a transfer.
     """
     if min(cpu_bandwidth, bucket_mb, 1.0 if bandwidth is None else bandwidth) <= 0:
         raise GraphError("cpu_bandwidth, bandwidth and bucket_mb must be above 0")

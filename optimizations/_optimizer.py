@@ -52,6 +52,11 @@ def fused_optimizer(
 
     Memory: what the separate operators make on their way goes. A `kind` with other states than the trace's
     keeps these. Of Adam on a GPU each parameter brings a count of steps there (torch/optim/adam.py).
+
+    Args:
+        kind: Optimizer to fuse to; auto: the recorded one.
+        model: Time by bytes, or the sum of the kernels.
+        memory_speedup: Further speed-up of the update.
     """
     if memory_speedup <= 0:
         raise GraphError(f"memory_speedup must be above 0, not {memory_speedup:g}")
@@ -96,6 +101,10 @@ def fused_adam(graph: Graph, *, model: Model = "bytes", memory_speedup: float = 
     the kernels it replaces together (Daydream, section 5.1). torch 2's default, foreach, has
     few launches already, so its gain is traffic. `memory_speedup` divides the update's time. Memory: what the
     operators make on their way goes.
+
+    Args:
+        model: Time by bytes, or the sum of the kernels.
+        memory_speedup: Further speed-up of the update.
     """
     kind = update_of(graph).kind
     fused_optimizer(graph, model=model, memory_speedup=memory_speedup)
@@ -148,6 +157,9 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     Memory: an operator that makes a new tensor makes it for all parameters at once. How many of these there
     are is read in torch/optim (2.13): one of Adam, AdamW and RMSprop, two of Adagrad, none of SGD, and one
     more for decay that is added to the gradients. Of other kinds it is one, up to two.
+
+    Args:
+        tensors_per_kernel: Parameters that one kernel updates.
     """
     if tensors_per_kernel < 1:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
@@ -291,6 +303,9 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
 
     Not modelled: steps that are skipped, the time from the end of the copy to the return of the call.
     bfloat16 has the range of float32 and needs no scaler.
+
+    Args:
+        sync: Wait for the check of gradients in each step.
     """
     update = graph.select(kind="kernel", phase="optimizer")
     update.need("optimizer kernels to unscale gradients for", lacks="device")

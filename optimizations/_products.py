@@ -75,6 +75,12 @@ def quantize(
     no longer its input itself; for inference weights are held in 8 bits.
 
     Not modelled: convolutions, attention, accuracy.
+
+    Args:
+        dtype: Type to compute in.
+        operands: What is quantized.
+        scaling: Scale from this step, or fixed.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
     """
     products = linear_products(graph, layer)
     if len(take_measured(graph, products.work)):
@@ -161,6 +167,9 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear
     layer saves of its input, as libraries do that keep it. Not modelled: compiled casts that fuse with
     the kernel before them, convergence, collectives in 8 bits.
+
+    Args:
+        scaling: Scale from this step, or from earlier ones.
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels: fp8 is a format of GPUs' matrix units", lacks="device")
@@ -222,6 +231,12 @@ def pruning(
     With a table of `daydream calibrate --tool` the masked layers take what was measured in place.
 
     Not modelled: sparse convolutions and attention, AMD's sparse matrix units, what zeros do to accuracy.
+
+    Args:
+        sparsity: 2:4, or the share of weights that are zero.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
+        masks: Count the time of applying masks.
+        product_speedup: Speed-up of a sparse product.
     """
     share = _share(sparsity)
     if not 1 <= product_speedup <= HARDWARE_SPEEDUP:

@@ -50,6 +50,12 @@ def replace(
     what the old one keeps and as much as its result besides.
 
     Not modelled: another course of training.
+
+    Args:
+        op (REGEX): Operators to replace.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
+        factor: How many times as long they take.
+        by: The operator that takes their place.
     """
     if factor is not None and factor < 0:
         raise GraphError(f"factor must be 0 or more, not {factor:g}")
@@ -162,6 +168,12 @@ def metaflow(
 
     Without device work the layers' operators are substituted. Not modelled: whether the new
     graph computes the same, parameters that the optimizer no longer has, convergence.
+
+    Args:
+        layers (GLOB): Modules to change, by path: blocks.*.
+        like (GLOB): Module whose time they take.
+        factor: How many times as long they take.
+        times (FILE): Measured times of the new operators.
     """
     if times is not None and (like is not None or factor is not None):
         raise GraphError("give times alone: they say all")

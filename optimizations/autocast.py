@@ -65,6 +65,10 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     copy of each product's weight, from the forward pass (which caches it) to its backward pass; gradients
     of weights come in 16 bits and are cast. A loss computed under autocast too is in the range, not in
     the expected figure.
+
+    Args:
+        dtype: Type to compute in.
+        casts: Count the time of casts.
     """
     wide = wide_kernels(graph)
     matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
@@ -117,13 +121,15 @@ def amp(
 ) -> None:
     """Predict mixed-precision training from a single-precision trace.
 
-    It is the prediction of `autocast`: each kernel gains what its sort was measured to gain on a GPU with
-    these peaks, and casts are inserted. By `model` paper products, convolutions and attention gain
-    `math_speedup` and all others `memory_speedup` (Daydream, section 5.1); another factor than the paper's
-    asks for that model. Only 32-bit kernels of the forward and backward pass change: copies, collectives and
-    the optimizer with its 32-bit weights stay, by `paper` kernels in TF32, too. A `--table` goes before
-    counters, these before names. Not modelled: convergence, the scaler of float16. Memory is that of
-    `autocast`.
+    Each kernel gains what its kind was measured to gain on a GPU with these peaks, and casts are inserted
+    (see `autocast`). Only 32-bit kernels of the forward and backward pass change; the optimizer keeps its
+    32-bit weights. With `model` paper, or other factors than the paper's, matrix kernels gain `math_speedup`
+    and all others `memory_speedup` (Daydream, section 5.1). Not modelled: convergence, the scaler of float16.
+
+    Args:
+        math_speedup: Gain of matrix kernels (paper).
+        memory_speedup: Gain of other kernels (paper).
+        model: Measured or the paper's.
     """
     math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:

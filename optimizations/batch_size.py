@@ -49,6 +49,10 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, so
     gradients of parameters and what is computed of parameters alone stay. What no shape tells
     is expected to grow by `factor`, and may stay.
+
+    Args:
+        factor: How many times as many samples a batch has.
+        recorded: Batch size of the trace, if unclear.
     """
     if not factor > 0:
         raise GraphError(f"factor must be more than 0, not {factor:g}")
@@ -106,6 +110,10 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, those
     of attention scores as the square. What no shape tells is expected to grow in proportion, and may stay;
     without shapes scores are not told apart, so that they come out too small.
+
+    Args:
+        length: New number of tokens of a sequence.
+        recorded: Recorded sequence length, if unclear.
     """
     if length < 1:
         raise GraphError(f"length must be 1 or more, not {length}")

@@ -35,6 +35,10 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     since the bucket before counts as a gradient. What recorded times hold of waiting for peers is kept in
     proportion; the range reaches to where none of it is left. Several DistributedDataParallel modules of
     one program are assumed to be one.
+
+    Args:
+        bucket_mb (MiB): Size of a gradient bucket.
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
     """
     if bucket_mb <= 0:
         raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")

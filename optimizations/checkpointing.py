@@ -82,6 +82,11 @@ def checkpointing(
     its backward pass, for which its input stays. Inside the forward pass a tensor goes when the call that
     would save it is done, a sum (of a residual stream) with the block; the range is from all as early to all
     as late. A step whose backward pass the recording lacks saves as little.
+
+    Args:
+        layers (GLOB): Modules, by path: blocks.*; by default those that repeat.
+        python: Count the CPU time of torch.utils.checkpoint.
+        reentrant: Recompute whole blocks (use_reentrant=True).
     """
     graph.select(layer="*").need("layers; they are recorded by `daydream collect`")
     pattern = _blocks(graph, layers)
@@ -140,6 +145,10 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
 
     Memory: what a call made is gone from the next call of the forward pass until the node that
     uses it last; what the call reads is held until then.
+
+    Args:
+        op (REGEX): Operators to compute again.
+        layer (GLOB): Modules, by path: blocks.*; by default all.
     """
     forward = graph.select(phase=("forward", "loss"), layer=layer).where(within=op)
     forward = forward - forward.where(kind="collective")

@@ -103,6 +103,12 @@ def compile(  # noqa: A001 - the command is `compile`
     code, as measured (daydream/model/compiled_calls.py): a small model may take longer. The loss is
     outside, as `apply` compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled,
     as Dynamo leaves them.
+
+    Args:
+        mode: Mode of torch.compile.
+        layers (GLOB): Compile only these modules, by path: blocks.*.
+        graph_breaks: Graph breaks of each compiled call.
+        product_speedup: Speed-up of matrix products by max-autotune.
     """
     if (graph_breaks or 0) < 0 or product_speedup <= 0:
         raise GraphError(

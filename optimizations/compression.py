@@ -56,6 +56,10 @@ def compression(
 
     Not modelled: convergence. Waiting for peers in the trace of one rank is scaled like the transfer; the
     range reaches to where all of it was waiting.
+
+    Args:
+        dtype: 16-bit type of the exchange.
+        rank: Rank of PowerSGD's factors, in place of 16 bits.
     """
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")
@@ -91,6 +95,10 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample
     that finds the threshold, convergence. Waiting for peers in the trace of one rank is scaled like the
     transfer; the range reaches to where all of it was waiting.
+
+    Args:
+        ratio: Share of the gradients that is sent.
+        workers: Number of GPUs, if the trace does not show it.
     """
     if not 0 < ratio <= 1:
         raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")

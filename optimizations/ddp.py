@@ -47,6 +47,15 @@ def ddp(
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
     else DDP does on the CPU, broadcasts of buffers, kernels that a concurrent transfer slows.
+
+    Args:
+        workers: Number of GPUs that train together.
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        bandwidth (GB/s): Link bandwidth per GPU.
+        latency_us (us): Latency of a transfer between two neighbors.
+        bucket_mb (MiB): Size of a bucket [default: 1, then 25].
+        gradient_as_bucket_view: Do not copy gradients back from buckets.
+        gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
     if workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")

@@ -104,6 +104,19 @@ def fsdp(
     Not modelled: frozen parameters,
     norms over all workers, other than the last of several backward passes of a step, kernels that a
     transfer slows.
+
+    Args:
+        stage: ZeRO stage: 1, 2 or 3.
+        workers: Number of GPUs that train together.
+        layers (GLOB): Modules that are units, by path: blocks.*.
+        unit_mb (MiB): Size of a unit, where layers are unknown [default: 25].
+        overlap: Transfer while computing [default: on GPUs].
+        forward_prefetch: Gather a unit ahead in the forward pass.
+        python: Count the CPU time of FSDP's hooks.
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        bandwidth (GB/s): Link bandwidth per GPU.
+        latency_us (us): Latency of a transfer between two neighbors.
+        gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
     if stage not in (1, 2, 3) or workers < 1:
         raise GraphError(f"stage must be 1, 2 or 3 and workers 1 or more, not {stage} and {workers}")

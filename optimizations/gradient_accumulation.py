@@ -31,6 +31,9 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
 
     Not modelled: the time of adding a gradient to the one that is there already (the trace has
     the first of a step, which is stored); convergence with the larger batch.
+
+    Args:
+        batches: Batches that one update is made from.
     """
     if batches < 2:
         raise GraphError(

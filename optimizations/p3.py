@@ -56,6 +56,15 @@ def p3(
     2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. With
     `update` by the server a worker holds no optimizer states. Not modelled: copies to and from the CPU's
     memory, the servers' own time and memory.
+
+    Args:
+        workers: Number of workers.
+        servers: Number of parameter servers; 0: as many as workers.
+        bandwidth (GB/s): Network bandwidth of a machine.
+        latency_us (us): Latency of a message.
+        slice_mb (MiB): Size of a slice of gradients.
+        update: Where parameters are updated.
+        gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
     if slice_mb <= 0:
         raise GraphError(f"slice_mb must be above 0, not {slice_mb:g}")
@@ -96,6 +105,15 @@ def tictac(
     by first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass
     that is a chain. Memory: with `update` by the server a worker holds no optimizer states. Not modelled:
     copies to and from the CPU's memory, the servers' own time and memory.
+
+    Args:
+        workers: Number of workers.
+        servers: Number of parameter servers; 0: as many as workers.
+        bandwidth (GB/s): Network bandwidth of a machine.
+        latency_us (us): Latency of a message.
+        order: Order of the transfers.
+        update: Where parameters are updated.
+        gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
     _exchange(
         graph,

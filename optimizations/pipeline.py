@@ -260,6 +260,16 @@ def pipeline(
     Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients
     of tied weights or of norms over stages, the addition of a micro-batch's gradients to the others',
     kernels that a concurrent message slows.
+
+    Args:
+        stages: Number of stages, each on a GPU of its own.
+        micro_batches: Parts that a batch is split into.
+        schedule: Order of the micro-batches.
+        micro_batch: Whether the recorded batch is divided, or is one part.
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        bandwidth (GB/s): Link bandwidth per GPU.
+        latency_us (us): Latency of a transfer between two neighbors.
+        activation_mb (MiB): Size of what a stage sends, if unknown.
     """
     if stages < 1 or micro_batches < 1:
         raise GraphError(f"stages and micro_batches must be 1 or more, not {stages} and {micro_batches}")

@@ -397,6 +397,12 @@ def tensor_parallel(
 
     Memory: a GPU holds its part of the divided layers, with gradients and states, and of what lies
     between them; inputs of a part, its output and all else it holds as a whole.
+
+    Args:
+        degree: Number of GPUs that share each layer.
+        cluster (NAME): Machines and network, such as dgx-h100:4, or a file.
+        bandwidth (GB/s): Link bandwidth per GPU.
+        latency_us (us): Latency of a transfer between two neighbors.
     """
     if degree < 1:
         raise GraphError(f"degree must be 1 or more, not {degree}")

@@ -18,7 +18,7 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.cli.cached import cache_entry
+from daydream.cli.source import cache_entry
 from daydream.costs import contention
 from daydream.costs.contention import evidence_json, measured_contention
 from daydream.costs.workload import calls

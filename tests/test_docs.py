@@ -38,8 +38,9 @@ import daydream
 import daydream.costs
 import daydream.model
 import daydream.transforms
-from daydream.cli import COMMANDS, main
-from daydream.cli.whatif_options import click_options
+from daydream.cli import daydream as group
+from daydream.cli import main
+from daydream.cli.commands import change_options
 from daydream.transforms.registry import find, names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -228,16 +229,19 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
 
 def known_options(words: list[str]) -> set[str]:
     """Return the options of a command, and those of the optimizations that are named."""
-    command: click.Command = importlib.import_module(COMMANDS[words[0]]).command
+    command = group.get_command(click.Context(group), words[0])
+    assert command is not None
     options = command.get_params(click.Context(command))
     own: set[str] = set()
-    if (
+    if words[0] == "scaling":
+        options += change_options([find("ddp")], options)
+    elif (
         words[0] in ("whatif", "sweep", "confirm")
         and len(words) > 1
         and not words[1].startswith(("-", "NAME"))
     ):
         names = [name for name in words[1].split("+") if not name.endswith(".py")]
-        options += click_options([find(name) for name in names], options)
+        options += change_options([find(name) for name in names], options)
         if ".py" in words[1]:  # a reader's file, with options of its own
             own = {word for word in words if word.startswith("--")}
     return own | {"--help"} | {flag for option in options for flag in (*option.opts, *option.secondary_opts)}

@@ -20,7 +20,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-ASKED = ("whatif", "amp", "--trace", "examples/synthetic_gpt_gpu.json.gz")
+ASKED = ("whatif", "amp", "examples/synthetic_gpt_gpu.json.gz")
 MOST = 40
 FLOORS = {
     "cli": 10, "report": 8, "predict": 7, "transforms": 6, "optimizations": 6, "memory": 6, "costs": 5,
@@ -114,7 +114,7 @@ def drawing(found: Recorded) -> list[str]:
     callees: dict[Function, list[Function]] = {}
     for caller, callee in found.path:
         callees.setdefault(caller, []).append(callee)
-    first = Function("cli", "daydream/cli/whatif.py", "_whatif")
+    first = Function("cli", "daydream/cli/whatif.py", "whatif")
     seen: set[Function] = set()
 
     def is_drawn(callee: Function, drawn: Function) -> bool:

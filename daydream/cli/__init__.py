@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is typed.
+"""The command line: each command is loaded when it is typed.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a
 `DaydreamError`, 2 usage, 130 interrupted, 128 + the number of another signal that ended
@@ -19,25 +19,33 @@ import click
 from daydream import __version__
 from daydream.text import meant
 
-COMMANDS = {  # name -> the module that holds the command, a click command called `command`
-    "collect": "daydream.cli.collect",
-    "import": "daydream.cli.import_",
-    "info": "daydream.cli.info",
-    "replay": "daydream.cli.replay",
-    "whatif": "daydream.cli.whatif",
-    "rank": "daydream.cli.rank",
-    "sweep": "daydream.cli.sweep",
-    "explain": "daydream.cli.explain",
-    "memory": "daydream.cli.memory",
-    "tool": "daydream.cli.tool",
-    "scaling": "daydream.cli.scaling",
-    "compare": "daydream.cli.compare",
-    "confirm": "daydream.cli.confirm",
-    "calibrate": "daydream.cli.calibrate",
-    "sql": "daydream.cli.sql",
-    "mcp": "daydream.cli.mcp",
-    "example": "daydream.cli.example",
+COMMANDS = {  # heading -> name -> its module, and what it does
+    "Start here": {
+        "collect": ("collect", "Record a few steps of a training script, unmodified."),
+        "explain": ("rank", "Why the step takes its time, and what would shorten it."),
+        "rank": ("rank", "Every change that applies, sorted by what it saves."),
+        "whatif": ("whatif", "Predict the step time after a change."),
+    },
+    "Check": {
+        "info": ("info", "What a trace holds, and what it is good enough for."),
+        "replay": ("info", "Simulate a trace unchanged, to see the error."),
+        "confirm": ("confirm", "Predict a change, make it in the script, compare."),
+        "compare": ("info", "Compare two traces, or a prediction with a trace."),
+    },
+    "More": {
+        "import": ("collect", "Turn a profiler's files into one small trace."),
+        "memory": ("memory", "Who holds the peak, and does it fit?"),
+        "sweep": ("sweep", "Predict every combination of some options' values."),
+        "scaling": ("sweep", "One GPU's trace on many: throughput, efficiency."),
+        "calibrate": ("calibrate", "Time operators on this machine, for predictions."),
+        "tool": ("sql", "Run a small analysis over the events of a trace."),
+        "sql": ("sql", "Ask a trace in SQL."),
+        "mcp": ("mcp", "Serve the same questions to a coding agent."),
+        "example": ("collect", "Write an example trace or script, for a first try."),
+    },
 }
+KNOWN = {name: found for group in COMMANDS.values() for name, found in group.items()}
+ALIASES = {"diff": "compare", "record": "collect", "profile": "collect"}
 NEED_NUMPY = {"import", "info", "replay", "whatif", "rank", "sweep", "explain", "scaling", "compare"}
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
@@ -46,27 +54,34 @@ class Commands(click.Group):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names, in the order in which people use them."""
-        return list(COMMANDS)
+        """Return the names, in the order of the help."""
+        return list(KNOWN)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a command, or None if there is none of that name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in KNOWN:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
+        module = importlib.import_module(f"{__name__}.{KNOWN[cmd_name][0]}")
+        command: click.Command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the commands under their headings, without loading them."""
+        for heading, commands in COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            hint = meant(name, COMMANDS, f"The commands are {', '.join(COMMANDS)}.")
-            raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
-        if name in NEED_NUMPY and not {"-h", "--help"}.intersection(args):
+        name = ALIASES.get(args[0].lower(), args[0].lower())
+        if name not in KNOWN and not name.startswith("-"):
+            hint = meant(name, KNOWN, f"The commands are {', '.join(KNOWN)}.")
+            raise click.UsageError(f"unknown command {args[0]!r}. {hint}", ctx)
+        if name in NEED_NUMPY and not {"-h", "--help", "--help-all"}.intersection(args):
             load_numpy()
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [name, *args[1:]])
 
 
 @click.group(
@@ -77,11 +92,10 @@ class Commands(click.Group):
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an internal error.")
 @click.version_option(__version__, message="daydream %(version)s")
 def daydream() -> None:
-    """Ask a profiler trace what an optimization would give, without a GPU.
+    """Find out from one profiler trace, without a GPU, how much faster a change makes your training step.
 
-    Start with `daydream whatif amp --trace TRACE`: TRACE is a PyTorch profiler file
-    (.json, .json.gz), a folder of them, an Nsight Systems export (.sqlite), or what
-    `daydream import` made of one of these.
+    Start with `daydream rank TRACE`. TRACE is a PyTorch profiler file (.json, .json.gz), a folder of
+    them, an Nsight Systems or rocprofv3 export, a JAX profile, or what `daydream import` made of one.
     """
 
 
@@ -90,7 +104,7 @@ def load_numpy() -> None:
 
     Starting them takes 50 of the 120 ms of CPU time that loading it takes (two cores, NumPy 2.5).
 
-    The variable that says so is gone when it is loaded, so that no program started from here finds it.
+    The variable that prevents it is gone when it is loaded, so that no program started from here finds it.
     """
     if "numpy" in sys.modules or BLAS_THREADS in os.environ:
         return
@@ -103,7 +117,7 @@ def load_numpy() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    from daydream.cli.failures import leave, run, run_to_its_end
+    from daydream.cli.errors import leave, run, run_to_its_end
 
     before = threading.enumerate()
     leave(run_to_its_end(lambda: run(daydream, args)), before)

@@ -1,65 +1,69 @@
-"""`daydream calibrate`: time a trace's operators on this machine, for better predictions."""
+"""`daydream calibrate`: time operators on this machine, of a trace or in a script, for better predictions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from daydream.cli.options import CHOSEN, FlagTaker
-from daydream.cli.output import help_of
-from daydream.cli.source import (
-    force_option,
-    json_option,
-    read,
-    stdout_for_the_result,
-    trace_options,
-    trace_words,
-)
+from daydream.cli import collect as collecting
+from daydream.cli.commands import Change, Changes, command
+from daydream.cli.options import FORCE, SECONDS, Option, output
+from daydream.cli.output import Output, wrote
+from daydream.cli.source import TraceRequest, usage_error, working
 
 if TYPE_CHECKING:
     from daydream.calibration import Calibration
-    from daydream.transforms.registry import Optimization
+    from daydream.calibration.in_place import InPlaceCalibration
 
-FLAG = "--optimization"
 SHOWN = 4  # operators by name, of those left out for one reason
+TABLE = output("Where the times are written.", default="table.parquet", show_default=True)
 
 
-class Calibrate(FlagTaker):
-    """A command that takes the options of the optimization it is given."""
+class Calibrate(Changes):
+    """A command with the options of the change it is given; with `--tool` it is `in_place`."""
 
-    flag = FLAG
+    flag = "optimization"
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Return the context of what is asked for: with `--tool` that of `calibrate_tool.py`."""
-        from daydream.cli import calibrate_tool
-
-        if calibrate_tool.wanted(args):
-            return calibrate_tool.command.make_context(info_name, args, parent, **extra)
+        """Return the context of what is asked for."""
+        if any(arg.partition("=")[0] == "--tool" for arg in args):
+            return in_place.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
-def _calibrate(
-    trace: str,
-    step_marker: str | None,
-    steps: str | None,
-    optimization: str | None,
-    output: str,
-    device: str | None,
-    total_limit: float,
-    call_limit: float,
-    force: bool,
-    as_json: bool,
-    **options: Any,
+class InPlace(Changes):
+    """A command with the options of the change whose tool it applies to a script."""
+
+    flag = "tool"
+
+
+@command(
+    Option(
+        "--tool", metavar="FILE", expose_value=False, help="Time what this tool changes in a script, instead."
+    ),
+    TABLE,
+    FORCE,
+    cls=Calibrate,
+    types={"total_limit": SECONDS, "call_limit": SECONDS},
+)
+def calibrate(
+    change: Change | None,
+    request: TraceRequest,
+    out: Output,
+    *,
+    optimization: str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    total_limit: float = 120.0,
+    call_limit: float = 0.2,
 ) -> None:
     r"""Time the operators of a trace on this machine, for better predictions.
 
     \b
-    daydream calibrate --trace trace.parquet --optimization amp -o times.parquet
-    daydream whatif amp --trace trace.parquet --table times.parquet
+    daydream calibrate trace.parquet --optimization amp -o times.parquet
+    daydream whatif amp trace.parquet --table times.parquet
 
     Each distinct operator call (name, shapes, element type) runs for a moment, those first that
     took most of the time: with --optimization as recorded and as that change would have it, and the
@@ -70,87 +74,160 @@ def _calibrate(
     daydream calibrate --tool ./mine.py train.py
 
     With --tool the operators that a tool changes are timed in the script that it changes, before and
-    with it; `daydream calibrate --tool FILE --help` tells more.
+    with it; see `daydream calibrate --tool FILE --help`.
+
+    Args:
+        optimization (NAME[+NAME...]): Measure what this change needs, before and after it.
+        device: Where to run [default: as recorded].
+        total_limit (SECONDS): Leave out what is not reached by then.
+        call_limit (SECONDS): How long one call is repeated, at most.
     """
-    from daydream.calibration import calibrate
-    from daydream.cli.failures import of_optimizations
-    from daydream.cli.output import check, print_json, print_next
-    from daydream.cli.progress import Progress
-    from daydream.cli.whatif_options import option_values, typed_options
+    from daydream import calibration
 
-    ctx = click.get_current_context()
-    chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
-    values = option_values(chosen, options)
-    check(output, force=force)
-    with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress)
-        with of_optimizations(ctx, optimization or "calibrate"):
-            result = calibrate(
-                recording, chosen, values, device=device,
-                total_limit_s=total_limit, call_limit_s=call_limit, progress=progress,
-            )  # fmt: skip
-        result.save(output, force=force)
-    if as_json:
-        print_json({"trace": trace, "optimization": optimization, "output": output, **result.to_json()})
-    else:
-        click.echo(_text(result))
-    click.echo(f"wrote {output} ({Path(output).stat().st_size:,} bytes)", err=True)
-    if optimization is not None and not as_json:
-        again = trace_words(trace, step_marker, steps)
-        print_next("whatif", optimization, *typed_options(values), *again, "--table", output)
+    change = change or Change("calibrate", [])
+    output = str(out.output)
+    out.check(output)
+    with working() as progress:
+        trace = request.load(progress)
+        with change.checked():
+            found = calibration.calibrate(
+                trace,
+                list(change.optimizations),
+                change.values or {},
+                device=device,
+                total_limit_s=total_limit,
+                call_limit_s=call_limit,
+                progress=progress,
+            )
+        found.save(output, force=out.force)
+    words = [] if optimization is None else ["whatif", *change.words, *request.words, "--table", output]
+    out.emit(
+        found,
+        lambda: _text(found),
+        written=wrote(output),
+        then=words,
+        trace=request.trace,
+        optimization=optimization,
+        output=output,
+    )
 
 
-def _text(result: Calibration) -> str:
+def _where(found: Calibration | InPlaceCalibration) -> str:
+    return "the CPU" if found.device == "cpu" else found.device
+
+
+def _text(found: Calibration) -> str:
     """Return what was measured and what was not, a line for each reason."""
-    count = f"{len(result.measured):,} of {result.asked:,} operator calls"
-    lines = [f"{count} timed on {_device(result)} in {result.seconds:.1f} s"]
-    for reason, calls in sorted(result.reasons().items(), key=lambda pair: -len(pair[1])):
+    count = f"{len(found.measured):,} of {found.asked:,} operator calls"
+    lines = [f"{count} timed on {_where(found)} in {found.seconds:.1f} s"]
+    for reason, calls in sorted(found.reasons().items(), key=lambda pair: -len(pair[1])):
         names = sorted({call.op for call in calls})
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"  left out {len(calls):,}: {reason} ({', '.join(names[:SHOWN])}{more})")
     return "\n".join(lines)
 
 
-def _device(result: Calibration) -> str:
-    return "the CPU" if result.device == "cpu" else result.device
+@command(
+    collecting.MODULE,
+    TABLE,
+    FORCE,
+    *collecting.SCRIPT,
+    cls=InPlace,
+    types={**collecting.COUNTS, "steps": click.IntRange(2)},
+    context_settings=collecting.BEFORE_THE_SCRIPT,
+)
+def in_place(
+    change: Change,
+    out: Output,
+    target: str,
+    args: tuple[str, ...],
+    module: bool,
+    *,
+    tool: str,
+    steps: int = 5,
+    warmup: int = 5,
+) -> int:
+    r"""Time the operators that a tool changes, in a script as it trains, before and with it.
+
+    \b
+    daydream calibrate --tool ./mine.py -o times.parquet train.py --epochs 1
+    daydream whatif ./mine.py trace.parquet --table times.parquet
+
+    The file's `tool` (or an optimization that ships with one, by name) is applied to the running
+    script. A few steps are recorded as they are, some 25 steps later a few with the tool, and the
+    script ends. Each distinct call (operator, shapes, element type) that the tool acts on is
+    compared, forward and backward. Options of the tool come before the script.
+
+    Args:
+        tool (FILE): A file with a `tool`, or a name.
+        steps: Steps to record before, and with the tool.
+        warmup: Steps to skip first.
+    """
+    from daydream.calibration.in_place import calibrate_in_place
+    from daydream.collect.launcher.runner import Recording
+    from daydream.errors import DaydreamError
+    from daydream.files.atomic import own_folder
+    from daydream.trace.trace import Trace
+
+    collecting.check_target(target, module=module)
+    for each in change.optimizations:
+        if each.tool is None:
+            raise usage_error(
+                f"{each.name} has no tool: its file should define `tool`, a daydream.instrument.Tool "
+                "or what returns one"
+            )
+    output = str(out.output)
+    out.check(output)
+    with own_folder("daydream") as folder:
+        recording = Recording(
+            steps=steps,
+            warmup=warmup,
+            stop_after=True,
+            change=change.to_make(rounds=0, steps=1),
+            memory=False,
+        )
+        done = collecting.run_script(
+            target, args, folder / "calibrate.parquet", recording, module=module, own_stdout=True, kept=False
+        )
+        if done.path is None:
+            return done.exit_code or 1
+        before = Trace.load(done.path)
+        failed = (before.metadata.get("confirmed") or {}).get("failed")
+        failed = failed or before.metadata.get("changed_not_recorded")
+        if failed:
+            raise DaydreamError(f"the tool could not be applied in the script: {failed}")
+        if done.changed is None:
+            raise DaydreamError(
+                "the script ended before steps with the tool were recorded. Let it train for about "
+                f"{warmup + 2 * steps + 30} steps."
+            )
+        with working():
+            found = calibrate_in_place(before, Trace.load(done.changed))
+    found.save(output, force=out.force)
+    out.emit(
+        found,
+        lambda: _in_place_text(found),
+        written=wrote(output),
+        then=["whatif", *change.words, "TRACE", "--table", output],
+        tool=tool,
+        output=output,
+    )
+    return 0
 
 
-def _positive(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise click.BadParameter("give a number of seconds above 0.", ctx, param)
-    return value
+def _in_place_text(found: InPlaceCalibration) -> str:
+    """Return a line for each distinct call and pass, and what was left out."""
+    head = (
+        f"{len(found.measured)} times of changed operators on {_where(found)}; the machine took "
+        f"{found.drift:.2f} times as long for what does not change, which is taken out"
+    )
+    width = max(len(each.op) for each in found.measured)
+    lines = [
+        f"  {each.op:{width}} {each.phase:8} {each.before_ns / 1e3:10,.1f} -> "
+        f"{each.duration_ns / 1e3:10,.1f} us  {each.dtype} {each.shapes}"
+        for each in found.measured
+    ]
+    return "\n".join([head, *lines, *(f"  left out: {text}" for text in found.left_out)])
 
 
-command = Calibrate(
-    "calibrate",
-    callback=_calibrate,
-    help=help_of(_calibrate),
-    short_help="Time a trace's operators on this machine, for better predictions.",
-    params=[
-        *trace_options(),
-        click.Option(
-            [FLAG], metavar="NAME[+NAME...]", help="Measure what this change asks for, before and after it."
-        ),
-        click.Option(
-            ["--tool"], metavar="FILE", expose_value=False,
-            help="Time what this tool changes, in the script that follows, instead of a trace's operators.",
-        ),
-        click.Option(
-            ["-o", "--output"], default="table.parquet", show_default=True, metavar="FILE",
-            help="Where the times are written.",
-        ),
-        click.Option(
-            ["--device"], type=click.Choice(["cpu", "cuda"]), help="By default where the trace's work ran."
-        ),
-        click.Option(
-            ["--total-limit"], type=float, default=120.0, show_default=True, callback=_positive,
-            metavar="SECONDS", help="Leave out what is not reached by then.",
-        ),
-        click.Option(
-            ["--call-limit"], type=float, default=0.2, show_default=True, callback=_positive,
-            metavar="SECONDS", help="How long one call is repeated, at most.",
-        ),
-        force_option(),
-        json_option(),
-    ],
-)  # fmt: skip
+in_place.name = "calibrate"

@@ -1,82 +1,61 @@
-"""`daydream collect`: an unmodified training script in, a trace out."""
+"""`daydream collect`, `import` and `example`: from a script or a profiler's file to a trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from daydream.cli.output import help_of
-from daydream.cli.source import force_option, json_option
+from daydream.cli.commands import command
+from daydream.cli.options import FORCE, SOME, Option, Parsed, output
+from daydream.cli.output import Output, trace_name, wrote
+from daydream.cli.source import TraceRequest, working
+from daydream.cli.suggestions import suggestions
+from daydream.errors import DaydreamError, GraphError
 
-if TYPE_CHECKING:
-    from daydream.cli.suggestions import Suggestions
-    from daydream.collect.launcher.runner import Collected
+SIGNALED = 128  # and the signal's number: the exit code of what a signal ended
+NOT_PARQUET = (".json", ".gz", ".sqlite", ".db", ".etdp")
 
-FAILED = 1
-SIGNALLED = 128  # and the signal's number: the exit code of what a signal ended
+MODULE = Option("-m", "module", is_flag=True, help="Run a module, as `python -m` does.")
+SCRIPT = (
+    click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
+    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
+)
+BEFORE_THE_SCRIPT = {"allow_interspersed_args": False}
+COUNTS = {"steps": SOME, "warmup": click.IntRange(0), "nproc_per_node": SOME}
 
 
-def _collect(
+def run_script(
     target: str,
     args: tuple[str, ...],
-    output: str | None,
-    steps: int,
-    warmup: int,
-    stop_after: bool,
-    with_stack: bool,
-    memory: bool,
-    nproc_per_node: int | None,
+    path: Path,
+    recording: Any,
+    *,
     module: bool,
-    no_suggestions: bool,
-    force: bool,
-    as_json: bool,
-) -> int:
-    r"""Run a training script as it is, and record a few of its steps.
+    nproc: int | None = None,
+    **how: Any,
+) -> Any:
+    """Run a script and record it; return what was collected, and print how it goes and what went wrong.
 
-    \b
-    daydream collect train.py --epochs 1
-    daydream collect -o run.parquet -m package.train --epochs 1
-    daydream collect --nproc-per-node 2 train.py
-
-    Options of `collect` come before the script, everything after it is the script's
-    own. The first steps are skipped, the next ones timed without a profiler, then a few
-    are captured, and the script goes on unchanged. Its exit code is passed on. At the end the
-    three changes that would shorten the step most are named, with the code that makes them.
+    Args:
+        target: the script, or the module.
+        args: its arguments.
+        path: where the trace goes.
+        recording: a `Recording`: what is recorded, and with which change.
+        module: whether it is a module.
+        nproc: how many processes, of several.
+        **how: as `daydream.collect.launcher.runner.collect` has it.
     """
-    from daydream.cli.failures import message
-    from daydream.cli.output import check, quoted
-    from daydream.collect.launcher.runner import Recording, collect, command_line
+    from daydream.cli.errors import message
+    from daydream.collect.launcher.runner import collect as run
+    from daydream.collect.launcher.runner import command_line
 
-    check_target(target, module=module)
-    path = _output(target, output, module=module)
-    check(path, force=force)
-    done = collect(
-        command_line(target, args, module=module, nproc_per_node=nproc_per_node),
-        path,
-        Recording(steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory),
-        force=force,
-        say=lambda text: click.echo(f"daydream: {text}", err=True),
-        own_stdout=as_json,
-    )
+    line = command_line(target, args, module=module, nproc_per_node=nproc)
+    done = run(line, path, recording, say=lambda text: click.echo(f"daydream: {text}", err=True), **how)
     for problem in done.problems:
         click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
-    restless = None if done.path is None else _unrest(done.path)
-    if restless:
-        click.echo(f"note: {restless}", err=True)
-    found = None if done.path is None or no_suggestions else _suggestions(done.path, done.exit_code)
-    if as_json:
-        _print_json(done, restless, found)
-    if done.path is None:
-        return done.exit_code or FAILED
-    if as_json:
-        return done.exit_code
-    click.echo(f"wrote {done.path} ({done.path.stat().st_size:,} bytes)", err=True)
-    for line in [] if found is None else found.lines(done.path):
-        click.echo(line, err=True)
-    click.echo(f"next: daydream info {quoted(done.path)}", err=True)
-    return done.exit_code
+    return done
 
 
 def check_target(target: str, *, module: bool) -> None:
@@ -86,115 +65,228 @@ def check_target(target: str, *, module: bool) -> None:
     hint = ""
     if Path(target).name.startswith(("python", "torchrun")):
         hint = " Name the training script alone; --nproc-per-node starts several processes."
-    raise click.BadParameter(
-        f"{target!r} is not a file.{hint}", click.get_current_context(), param_hint="SCRIPT"
-    )
+    text = f"{target!r} is not a file.{hint}"
+    raise click.BadParameter(text, click.get_current_context(), param_hint="SCRIPT")
 
 
-def _output(target: str, output: str | None, *, module: bool) -> Path:
-    """Return where to write: `train.py` and `-m package.train` give `train.parquet`."""
-    stem = target.rpartition(".")[2] if module else Path(target).resolve().stem
-    name = f"{stem}.parquet"
-    path = Path(output or name)
-    return path / name if path.is_dir() else path
+@command(
+    output("Where to write [default: the script's name, .parquet]."),
+    MODULE,
+    FORCE,
+    *SCRIPT,
+    types=COUNTS,
+    context_settings=BEFORE_THE_SCRIPT,
+)
+def collect(
+    out: Output,
+    target: str,
+    args: tuple[str, ...],
+    module: bool,
+    *,
+    steps: int = 3,
+    warmup: int = 5,
+    stop_after: bool = False,
+    with_stack: bool = False,
+    memory: bool = True,
+    nproc_per_node: int | None = None,
+    no_suggestions: bool = False,
+) -> int:
+    r"""Run a training script, unmodified, and record a few of its steps.
 
+    \b
+    daydream collect train.py --epochs 1
+    daydream collect -o run.parquet -m package.train --epochs 1
+    daydream collect --nproc-per-node 2 train.py
 
-def _unrest(path: Path) -> str | None:
-    """Return why the recording seems not to have been made at rest, as `replay` and `info` say it.
+    Options of `collect` come before the script, everything after it is the script's own. The first
+    steps are skipped, the next ones timed without a profiler, then a few are captured, and the script
+    goes on unchanged. Its exit code is passed on. At the end the three changes that would shorten the
+    step most are named, with the code that makes them.
 
-    The replay that this takes is kept in the user's cache: the suggestions, and the first question, need it.
+    Args:
+        steps: Steps to capture.
+        warmup: Steps to skip first.
+        stop_after: End the script when the steps are captured.
+        with_stack: Record Python functions, for `explain`; steps take longer.
+        memory: Record allocations and frees.
+        nproc_per_node: Start N processes (torch.distributed.run): one trace of all ranks.
+        no_suggestions: Do not predict at the end what would shorten the step.
     """
-    import daydream
-    from daydream.cli.progress import Progress
-    from daydream.cli.source import read
-    from daydream.errors import GraphError
+    from daydream.collect.launcher.runner import Recording
 
-    try:
-        with Progress() as progress:
-            trace = read((str(path),), None, None, progress, typical=True)
-        return daydream.replay(trace).unrest
-    except GraphError:  # there is no step to judge; `info` says why
-        return None
-
-
-def _suggestions(path: Path, exit_code: int) -> Suggestions | None:
-    """Return the largest suggestions; None where a signal ended the script, as somebody wants to be done."""
-    if exit_code > SIGNALLED:
-        return None
-    from daydream.cli.suggestions import suggestions
-
-    return suggestions(path)
-
-
-def _print_json(done: Collected, restless: str | None, suggested: Suggestions | None) -> None:
-    from daydream.cli.output import print_json
-
-    found: dict[str, object] = {}
-    if done.path is not None:
-        from daydream.trace.trace import Trace
-
-        trace = Trace.load(done.path)
-        steps = trace.metadata.get("steps", [])
-        found = {
-            "rows": len(trace),
-            "ranks": sorted({step.get("rank", 0) for step in steps}),
-            "steps": len(steps),
-            "covered": sum(bool(step.get("covered")) for step in steps),
-            "bytes": done.path.stat().st_size,
-            "notes": [*trace.metadata.get("notes", []), *filter(None, [restless])],
-            "suggestions": None if suggested is None else list(suggested.entries),
-        }
-    print_json({
+    check_target(target, module=module)
+    stem = target.rpartition(".")[2] if module else Path(target).resolve().stem
+    path = Path(out.output or f"{stem}.parquet")
+    path = path / f"{stem}.parquet" if path.is_dir() else path
+    out.check(path)
+    recording = Recording(
+        steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory
+    )
+    done = run_script(
+        target,
+        args,
+        path,
+        recording,
+        module=module,
+        nproc=nproc_per_node,
+        force=out.force,
+        own_stdout=out.as_json,
+    )
+    result = {
         "trace": None if done.path is None else str(done.path),
         "exit_code": done.exit_code,
         "problems": done.problems,
-        **found,
-    })  # fmt: skip
+    }
+    if done.path is None:
+        out.emit(result, None)
+        return done.exit_code or DaydreamError.exit_code
+    unrest = _unrest(done.path)
+    if unrest:
+        click.echo(f"note: {unrest}", err=True)
+    found = None
+    if not no_suggestions and done.exit_code <= SIGNALED:  # else somebody wants to be done
+        found = suggestions(done.path)
+    about = {}
+    if out.as_json:
+        from daydream.trace.trace import Trace
+
+        about = _about(Trace.load(done.path), done.path)
+        about["notes"] = [*about["notes"], *filter(None, [unrest])]
+        about["suggestions"] = None if found is None else list(found.entries)
+    lines = [*wrote(done.path), *([] if found is None or out.as_json else found.lines(done.path))]
+    out.emit({**result, **about}, None, written=lines, then=["info", str(done.path)])
+    return done.exit_code
 
 
-command = click.Command(
-    "collect",
-    callback=_collect,
-    help=help_of(_collect),
-    short_help="Record a few steps of a training script, unmodified.",
-    context_settings={"allow_interspersed_args": False},
-    params=[
-        click.Option(
-            ["-o", "--output"],
-            metavar="FILE",
-            help="Where to write; the script's name with .parquet in the current folder if not given.",
-        ),
-        click.Option(
-            ["--steps"], type=click.IntRange(min=1), default=3, help="Steps to capture; 3 by default."
-        ),
-        click.Option(
-            ["--warmup"], type=click.IntRange(min=0), default=5, help="Steps to skip first; 5 by default."
-        ),
-        click.Option(["--stop-after"], is_flag=True, help="End the script when the steps are captured."),
-        click.Option(
-            ["--with-stack"],
-            is_flag=True,
-            help="Record which function called what, for `explain`; the captured steps take longer by that.",
-        ),
-        click.Option(
-            ["--memory/--no-memory"],
-            default=True,
-            help="Record allocations and frees, or do not; they are recorded by default.",
-        ),
-        click.Option(
-            ["--nproc-per-node"],
-            type=click.IntRange(min=1),
-            help="Start this many processes with torch.distributed.run; one trace holds every rank.",
-        ),
-        click.Option(
-            ["--no-suggestions"],
-            is_flag=True,
-            help="Do not predict at the end what would shorten the step; that takes a few seconds.",
-        ),
-        click.Option(["-m", "module"], is_flag=True, help="Run a module, as `python -m` does."),
-        force_option(),
-        json_option(),
-        click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
-        click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
-    ],
+def _unrest(path: Path) -> str | None:
+    """Return why the machine seems to have been busy during recording, as `replay` and `info` tell it.
+
+    The replay that this takes is kept in the user's cache: the suggestions, and the first question, need it.
+    """
+    try:
+        with working() as progress:
+            return TraceRequest((str(path),)).replay(progress).unrest
+    except GraphError:  # there is no step to judge; `info` tells why
+        return None
+
+
+def _about(trace: Any, path: Path) -> dict[str, Any]:
+    """Return what JSON tells of a trace that was written."""
+    steps = trace.metadata.get("steps", [])
+    return {
+        "rows": len(trace),
+        "ranks": sorted({step.get("rank", 0) for step in steps}),
+        "steps": len(steps),
+        "covered": sum(bool(step.get("covered")) for step in steps),
+        "bytes": path.stat().st_size,
+        "notes": trace.metadata.get("notes", []),
+    }
+
+
+# Import --------------------------------------------------------------------------------------------
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(rank) for rank in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of ranks such as 0,1,4") from None
+
+
+@command(
+    click.Argument(["traces"], nargs=-1, required=True, metavar="SOURCE..."),
+    output("Where to write [default: the source's name, .parquet]."),
+    FORCE,
+    types={"ranks": Parsed(_ranks)},
 )
+def import_(
+    request: TraceRequest,
+    out: Output,
+    *,
+    ranks: Any = None,
+    etrecord: str | None = None,
+    engine: Any = "local",
+) -> None:
+    """Import a profiler's recording as a small parquet trace.
+
+    SOURCE is Kineto JSON from torch.profiler (.json, .json.gz), an Nsight Systems export (.sqlite,
+    .sqlite.gz), a rocprofv3 database (.db), a JAX profile (.xplane.pb), or an ExecuTorch ETDump
+    (.etdp) or table of its Inspector (.json, .parquet). Several files, or a folder of them, are the
+    ranks of one job, which --engine reads side by side. Only named fields are copied: environment
+    dumps and the like are left out.
+
+    Args:
+        ranks (LIST): Ranks of the files in their order: 0,1,4.
+        etrecord (FILE): ETRecord of an ETDump's program: layers and operators.
+    """
+    from daydream.report.text.overview import rows_by_kind
+    from daydream.report.text.results import import_text
+
+    if out.output is not None and out.output.endswith(NOT_PARQUET):
+        text = "the output is a parquet trace; name it .parquet"
+        raise click.BadParameter(text, click.get_current_context(), param_hint="-o")
+    target = Path(out.output or trace_name(request.traces))
+    if target.is_dir():
+        target = target / trace_name(request.traces)
+    out.check(target)
+    with working() as progress:
+        trace = request.load(progress, keep=False, ranks=ranks, engine=engine, etrecord=etrecord)
+        progress(f"writing {target}")
+        trace.save(target, force=out.force)
+    kinds, about = rows_by_kind(trace), _about(trace, target)
+    result = {
+        "trace": str(target),
+        "source": trace.metadata.get("source"),
+        "rows": about.pop("rows"),
+        "rows_by_kind": kinds,
+        "ranks": about.pop("ranks"),
+        "step_source": trace.metadata.get("step_source"),
+        **about,
+    }
+    then = ["info", str(target)]
+    out.emit(result, lambda: import_text(trace, kinds), written=wrote(target), then=then)
+
+
+# Examples ------------------------------------------------------------------------------------------
+
+PACKAGE = "daydream.examples"
+GPU = "synthetic_gpt_gpu.json.gz"
+EXAMPLES = {  # file -> what it is, and the command to try with it
+    GPU: ("a small GPT's training on a GPU that does not exist: round figures", "rank {}"),
+    "mlp_cpu.json.gz": ("a perceptron's training on a CPU, recorded", "explain {}"),
+    "my_optimization.py": ("an optimization of your own", f"whatif ./{{}} {GPU}"),
+    "train_gpt.py": ("a small GPT on random tokens, to record with torch", "collect {}"),
+    "train_cnn.py": ("a small network whose images a loader makes, to record", "collect {}"),
+    "train_ddp.py": ("a perceptron on two ranks, to record", "collect --nproc-per-node 2 {}"),
+}
+
+
+@command(click.Argument(["name"], required=False), output("Where to write [default: NAME, here]."), FORCE)
+def example(out: Output, name: str | None) -> None:
+    """Write one of the example traces or scripts, or list them.
+
+    NAME is one of the list; the file is written to the current folder. No network is needed.
+    """
+    from importlib.resources import files
+
+    from daydream.files.atomic import write_whole
+
+    if name is None:
+        entries = [{"name": each, "what": what} for each, (what, _) in EXAMPLES.items()]
+        width = max(map(len, EXAMPLES))
+        lines = [f"  {each:<{width}}  {what}" for each, (what, _) in EXAMPLES.items()]
+        out.emit({"examples": entries}, lambda: "\n".join(lines), then=["example", GPU])
+        return
+    if name not in EXAMPLES:
+        raise DaydreamError(f"unknown example {name!r}; choose {', '.join(EXAMPLES)}")
+    target = Path(out.output or name)
+    if target.is_dir():
+        target = target / name
+    content = (files(PACKAGE) / name).read_bytes()
+    write_whole(target, lambda temporary: Path(temporary).write_bytes(content), force=out.force)
+    out.emit(
+        {"example": name, "path": str(target), "bytes": len(content)},
+        None,
+        written=wrote(target),
+        then=[word.format(target) for word in EXAMPLES[name][1].split()],
+    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import click
 
+from daydream.cli.commands import command
+
 MISSING = (
     "the package `mcp` is not installed, or older than version 2.\n"
     "Install it with: pip install 'daydream[mcp]'"
 )
 
 
-def _mcp(root: str, allow_code: bool, show_skill: bool, skill_path: bool) -> None:
+@command()
+def mcp(root: str = ".", *, allow_code: bool = False, skill: bool = False, skill_path: bool = False) -> None:
     r"""Serve info, explain, rank, whatif, memory, compare and confirm to a coding agent (MCP, stdio).
 
     \b
@@ -21,16 +24,20 @@ def _mcp(root: str, allow_code: bool, show_skill: bool, skill_path: bool) -> Non
     falsify it. Only files below the root are read, links resolved, and no code is run: `confirm` and
     optimizations by path need --allow-code. A call that is cancelled ends its work.
     Needs the package mcp: pip install 'daydream[mcp]'.
+
+    Args:
+        root (DIR): Only files below it may be read.
+        allow_code: Let agents run scripts and changes by path below the root.
+        skill: Print the SKILL.md for agents, and end.
+        skill_path: Print where that file is, and end.
     """
-    from daydream.agents.skill import skill
-    from daydream.agents.skill import skill_path as where
+    from daydream.agents import skill as skills
+    from daydream.agents.root import Root
     from daydream.errors import DaydreamError
 
-    if show_skill or skill_path:
-        click.echo(str(where()) if skill_path else skill(), nl=skill_path)
+    if skill or skill_path:
+        click.echo(str(skills.skill_path()) if skill_path else skills.skill(), nl=skill_path)
         return
-    from daydream.agents.root import Root
-
     folder = Root(root)
     try:
         from daydream.agents.server import run
@@ -39,23 +46,3 @@ def _mcp(root: str, allow_code: bool, show_skill: bool, skill_path: bool) -> Non
             raise
         raise DaydreamError(MISSING) from None
     run(folder, allow_code=allow_code)
-
-
-command = click.Command(
-    "mcp",
-    callback=_mcp,
-    help=(_mcp.__doc__ or "").replace("\\b", "\b"),
-    short_help="Serve the same questions to a coding agent.",
-    params=[
-        click.Option(
-            ["--root"], default=".", metavar="DIR",
-            help="The folder whose files may be read, and nothing else; by default the current one.",
-        ),
-        click.Option(
-            ["--allow-code"], is_flag=True,
-            help="Let the agent run training scripts and optimizations by path below the root.",
-        ),
-        click.Option(["--skill", "show_skill"], is_flag=True, help="Print the SKILL.md for agents, and end."),
-        click.Option(["--skill-path"], is_flag=True, help="Print where that file lies, and end."),
-    ],
-)  # fmt: skip

@@ -1,156 +1,325 @@
-"""`--contention`: how kernels and transfers that overlap slow each other.
+"""Options: those that commands share, how their values are read, and how help lists them.
 
-Lists of values as they are typed: `1,2,4,...,64`, where `...` goes on as the numbers before it do.
-
-Commands that take the options of the optimizations they are given.
-
-`--engine`: where many independent questions are answered.
+Help has the options of a command under headings: what they ask (`ANSWER`), what is printed and written
+(`OUTPUT`), and how the trace is read (`READING`), which `--help-all` shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from daydream.cli.source import stdout_for_the_result
+from daydream.errors import DaydreamError
+from daydream.lazy import regex
+from daydream.transforms.registry import Option as Described
 
-if TYPE_CHECKING:
-    from daydream.parallel.engines import Engine
-
-
-def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from daydream.errors import GraphError
-    from daydream.predict.contention_option import parsed
-
-    try:
-        parsed(value)
-    except GraphError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
-    return value
+ANSWER, OUTPUT, READING = "Answer", "Output", "Reading the trace"
+MEASURED = "measured"  # the default of --contention
+AUTO = "auto"  # `--steps` then says how steps are found, else which are read
+MOST = 10_000  # numbers that one list may mean
+UNITS = " KMGT"
+SIZE = regex(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE | re.ASCII)
 
 
-def contention_option() -> click.Option:
-    """Return `--contention`."""
-    return click.Option(
-        ["--contention"],
-        default="measured",
-        callback=_checked,
-        metavar="measured|off|F[,F]",
-        help="How many times as long kernels take during a transfer, and, second, transfers during kernels. "
-        "By default as measured in the trace, where it can be.",
+class Option(click.Option):
+    """An option under a heading of the help; its qualified name (`--amp.math-speedup`) is not shown."""
+
+    def __init__(self, *flags: str, group: str = ANSWER, **how: Any) -> None:
+        super().__init__(flags, **how)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option as it is typed, and what it does."""
+        return click.Option.get_help_record(self._short(), ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the option's name for messages."""
+        return click.Option.get_error_hint(self._short(), ctx)
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return what stands behind the help: the default, and whether it is required, but no range."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+    def _short(self) -> click.Option:
+        """Return the option as if it had no qualified name, but where it has no other."""
+        short = copy.copy(self)
+        for names in ("opts", "secondary_opts"):
+            flags = getattr(self, names)
+            setattr(short, names, [flag for flag in flags if "." not in flag] or flags)
+        return short
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg] # generic since click 8.2
+    """A value that a function makes of the text; what it raises is a usage error."""
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the text means."""
+        try:
+            return self.parse(value)
+        except (DaydreamError, ValueError) as error:
+            if error.__cause__ is not None:  # a package is missing: nothing is wrong with the text
+                raise
+            self.fail(str(error), param, ctx)
+
+
+def click_option(
+    option: Described,
+    name: str,
+    flags: Sequence[str],
+    *,
+    group: str = ANSWER,
+    type: Any = None,
+    default: Any = None,
+    required: bool | None = None,
+) -> Option:
+    """Return the option of the command line for one that a function has.
+
+    Args:
+        option: as the function describes it.
+        name: what it goes by among the command's parameters.
+        flags: how it is typed, without dashes.
+        group: its heading.
+        type: what reads a value; None for what the option's type says.
+        default: the value of one that is not given.
+        required: whether it must be given; None for what the option says.
+    """
+    how: dict[str, Any] = {"type": type or (NUMBER if option.type is float else option.type)}
+    shown = option.default
+    if option.choices:
+        how["type"] = click.Choice(option.choices)
+    elif default is False:
+        how, shown = {"is_flag": True}, None
+    elif option.type is bool:  # not given, yes, no
+        shown = None if shown is None else f"--{'' if shown else 'no-'}{flags[0]}"
+        flags, how = [f"{each}/--no-{each}" for each in flags], {}
+    else:
+        how["metavar"] = option.unit or {int: "N", float: "X", str: "TEXT"}[option.type]
+    if default is not None or option.type is bool:
+        how["default"] = default
+    return Option(
+        name,
+        *(f"--{each}" for each in flags),
+        group=group,
+        help=option.help + (f" [default: {shown}]" if shown is not None else ""),
+        required=option.required if required is None else required,
+        **how,
     )
 
 
-MOST = 10_000  # numbers that one list may mean
+# Values --------------------------------------------------------------------------------------------
+
+
+def bytes_of(text: str) -> int:
+    """Return how many bytes a text means: 1 GB is 1e9 bytes, 1 GiB is 2**30, and `G` is GB.
+
+    Raises:
+        ValueError: it is no amount, or none of at least one byte.
+
+    """
+    from decimal import Decimal  # for those who type one
+
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size such as 24GB or 79.6GiB")
+    unit = (1024 if found[3] else 1000) ** UNITS.index((found[2] or " ").upper())
+    nbytes = int(Decimal(found[1]) * unit)
+    if nbytes < 1:
+        raise ValueError(f"{text!r} is less than one byte; a size such as 24GB was needed")
+    return nbytes
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression ({error})") from None
+    return text
+
+
+def _steps(text: str) -> str:
+    from daydream.trace.step_range import is_range
+
+    if text != AUTO and not is_range(text):
+        raise ValueError(f"{text!r} is not 'auto', nor a range of steps such as 10:20")
+    return text
+
+
+def _contention(text: str) -> str:
+    from daydream.predict.contention_option import parsed
+
+    parsed(text)
+    return text
+
+
+def _engine(text: str) -> Any:
+    from daydream.parallel.engines import engine_of
+
+    return engine_of(text)
+
+
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a valid float") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a finite number")
+    return number
+
+
+def _time(text: str) -> float:
+    if not (number := _finite(text)) >= 0:
+        raise ValueError(f"{text!r} is not a time of 0 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not (number := _time(text)):
+        raise ValueError("give a number of seconds above 0.")
+    return number
+
+
+NUMBER, TIME, BYTES = Parsed(_finite), Parsed(_time), Parsed(bytes_of)
+SECONDS, SOME = Parsed(_seconds), click.IntRange(1)
 
 
 def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
-    """Return the numbers of a list, each part `read` by itself.
+    """Return the numbers of a list such as `1,2,4,...,64`, each part `read` by itself.
+
+    `...` continues as the numbers before it do: by equal steps if three show them, else by factors.
 
     Raises `ValueError` with what is wrong.
     """
     found: list[Fraction] = []
     parts = [part.strip() for part in text.split(",")]
     for place, part in enumerate(parts):
-        if part == "...":
-            if len(found) < 2 or place + 1 == len(parts):
-                raise ValueError(f"{text!r}: '...' needs two numbers before it and one after it")
-        elif place and parts[place - 1] == "...":
-            found += _between(found, read(part))
-        else:
+        if part != "...":
             found.append(read(part))
+            continue
+        if len(found) < 2 or place + 1 == len(parts):
+            raise ValueError(f"{text!r}: '...' needs two numbers before it and one after it")
+        last, (before, one) = read(parts[place + 1]), found[-2:]
+        same = len(found) > 2 and one - before == before - found[-3]
+        factor = one / before if before else Fraction(0)
+        by_steps = same or factor <= 0 or (factor.denominator > 1 and factor.numerator > 1)
+        rising, start = one > before, len(found)
+        following = 2 * one - before if by_steps else one * factor
+        while following != one and (following < last) == rising and following != last:
+            if len(found) - start > MOST:
+                break
+            found.append(following)
+            before, one = one, following
+            following = 2 * one - before if by_steps else one * factor
+        if following != last or one == last:
+            shown = str(last) if last.denominator == 1 else f"{float(last):g}"
+            raise ValueError(f"the numbers before '...' do not lead to {shown}")
     return found
 
 
-def _between(found: list[Fraction], last: Fraction) -> list[Fraction]:
-    """Return what `...` leaves out and the number after it: equal steps if three show them, else factors."""
-    before, one = found[-2:]
-    same = len(found) > 2 and one - before == before - found[-3]
-    factor = one / before if before else Fraction(0)
-    by_steps = same or factor <= 0 or (factor.denominator > 1 and factor.numerator > 1)
-    rising = one > before
-    following: list[Fraction] = []
-    while one != before and (one < last) == rising and one != last and len(following) < MOST:
-        before, one = one, 2 * one - before if by_steps else one * factor
-        following.append(one)
-    if not following or following[-1] != last:
-        raise ValueError(f"the numbers before '...' do not lead to {_typed(last)}")
-    return following
+def typed_options(values: Any) -> list[str]:
+    """Return values of options as they are typed; those that are None are not."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
-def _typed(number: Fraction) -> str:
-    return str(number) if number.denominator == 1 else f"{float(number):g}"
+# Shared options ------------------------------------------------------------------------------------
+
+TABLE = Option("--table", metavar="FILE", help="Measured kernel or operator times (CSV, `calibrate`).")
+CAPACITY = Option(
+    "--capacity", metavar="SIZE", type=BYTES, help="Memory per device, such as 24GB: does the step fit?"
+)
+CONTENTION = Option(
+    "--contention",
+    default=MEASURED,
+    metavar="FACTOR",
+    type=Parsed(_contention),
+    help="Slowdown of overlapping work: measured, off or F[,F].",
+)
+ENGINE = Option(
+    "--engine",
+    default="local",
+    metavar="ENGINE",
+    type=Parsed(_engine),
+    help="Where it runs: local, processes[:N], dask[:N], dask:tcp://HOST:PORT.",
+)
+VERBOSE = Option("-v", "--verbose", is_flag=True, help="Show every part, row and note.")
+HTML = Option("--html", group=OUTPUT, metavar="FILE", help="Write a report for the browser, in one file.")
+NO_RANKING = Option(
+    "--no-ranking", group=OUTPUT, is_flag=True, help="Leave the ranked changes out of that report."
+)
+FORCE = Option("--force", group=OUTPUT, is_flag=True, help="Overwrite existing output files.")
+SHARED = {"table": TABLE, "capacity": CAPACITY, "contention": CONTENTION, "engine": ENGINE}
+JSON = Option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print one JSON object, nothing else.")
 
 
-CHOSEN = "daydream.optimizations"  # where a context keeps what was named
+def output(text: str, **how: Any) -> Option:
+    """Return `-o`, with this help."""
+    return Option("-o", "--output", group=OUTPUT, metavar="FILE", help=text, **how)
 
 
-class OptionTaker(click.Command):
-    """A command that has the options of what a context holds as `CHOSEN`, behind its own or before them."""
-
-    theirs_first = False
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own options and those of the optimizations."""
-        from daydream.cli.whatif_options import click_options
-
-        chosen = ctx.meta.get(CHOSEN)
-        own = super().get_params(ctx)
-        theirs = click_options(chosen, own) if chosen else []
-        return [*theirs, *own] if self.theirs_first else [*own, *theirs]
+TIMELINES = output("Write timelines: .json[.gz] (Perfetto) or .et (Chakra).")
 
 
-class FlagTaker(OptionTaker):
-    """A command whose option `flag` names the optimizations."""
-
-    flag: str
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find what the flag names among the arguments, then parse with their options."""
-        from daydream.cli.whatif_options import optimizations_named
-
-        named = _value_of(self.flag, args)
-        if named is not None:
-            with stdout_for_the_result():
-                ctx.meta[CHOSEN] = optimizations_named(ctx, named)
-        return super().parse_args(ctx, args)
+def _reading(flag: str, metavar: str, text: str, **how: Any) -> Option:
+    return Option(flag, group=READING, metavar=metavar, help=text, **how)
 
 
-def _value_of(option: str, args: list[str]) -> str | None:
-    """Return the value that an option has among arguments that are not parsed yet: the last one, as click."""
-    value = None
-    for place, arg in enumerate(args):
-        if arg == "--":
-            break
-        if arg.startswith(f"{option}="):
-            value = arg.partition("=")[2]
-        elif arg == option and place + 1 < len(args):
-            value = args[place + 1]
-    return value
-
-
-def _engine(ctx: click.Context, param: click.Parameter, value: str) -> Engine:
-    from daydream.errors import DaydreamError
-    from daydream.parallel.engines import engine_of
-
-    try:
-        return engine_of(value)
-    except DaydreamError as error:
-        if error.__cause__ is not None:  # not installed: nothing is wrong with what was typed
-            raise
-        raise click.BadParameter(str(error), ctx, param) from None
-
-
-def engine_option() -> click.Option:
-    """Return `--engine`."""
-    return click.Option(
-        ["--engine"],
-        callback=_engine,
-        default="local",
-        show_default=True,
-        metavar="ENGINE",
-        help="Where it runs: local (this process), processes[:N], dask[:N] or dask:tcp://HOST:PORT.",
-    )
+TRACE = click.Argument(["traces"], nargs=-1, metavar="TRACE")
+NAMED = _reading(
+    "--trace", "TRACE", "TRACE by name: what `import` wrote, or anything it accepts.", multiple=True
+)
+READ: Sequence[Option] = (
+    _reading(
+        "--step-marker",
+        "REGEX",
+        "Annotations that begin a step, if unlike 'step 12' (importing).",
+        type=Parsed(_regex),
+    ),
+    _reading(
+        "--steps",
+        "A:B",
+        "Use only steps A to B-1 of each rank (':' = all; by default a run of steps that is representative "
+        "of a long recording). 'auto' finds steps by the period of the launches, when importing.",
+        type=Parsed(_steps),
+    ),
+    _reading(
+        "--max-unpacked",
+        "SIZE",
+        "Largest size to unpack to [default: 64 GB and 200 times the file].",
+        type=BYTES,
+    ),
+    _reading("--handles", "FILE", "Debug handles of compiled kernels, or Inductor's mapping (JSON)."),
+    _reading("--capture", "FILE", "Recording of the capture of the CUDA or HIP graphs it replays."),
+    _reading(
+        "--counters",
+        "FILE",
+        "Hardware counters of the same kernels, from Nsight Compute, rocprof, NVBit, AccelProf, Kineto or "
+        "Luthier (sums; FILE@100-200 for these kernels); repeat for several passes.",
+        multiple=True,
+    ),
+    Option(
+        "--no-cache",
+        group=READING,
+        is_flag=True,
+        help="Read the trace again and store nothing (DAYDREAM_CACHE: where).",
+    ),
+)

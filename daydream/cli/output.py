@@ -1,6 +1,6 @@
-"""Where a result is written, and why it must not be: asked before the work begins, not after it.
+"""What a command prints and writes: one result on stdout, the rest on stderr, the next command last.
 
-What goes to stdout: the text of a result, or one JSON object.
+Files are checked before the work begins, so that nothing is overwritten and no work is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,106 +24,154 @@ import click
 from daydream.errors import OutputError, TraceError
 
 if TYPE_CHECKING:
-    from daydream.report.text.layout import Screen
+    from daydream.cli.progress import Progress
+    from daydream.memory.result import MemoryReport
+    from daydream.predict.prediction import Prediction
+    from daydream.predict.replay import Replay
 
-PACKED = ".gz"
+SCHEMA = 1
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
 FORMATS = (".pt.trace.json", ".json", ".sqlite", ".db", ".etdp", ".parquet")  # longest first
 
 
-def trace_name(sources: list[str]) -> str:
-    """Return the parquet file name for these sources: `trace.json.gz` becomes `trace.parquet`.
+@dataclass(frozen=True)
+class Output:
+    """What a command line says of its output: see `daydream.cli.options` for each."""
 
-    Several files give what their names have in common: `rank0.json rank1.json` becomes `rank.parquet`.
-    """
-    stems = [_stem(Path(source).resolve().name) for source in sources]
-    common = stems[0]
-    while not all(stem.startswith(common) for stem in stems):
-        common = common[:-1].rstrip("-_. ")
-    return (common or stems[0]) + ".parquet"
+    as_json: bool = False
+    verbose: bool = False
+    output: str | None = None
+    html: str | None = None
+    no_ranking: bool = False
+    force: bool = False
+
+    def emit(
+        self,
+        result: Any,
+        screen: Callable[[], object] | None,
+        *,
+        written: Sequence[str] = (),
+        then: Sequence[str] = (),
+        **head: Any,
+    ) -> None:
+        """Print a result, what was written, and what may be typed next.
+
+        Args:
+            result: an object with `to_json`, or what that returns.
+            screen: makes the text, or the `Screen`, that is printed where no JSON is wanted; None for none.
+            written: a line for each file that was written.
+            then: the words of the next command; left out with JSON.
+            **head: what JSON begins with.
+        """
+        if self.as_json:
+            print_json({**head, **(result if isinstance(result, Mapping) else result.to_json())})
+        elif screen is not None:
+            print_screen(screen())
+        for line in written:
+            click.echo(line, err=True)
+        if then and not self.as_json:
+            print_next(*then)
+
+    def check_files(self, *, chakra: bool = False) -> None:
+        """Raise `OutputError` or a usage error if the timelines or the report could not be written."""
+        timelines = (".json", ".json.gz", *[".et"] * chakra)
+        for path, suffixes, flag in (
+            (self.output, timelines, "-o"),
+            (self.html, (".html", ".htm"), "--html"),
+        ):
+            if path is None:
+                continue
+            if not (path.lower() if flag == "--html" else path).endswith(suffixes):
+                text = f"{path!r} ends in neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}"
+                raise click.BadParameter(text, click.get_current_context(), param_hint=flag)
+            self.check(path)
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Raise `OutputError` if a file could not be written there, or should not be.
+
+        No command writes over a file that it was given to read: a trace, also in a folder of them, a table,
+        a script, a user's own optimization.
+        """
+        from daydream.files.atomic import refuse_to_replace
+
+        target = Path(path)
+        if not target.parent.is_dir():
+            raise OutputError(f"cannot write {target}: there is no folder {target.parent}")
+        refuse_to_replace(target, force=True)
+        if target.exists() and any(target.samefile(each) for each in _files_read()):
+            raise OutputError(f"{target} is read by this command; choose another name for the output")
+        refuse_to_replace(target, force=self.force)
+
+    def write_files(
+        self,
+        replay: Replay,
+        prediction: Prediction | None,
+        progress: Progress,
+        *,
+        memory: MemoryReport | None = None,
+        ranked: bool = True,
+    ) -> list[str]:
+        """Write the timelines and the report that are wanted; return a line about each.
+
+        Args:
+            replay: the replay that the answer is from.
+            prediction: the what-if that is answered, if one is.
+            progress: told what is being done.
+            memory: who holds the memory, for the report.
+            ranked: whether the report may rank what-ifs.
+        """
+        lines = []
+        for path in filter(None, (self.output, self.html)):
+            progress(f"writing {path}")
+            if path == self.html:
+                from daydream.predict.rank import rank
+                from daydream.report.html.page import write as write_html
+
+                ranking = None
+                if ranked and not self.no_ranking:
+                    begin, capacity = (
+                        time.perf_counter(),
+                        None if prediction is None else prediction.capacity_bytes,
+                    )
+                    ranking = rank(replay, pairs=0, with_curves=False, capacity=capacity, progress=progress)
+                    tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
+                    taken = time.perf_counter() - begin
+                    lines.append(
+                        f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without"
+                    )
+                write_html(path, replay, prediction, ranking=ranking, memory=memory, force=self.force)
+                lines.append(f"wrote {path}   open it in a browser")
+            elif path.endswith(".et"):
+                from daydream.report.chakra.file import write_chakra
+
+                written = write_chakra(path, (prediction or replay).timeline, force=self.force)
+                lines.append(f"wrote {', '.join(map(str, written.files))}")
+                lines += [f"  note: {note}" for note in written.notes]
+            else:
+                from daydream.report.perfetto.file import write
+
+                write(path, replay, prediction, force=self.force)
+                lines.append(f"wrote {path}   open it at https://ui.perfetto.dev")
+        return lines
 
 
-def _stem(name: str) -> str:
-    name = name.removesuffix(PACKED)
-    for suffix in FORMATS:
-        if name.endswith(suffix) and name != suffix:
-            return name.removesuffix(suffix)
-    return name
-
-
-def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's help: its docstring, where a line of `\b` keeps the lines of a paragraph."""
-    return (command.__doc__ or "").replace("\\b", "\b")
-
-
-def check(path: str | os.PathLike[str], *, force: bool) -> None:
-    """Raise `OutputError` if a file could not be written there, or should not be.
-
-    No command writes over a file that it was given to read: a trace, also in a folder of them, a table,
-    a script, a user's own optimization.
-    """
-    from daydream.files.atomic import refuse_to_replace
-
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise OutputError(f"cannot write {target}: there is no folder {target.parent}")
-    refuse_to_replace(target, force=True)
-    if target.exists() and any(target.samefile(each) for each in _files_read()):
-        raise OutputError(f"{target} is read by this command; choose another name for the output")
-    refuse_to_replace(target, force=force)
-
-
-def _files_read() -> Iterator[Path]:
-    """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
-    from daydream.collect.importers.formats import trace_files
-    from daydream.transforms.user_file import own_files
-
-    context = click.get_current_context()
-    given = [value for name, value in context.params.items() if name not in OUTPUTS]
-    for text in _texts(given):
-        if os.path.isdir(text):  # noqa: PTH112 - of what cannot be a path, as a text too long, it is no error
-            with contextlib.suppress(TraceError):
-                yield from trace_files([text])
-        elif os.path.exists(text):  # noqa: PTH110 - the same
-            yield Path(text)
-    yield from map(Path, own_files())
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Return the texts in an option's value, also those that a list in it, as `table=a,b`, is made of."""
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-    elif isinstance(value, str) and value:
-        yield from {value, *filter(None, re.split("[=,]", value))}
-
-
-def free_name(stem: str, suffix: str) -> str:
-    """Return a name in the current folder that no file has: the stem's, or with a number after it."""
-    more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
-    return next(name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists())
-
-
-def quoted(path: str | os.PathLike[str]) -> str:
-    """Return a path as typed in a shell, without what could steer a terminal."""
-    from daydream.report.text.layout import printable
-
-    return printable(shlex.quote(os.fspath(path)))
-
-
-SCHEMA = 1
+def wrote(*paths: str | os.PathLike[str]) -> list[str]:
+    """Return a line about each file that was written, with its size."""
+    return [f"wrote {path} ({Path(path).stat().st_size:,} bytes)" for path in paths]
 
 
 def print_next(*words: str) -> None:
-    """Say on stderr what may be typed next."""
+    """Print on stderr the command to try next."""
     from daydream.report.text.layout import printable
 
     click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 
 
-def print_screen(screen: Screen) -> None:
+def print_screen(screen: object) -> None:
     """Print a report: fitted to a terminal and with colour there, else its plain text."""
-    if sys.stdout.isatty():
+    from daydream.report.text.layout import Screen
+
+    if isinstance(screen, Screen) and sys.stdout.isatty():
         from daydream.report.text.console import show
 
         show(screen)
@@ -145,3 +195,52 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+# Names of files ------------------------------------------------------------------------------------
+
+
+def trace_name(sources: Sequence[str]) -> str:
+    """Return the parquet file name for these sources: `trace.json.gz` becomes `trace.parquet`.
+
+    Several files give what their names have in common: `rank0.json rank1.json` becomes `rank.parquet`.
+    """
+    stems = []
+    for source in sources:
+        name = Path(source).resolve().name.removesuffix(".gz")
+        ends = (suffix for suffix in FORMATS if name.endswith(suffix) and name != suffix)
+        stems.append(name.removesuffix(next(ends, "")))
+    common = stems[0]
+    while not all(stem.startswith(common) for stem in stems):
+        common = common[:-1].rstrip("-_. ")
+    return (common or stems[0]) + ".parquet"
+
+
+def free_name(stem: str, suffix: str) -> str:
+    """Return a name in the current folder that no file has: the stem's, or with a number after it."""
+    more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
+    return next(name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists())
+
+
+def _files_read() -> Iterator[Path]:
+    """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
+    from daydream.collect.importers.formats import trace_files
+    from daydream.transforms.user_file import own_files
+
+    params = click.get_current_context().params
+    for text in _texts([value for name, value in params.items() if name not in OUTPUTS]):
+        if os.path.isdir(text):  # noqa: PTH112 - of what cannot be a path, as a text too long, it is no error
+            with contextlib.suppress(TraceError):
+                yield from trace_files([text])
+        elif os.path.exists(text):  # noqa: PTH110 - the same
+            yield Path(text)
+    yield from map(Path, own_files())
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Return the texts in an option's value, also those that a list in it, as `table=a,b`, is made of."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str) and value:
+        yield from {value, *filter(None, re.split("[=,]", value))}

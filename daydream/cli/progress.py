@@ -18,9 +18,13 @@ BAR = 24
 LINES = "DAYDREAM_PROGRESS_LINES"  # a variable that another program sets to read the progress: a line each
 LONGEST = 48  # what is said before the bar, so that the line fits a terminal
 STYLES = {  # instead of shades that light or dark terminals hardly show
-    "bar.back": "dim", "bar.complete": "green", "bar.finished": "green", "bar.pulse": "green",
-    "progress.elapsed": "none", "progress.percentage": "none",
-}  # fmt: skip
+    "bar.back": "dim",
+    "bar.complete": "green",
+    "bar.finished": "green",
+    "bar.pulse": "green",
+    "progress.elapsed": "none",
+    "progress.percentage": "none",
+}
 
 
 class Progress:
@@ -79,9 +83,14 @@ class Progress:
             progress.TimeElapsedColumn(),
         )
         line = progress.Progress(
-            *columns, console=there, transient=True, auto_refresh=False, get_time=time.monotonic,
-            redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
+            *columns,
+            console=there,
+            transient=True,
+            auto_refresh=False,
+            get_time=time.monotonic,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         line.add_task(self._what, total=None)
         (task,) = line.tasks
         task.start_time = begin

@@ -1,122 +1,123 @@
-"""`daydream rank`: every optimization that applies, sorted by what it would save."""
+"""`daydream rank` and `daydream explain`: what would make the step shorter, and why it takes its time."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
 
 import click
 
-from daydream.cli.source import (
-    capacity_option,
-    json_option,
-    read,
-    stdout_for_the_result,
-    table_option,
-    trace_options,
-    trace_words,
-    verbose_option,
-)
+from daydream.cli.commands import Change, canonical, command
+from daydream.cli.options import FORCE, HTML, SOME, VERBOSE
+from daydream.cli.output import Output
+from daydream.cli.source import TraceRequest, working
 
 SHOWN = 5
-PAIRS = 3
 
 
-def _rank(
-    trace: str,
-    step_marker: str | None,
-    steps: str | None,
-    table: str | None,
-    by: Literal["time", "memory"],
-    capacity: int | None,
-    top: int | None,
-    pairs: int,
-    no_curves: bool,
-    every: bool,
-    verbose: bool,
-    as_json: bool,
+@command(VERBOSE, types={"top": SOME, "pairs": click.IntRange(0, 20)})
+def rank(
+    request: TraceRequest,
+    out: Output,
+    *,
+    table: str | None = None,
+    by: Literal["time", "memory"] = "time",
+    capacity: int | None = None,
+    top: int | None = None,
+    pairs: int = 3,
+    no_curves: bool = False,
+    all_: bool = False,
 ) -> None:
-    """Predict every optimization that applies, alone and in pairs, and sort by what it would save.
+    """Predict every optimization that applies, alone and in pairs, and sort by what it saves.
 
-    Below each stands the line of a training script that makes the change. "then" says what most
-    of the step waits for after it, "needs" what it takes besides code: other hardware, more
-    GPUs, or other work, which is a step that computes something else (another batch, other
-    layers, another algorithm) and is to be judged by what it trains, too.
+    Each has the line of a training script that makes the change, what bounds the step after it, and
+    what it needs besides code: other hardware, more GPUs, or other work, which is a step that
+    computes something else (another batch, layers or algorithm).
 
     With -v it shows for every layer, operator, kernel family, link and CPU cost how the step
-    depends on its speed: what a step would take if it took half its time or none, and from where
-    on making it faster stops paying.
+    depends on its speed, what was left out, and why.
+
+    Args:
+        by: Sort by step time or by peak memory.
+        top: Rows of each table [default: up to 5].
+        pairs: How many of the best pairs to show; 0 tries none.
+        no_curves: Leave out how the step depends on each part.
+        all_: Add changes of papers only, and for another device.
     """
     import daydream
-    from daydream.cli.output import print_json, print_next, print_screen
-    from daydream.cli.progress import Progress
     from daydream.memory.lifetimes import none_recorded
-    from daydream.predict.curves import curves, drawable
-    from daydream.predict.rank import rank
+    from daydream.predict import curves
+    from daydream.predict import rank as ranks
     from daydream.predict.suggest import typed
     from daydream.report.text.ranking import best_of, ranking_text
 
-    with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress, typical=True)
-        progress("replaying")
-        replay = daydream.replay(recording, table=table)
-        if by == "memory" and recording.memory is None:
-            raise none_recorded(recording)
+    with working() as progress:
+        trace = request.load(progress, typical=True)
+        if by == "memory" and trace.memory is None:
+            raise none_recorded(trace)
+        replay = daydream.replay(trace, table=table)
         # A screen shows few ranges, and says only that there are curves.
-        whole = as_json or verbose or by == "memory"
-        ranking = rank(
+        whole = out.as_json or out.verbose or by == "memory"
+        found = ranks.rank(
             replay,
             pairs=pairs,
             with_curves=whole and not no_curves,
             by=by,
             capacity=capacity,
-            every=every,
+            every=all_,
             progress=progress,
         )
-        undrawn = not whole and not no_curves and drawable(replay)
-        if undrawn and not ranking.optimizations:  # then the screen is as with -v
-            ranking.curves = curves(replay)
-    if as_json:
-        print_json({"trace": trace, **ranking.to_json()})
-        return
-    again = trace_words(trace, step_marker, steps)
-    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, fitted=top is None, undrawn=undrawn)
-    print_screen(text)
-    best = best_of(ranking)
+        undrawn = not whole and not no_curves and curves.drawable(replay)
+        if undrawn and not found.optimizations:  # then the screen is as with -v
+            found.curves = curves.curves(replay)
+    best = best_of(found)
     if best is None:
-        side = "gpu" if ranking.bound == "GPU" else "cpu"
-        print_next(*f"whatif scale --on {side} --factor 0.5".split(), *again)
+        words = ["scale", "--on", "gpu" if found.bound == "GPU" else "cpu", "--factor", "0.5"]
     else:
-        words = [best.optimization, *typed(best.options), *again]
-        print_next("whatif", *words, *([] if table is None else ["--table", table]))
+        words = [best.optimization, *typed(best.options), *([] if table is None else ["--table", table])]
+    out.emit(
+        found,
+        lambda: ranking_text(
+            found, top=top or SHOWN, verbose=out.verbose, fitted=top is None, undrawn=undrawn
+        ),
+        then=["whatif", *words, *request.words],
+        trace=request.trace,
+    )
 
 
-command = click.Command(
-    "rank",
-    callback=_rank,
-    help=_rank.__doc__,
-    short_help="Sort every optimization that applies by what it would save.",
-    params=[
-        *trace_options(),
-        table_option(),
-        click.Option(
-            ["--by"], type=click.Choice(["time", "memory"]), default="time", show_default=True,
-            help="Sort by the step's time, or by the peak of memory, of traces that record it.",
-        ),
-        capacity_option(),
-        click.Option(
-            ["--top"], type=click.IntRange(1), metavar="N",
-            help=f"How many rows of each table to show, by default up to {SHOWN}; --json has all.",
-        ),
-        click.Option(
-            ["--pairs"], type=click.IntRange(0, 20), default=PAIRS, show_default=True, metavar="N",
-            help="How many of the best pairs to keep; 0 tries none.",
-        ),
-        click.Option(["--no-curves"], is_flag=True, help="Leave out how the step depends on each part."),
-        click.Option(
-            ["--all", "every"], is_flag=True,
-            help="Rank what the recorded script cannot have, too: changes of papers, or for another device.",
-        ),
-        verbose_option("how the step depends on each part, what was left out and why, and all notes"),
-        json_option(),
-    ],
-)  # fmt: skip
+@command(VERBOSE, HTML, FORCE)
+def explain(
+    request: TraceRequest, out: Output, *, whatif: str | None = None, capacity: int | None = None
+) -> None:
+    """Explain why a step takes its time: what bounds it, and which costs are avoidable.
+
+    First what bounds it, then the largest avoidable costs, each with the what-if that removes it,
+    what that saves (simulated), and the line of code that makes the change. Then the critical path
+    by category: kernels by what bounds them, CPU work, communication, copies, data loading,
+    synchronization. Where the trace has memory: the peak, and whether it fits.
+
+    Args:
+        whatif (NAME[+NAME...]): Explain the step after this change.
+    """
+    from daydream.predict import explain as explains
+    from daydream.report.text.explain import explain_json, explain_text
+    from daydream.transforms.compose import parse
+
+    out.check_files()
+    with working() as progress, contextlib.ExitStack() as checks:
+        replay = request.replay(progress)
+        if whatif is not None:
+            whatif = "+".join(map(canonical, whatif.split("+")))
+            checks.enter_context(Change(whatif, parse(whatif)).checked(replay.graph, request.words))
+        found = explains.explain(replay, whatif, capacity=capacity, progress=progress)
+        written = out.write_files(replay, None, progress, ranked=False)
+    best = next((cost.best for cost in found.worth_it if cost.best is not None), None)
+    words = ["rank"] if best is None else best.command[1:]
+    done = written or (best is None and whatif is not None)
+    out.emit(
+        explain_json(found),
+        lambda: explain_text(found, verbose=out.verbose),
+        written=written,
+        then=[] if done else [*words, *request.words],
+        trace=request.trace,
+    )

@@ -1,109 +1,107 @@
-"""`daydream sql`: SQL over a trace."""
+"""`daydream sql` and `daydream tool`: questions to the rows of a trace, which needs no replay."""
 
 from __future__ import annotations
 
 import click
 
-from daydream.cli.source import (
-    ask_rows,
-    cache_option,
-    json_option,
-    step_options,
-    trace_option,
-    verbose_option,
-)
-
-MOST_ROWS = 10_000
+from daydream.cli.commands import command
+from daydream.cli.options import VERBOSE
+from daydream.cli.output import Output
+from daydream.cli.source import TraceRequest, usage_error, working
 
 
-def _sql(
-    query: str | None,
-    trace: str | None,
-    schema: bool,
-    most: int,
-    step_marker: str | None,
-    steps: str | None,
-    verbose: bool,
-    as_json: bool,
+@command(click.Argument(["query"], required=False), VERBOSE, types={"most": click.IntRange(1, 10_000_000)})
+def sql(
+    request: TraceRequest, out: Output, query: str | None, *, schema: bool = False, most: int = 10_000
 ) -> None:
     r"""Ask a trace in SQL: one SELECT over its events, kernels, operators, steps and memory.
 
     \b
-    daydream sql --trace t.parquet "SELECT name, count(*) AS calls, sum(duration_ns) AS total_ns
-      FROM kernels GROUP BY name ORDER BY total_ns DESC LIMIT 10"
+    daydream sql "SELECT name, count(*) AS calls, sum(duration_ns) AS total_ns
+      FROM kernels GROUP BY name ORDER BY total_ns DESC LIMIT 10" t.parquet
     daydream sql --schema
 
     TRACE is a parquet trace or anything `daydream import` accepts. The tables are read only, and no
-    other file is reached. Times are in ns, what is not known is null. Needs the package duckdb:
+    other file can be reached. Times are in ns, what is not known is null. Needs the package duckdb:
     pip install 'daydream[sql]'.
+
+    Args:
+        schema: Show the tables and their columns.
+        most: Most rows to read of the answer.
     """
-    from daydream.cli.output import print_json, print_screen
     from daydream.integrations.sql import query as ask
     from daydream.report.text.layout import Screen, Words
     from daydream.report.text.tool import tool_text
 
     if schema:
-        _show_schema(as_json=as_json)
+        _show_schema(out)
         return
     if query is None:
-        lacks = "missing argument 'QUERY'; `daydream sql --schema` shows the tables"
-        raise click.UsageError(lacks, click.get_current_context())
-    found = ask_rows(trace, step_marker, steps, "asking", lambda recording: ask(recording, query, most=most))
-    if as_json:
-        print_json({"trace": trace, "query": query, **found.to_json()})
-        return
-    text = tool_text({"rows": found.records()}, verbose=verbose)
-    more = [Words(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
-    print_screen(Screen([*text.blocks, *more]))
+        raise usage_error("missing argument 'QUERY'; `daydream sql --schema` shows the tables")
+    found = request.ask_rows("asking", lambda trace: ask(trace, query, most=most))
+
+    def screen() -> Screen:
+        text = tool_text({"rows": found.records()}, verbose=out.verbose)
+        more = [Words(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
+        return Screen([*text.blocks, *more])
+
+    out.emit(found, screen, trace=request.trace, query=query)
 
 
-def _show_schema(*, as_json: bool) -> None:
-    from daydream.cli.output import print_json, print_screen
+def _show_schema(out: Output) -> None:
     from daydream.integrations.sql_tables import TABLES
     from daydream.report.text.layout import Facts, Screen, Title
 
-    if as_json:
-        print_json({
-            "tables": [
-                {"name": name, "meaning": table.meaning, "columns": [
-                    {"name": column, "type": kind, "meaning": meaning}
-                    for column, (kind, meaning) in table.columns.items()
-                ]}
-                for name, table in TABLES.items()
-            ]
-        })  # fmt: skip
-        return
+    entries = [
+        {
+            "name": name,
+            "meaning": table.meaning,
+            "columns": [
+                {"name": column, "type": kind, "meaning": meaning}
+                for column, (kind, meaning) in table.columns.items()
+            ],
+        }
+        for name, table in TABLES.items()
+    ]
     blocks: list[Title | Facts | str] = []
     for name, table in TABLES.items():
-        blocks += [*([""] if blocks else []), Title(f"{name}: {table.meaning}")]
-        if table.query is not None:
-            extra = [column for column in table.columns if column not in TABLES["events"].columns]
-            columns = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
-            columns += [
-                (column, f"{table.columns[column][0]}, {table.columns[column][1]}") for column in extra
-            ]
-        else:
-            columns = [(column, f"{kind}, {meaning}") for column, (kind, meaning) in table.columns.items()]
-        blocks.append(Facts(columns))
-    print_screen(Screen(blocks))
+        rows, known = [], TABLES["events"].columns if table.query is not None else {}
+        extra = [column for column in table.columns if column not in known]
+        if known:
+            rows = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
+        rows += [(column, ", ".join(table.columns[column])) for column in extra]
+        blocks += [*([""] if blocks else []), Title(f"{name}: {table.meaning}"), Facts(rows)]
+    out.emit({"tables": entries}, lambda: Screen(blocks))
 
 
-command = click.Command(
-    "sql",
-    callback=_sql,
-    help=(_sql.__doc__ or "").replace("\\b", "\b"),
-    short_help="Ask a trace in SQL.",
-    params=[
-        click.Argument(["query"], required=False),
-        trace_option(),
-        click.Option(["--schema"], is_flag=True, help="Show the tables and their columns."),
-        click.Option(
-            ["--most"], type=click.IntRange(1, 10_000_000), default=MOST_ROWS, show_default=True, metavar="N",
-            help="How many rows to read of the answer.",
-        ),
-        *step_options(),
-        cache_option(),
-        verbose_option("every row"),
-        json_option(),
-    ],
-)  # fmt: skip
+@command(click.Argument(["name"], required=False), VERBOSE)
+def tool(
+    request: TraceRequest, out: Output, name: str | None, *, range_: str | None = None, list_: bool = False
+) -> None:
+    """Run a small analysis over the events of a trace.
+
+    NAME is one of `daydream tool --list`, or the path of a Python file with a class under
+    @daydream.tool. --range selects a part of the trace: layer:GLOB, step:NUMBER, annotation:REGEX
+    or kernels:FIRST-LAST, with what is launched there, and its backward pass.
+
+    Args:
+        range_ (RANGE): The part of the trace that the tool sees.
+        list_: List the tools.
+    """
+    from daydream.report.text.layout import Facts, Screen
+    from daydream.report.text.tool import tool_text
+    from daydream.tools.finding import find_tool, tools
+    from daydream.tools.run import run_tool
+
+    if list_:
+        known = tools()
+        entries = [{"name": each, "summary": summary} for each, summary in known.items()]
+        out.emit({"tools": entries}, lambda: Screen([Facts(list(known.items()))]))
+        return
+    if name is None:
+        raise usage_error("missing argument 'NAME'; `daydream tool --list` shows the tools")
+    _ = request.trace  # before a user's file is run
+    with working():
+        cls = find_tool(name)  # before the trace is read, which takes longer
+    found = request.ask_rows("running the tool", lambda trace: run_tool(cls, trace, range_))
+    out.emit(found, lambda: tool_text(found, verbose=out.verbose))

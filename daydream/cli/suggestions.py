@@ -6,13 +6,13 @@ Neither the trace nor the exit code of `collect` depends on it: what fails, or t
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daydream.cli.output import quoted
 from daydream.report.text.layout import MARGIN, printable
 from daydream.report.text.numbers import step_change_text
 
@@ -31,11 +31,11 @@ class Suggestions:
 
     def lines(self, path: Path) -> list[str]:
         """Return what to print: each suggestion, and below it the code that makes the change."""
-        again = f"daydream rank --trace {quoted(path)}"
+        again = f"daydream rank {printable(shlex.quote(str(path)))}"
         if self.missing is not None:
             return [f"suggestions left out: {self.missing}; {again} makes them"]
         if not self.entries:
-            return [f"no change of the code is predicted to make this step shorter; {again} says why"]
+            return [f"no change of the code is predicted to make this step shorter; {again} tells why"]
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
             step = step_change_text(*(each[key] for key in TIMES))
@@ -51,12 +51,15 @@ def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
     code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
     try:
         done = subprocess.run(  # noqa: S603 - Python itself, with words of ours and a path
-            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s,
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience_s,
             check=False,
-        )  # fmt: skip
+        )
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            reason = said[0].removeprefix("error: ") if said else f"exit code {done.returncode}"
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            reason = lines[0].removeprefix("error: ") if lines else f"exit code {done.returncode}"
             return Suggestions(missing=f"ranking failed ({printable(reason)})")
         return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
     except subprocess.TimeoutExpired:

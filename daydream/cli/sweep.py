@@ -1,260 +1,318 @@
-"""`daydream sweep`: one what-if with every combination of some options' values, over one or many traces."""
+"""`daydream sweep` and `daydream scaling`: one change with many values of its options, or of GPUs."""
 
 from __future__ import annotations
 
-import copy
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import click
 
-from daydream.cli.options import CHOSEN, contention_option, engine_option, numbers_of
-from daydream.cli.source import (
-    capacity_option,
-    force_option,
-    json_option,
-    read,
-    stdout_for_the_result,
-    table_option,
-    trace_options,
-)
-from daydream.cli.whatif import WhatIf
+from daydream.cli.commands import Change, Changes, command, is_known, refused
+from daydream.cli.options import FORCE, MEASURED, SOME, Option, Parsed, numbers_of, output, typed_options
+from daydream.cli.output import Output
+from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.errors import DaydreamError, GraphError
+from daydream.lazy import regex
 
-if TYPE_CHECKING:
-    from daydream.parallel.engines import Engine
-    from daydream.predict.sweep import Sort, Sweep
-    from daydream.transforms.registry import Optimization, Option
-
-SHOWN = 12
 FORMATS = (".csv", ".parquet")
+SWITCHES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+PLOTS = (".png", ".svg", ".html")
+MOST_WORKERS = 1 << 20
+RANGE = regex(r"(\d+)(?:\.{2,3}|-|:)(\d+)")  # how other tools write one
 
 
-class SweepCommand(WhatIf):
-    """A command that takes the options of what it sweeps, which `--set` may give instead."""
+class Sweep(Changes):
+    """A command with the options of what it sweeps, which `--set` may give instead; none is required."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the optimizations from `--set NAME.OPTION=LIST` where they are not named besides."""
-        return super().parse_args(ctx, args if self._words(args) else [*_named_in(args), *args])
+    optional = True
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's options and the optimizations', none of these required."""
-        own = click.Command.get_params(self, ctx)
-        params = []
-        for param in super().get_params(ctx):
-            if param.required and param not in own:
-                param = copy.copy(param)  # noqa: PLW2901 - of an option that lives as long as this call
-                param.required = False
-            params.append(param)
-        return params
-
-
-def _named_in(args: list[str]) -> list[str]:
-    """Return `NAME+NAME` of what `--set` qualifies in some arguments; nothing if it does not."""
-    given = [arg.removeprefix("--set=") for arg in args if arg.startswith("--set=")]
-    given += [value for flag, value in pairwise(args) if flag == "--set"]
-    options = [each.partition("=")[0].strip() for each in given]
-    names = dict.fromkeys(each.rpartition(".")[0].replace("_", "-") for each in options if "." in each)
-    return ["+".join(names)] if names else []
+    def named(self, ctx: click.Context, args: list[str]) -> tuple[str | None, list[str]]:
+        """Return what names the change: a word, or `--set NAME.OPTION=LIST`."""
+        spec, rest = super().named(ctx, args)
+        if spec is None or not is_known(spec):
+            parser = self.make_parser(ctx)
+            parser.ignore_unknown_options = True
+            options = [each.partition("=")[0] for each in parser.parse_args(list(args))[0].get("varied", ())]
+            names = [each.rpartition(".")[0].strip().replace("_", "-") for each in options if "." in each]
+            if names:
+                return "+".join(dict.fromkeys(names)), args
+        return spec, rest
 
 
-def _sweep(
-    name: str | None,
-    trace: tuple[str, ...],
-    step_marker: str | None,
-    steps: str | None,
-    table: str | None,
-    contention: str,
-    capacity: int | None,
+@command(
+    click.Argument(["traces"], nargs=-1, metavar="TRACE..."),
+    Option(
+        "--set",
+        "varied",
+        multiple=True,
+        required=True,
+        metavar="OPTION=LIST",
+        help="An option and its values: 1,2,4,...,64 or a,b; may be repeated.",
+    ),
+    output("Write all scenarios: .csv or .parquet."),
+    FORCE,
+    cls=Sweep,
+    types={"top": SOME},
+    options_metavar="NAME[+NAME...] [OPTIONS]",
+)
+def sweep(
+    change: Change | None,
+    request: TraceRequest,
+    out: Output,
     varied: tuple[str, ...],
-    top: int,
-    sort: Sort | None,
-    engine: Engine,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    **options: Any,
+    *,
+    table: str | None = None,
+    contention: str = MEASURED,
+    capacity: int | None = None,
+    engine: Any = "local",
+    sort: Literal["step", "speedup", "order"] | None = None,
+    top: int = 12,
 ) -> None:
-    """Predict every combination of some options' values, and sort by the step.
+    r"""Predict every combination of some options' values, and sort.
 
-    NAME is what `daydream whatif` takes; --set NAME.OPTION=... names it, too. Each --set gives an option
-    its values; `...` goes
-    on as the numbers before it do: --set workers=2,4,...,64. Options that stay are given as
-    in a what-if. Scenarios that do not apply are listed with the reason.
+    \b
+    daydream sweep ddp t.parquet --set workers=2,4,...,64 --set bucket-mb=10,25
+
+    NAME is what `daydream whatif` takes; --set NAME.OPTION=... names it, too. In a list `...`
+    continues the numbers before it. Options that stay are given as in a what-if. Scenarios that do
+    not apply are listed with the reason.
+
+    Args:
+        sort: Sort by step time, speed-up, or the order asked for.
+        top: Rows to show; --json and -o have all.
     """
-    ctx = click.get_current_context()
-    if name is None:
-        raise click.UsageError("name an optimization, such as ddp; `daydream whatif --list` shows them", ctx)
-    from daydream.cli.output import check, print_json, print_screen
-    from daydream.cli.progress import Progress
-    from daydream.cli.whatif_options import option_values
-    from daydream.errors import DaydreamError
-    from daydream.predict.contention_option import MEASURED
-    from daydream.predict.sweep import sweep
+    if change is None:
+        raise usage_error("name an optimization, such as ddp; `daydream whatif --list` shows them")
+    from daydream.predict import sweep as sweeps
     from daydream.report.text.sweep import sweep_text
 
-    optimizations: list[Optimization] = ctx.meta[CHOSEN]
-    fixed = option_values(optimizations, options)
-    values = _values(ctx, optimizations, varied, fixed)
-    again = next((each for place, each in enumerate(trace) if each in trace[:place]), None)
+    fixed = change.values or {}
+    values = _values(change, varied)
+    again = next((each for place, each in enumerate(request.traces) if each in request.traces[:place]), None)
     if again is not None:
-        raise click.UsageError(f"the trace {again} is given twice", ctx)
-    if output is not None:
-        if not output.endswith(FORMATS):
-            raise click.BadParameter(f"name it {' or '.join(FORMATS)}", ctx, param_hint="-o")
-        check(output, force=force)
-    with Progress() as progress, stdout_for_the_result():
-        recordings = {each: read([each], step_marker, steps, progress, typical=True) for each in trace}
+        raise usage_error(f"the trace {again} is given twice")
+    if out.output is not None:
+        if not out.output.endswith(FORMATS):
+            raise click.BadParameter(
+                f"name it {' or '.join(FORMATS)}", click.get_current_context(), param_hint="-o"
+            )
+        out.check(out.output)
+    written = []
+    with working() as progress:
+        recordings = {each.trace: each.load(progress, typical=True) for each in request.each}
         progress("replaying")
-        found = sweep(
-            recordings, optimizations, values, table=table, contention=contention, engine=engine, sort=sort,
-            capacity=capacity, progress=progress, **fixed,
-        )  # fmt: skip
-        if output is not None:
-            progress(f"writing {output}")
-            found.save(output, force=force)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_screen(sweep_text(found, top=top))
-    if output is not None:
-        click.echo(f"wrote {output}", err=True)
-    elif not as_json and found.scenarios:
-        typed = {
-            "table": table, "contention": None if contention == MEASURED else contention,
-            "step_marker": step_marker, "steps": steps,
-        }  # fmt: skip
-        click.echo(f"next: {_next(optimizations, found, fixed, typed)}", err=True)
+        found = sweeps.sweep(
+            recordings,
+            change.optimizations,
+            values,
+            table=table,
+            contention=contention,
+            engine=engine,
+            sort=sort,
+            capacity=capacity,
+            progress=progress,
+            **fixed,
+        )
+        if out.output is not None:
+            progress(f"writing {out.output}")
+            found.save(out.output, force=out.force)
+            written = [f"wrote {out.output}"]
+    words = []
+    if found.scenarios and not written:  # the what-if of the first that may fit
+        best = next(iter(found.possible), found.scenarios[0])
+        same = {"table": table, "contention": None if contention == MEASURED else contention}
+        named = "+".join(each.name for each in change.optimizations)
+        words = ["whatif", named, *typed_options({**fixed, **best.options}), *typed_options(same)]
+        words += replace(request, traces=(best.trace,)).words
+    out.emit(found, lambda: sweep_text(found, top=top), written=written, then=words)
     if not found.scenarios:
         raise DaydreamError("no scenario could be answered; the reasons are listed")
 
 
-def _next(
-    optimizations: Sequence[Optimization],
-    found: Sweep,
-    fixed: Mapping[str, Any],
-    typed: Mapping[str, str | None],
-) -> str:
-    """Return the what-if of the first scenario that may fit, as typed."""
-    from daydream.cli.whatif_options import typed_options
-
-    best = next(iter(found.possible), found.scenarios[0])
-    named = "+".join(each.name for each in optimizations)
-    words = [named, *typed_options({**fixed, **best.options}), *typed_options(typed)]
-    return f"daydream whatif {shlex.join([*words, '--trace', best.trace])}"
+# What --set means ----------------------------------------------------------------------------------
 
 
-# What --set says -----------------------------------------------------------------------------------
-
-
-def _values(
-    ctx: click.Context, optimizations: Sequence[Optimization], varied: Sequence[str], fixed: Mapping[str, Any]
-) -> dict[str, list[Any]]:
+def _values(change: Change, varied: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each option that varies. What cannot be is a usage error."""
-    from daydream.errors import GraphError
     from daydream.predict.sweep import checked
     from daydream.transforms.compose import goes_by, option_names
 
-    named = option_names(optimizations)
+    named, fixed = option_names(change.optimizations), change.values or {}
     values: dict[str, list[Any]] = {}
-    for said in varied:
-        typed, equals, listed = said.partition("=")
+    for text in varied:
+        typed, equals, listed = text.partition("=")
         name = goes_by(named, typed.strip().lstrip("-").replace("-", "_"))
+        wrong = None
         if not equals:
-            raise _wrong(ctx, f"{said!r} is not of the form option=value,value")
-        if name not in named:
-            raise _wrong(ctx, f"unknown option {typed!r}; choose from {', '.join(named) or 'none'}")
-        if name in values or name in fixed:
-            raise _wrong(ctx, f"{typed} is given twice")
-        try:
-            values[name] = values_of(listed, named[name][1])
-        except ValueError as error:
-            raise _wrong(ctx, f"{typed}: {error}") from None
-    try:
-        checked(optimizations, values, fixed)
-    except GraphError as error:
-        raise click.UsageError(str(error), ctx) from None
+            wrong = f"{text!r} is not of the form option=value,value"
+        elif name not in named:
+            wrong = f"unknown option {typed!r}; choose from {', '.join(named) or 'none'}"
+        elif name in values or name in fixed:
+            wrong = f"{typed} is given twice"
+        else:
+            try:
+                values[name] = values_of(listed, named[name][1].type)
+            except ValueError as error:
+                wrong = f"{typed}: {error}"
+        if wrong is not None:
+            raise click.BadParameter(wrong, click.get_current_context(), param_hint="--set")
+    with refused():
+        checked(change.optimizations, values, fixed)
     return values
 
 
-def _wrong(ctx: click.Context, what: str) -> click.BadParameter:
-    return click.BadParameter(what, ctx, param_hint="--set")
-
-
-def values_of(text: str, option: Option) -> list[Any]:
-    """Return the values of a list as the option takes them: numbers, yes or no, or texts.
+def values_of(text: str, kind: type) -> list[Any]:
+    """Return the values of a list as an option of this type takes them: numbers, yes or no, or texts.
 
     Raises `ValueError` for what is no such value.
     """
-    if option.type is int:
-        return [int(number) for number in numbers_of(text, _whole)]
-    if option.type is float:
-        return [float(number) for number in numbers_of(text, _number)]
+
+    def number(part: str) -> Fraction:
+        try:
+            value = Fraction(str(float(part)) if "/" in part else part)
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(f"{part!r} is not a number") from None
+        if kind is int and value.denominator > 1:
+            raise ValueError(f"{part!r} is not a whole number")
+        return value
+
+    if kind in (int, float):
+        return [kind(each) for each in numbers_of(text, number)]
     parts = [part.strip() for part in text.split(",")]
-    if option.type is bool:
-        return [_switch(part) for part in parts]
     if not all(parts):
         raise ValueError(f"{text!r} has an empty value")
-    return parts
+    if kind is not bool:
+        return parts
+    for part in parts:
+        if part.lower() not in SWITCHES:
+            raise ValueError(f"{part!r} is neither yes nor no")
+    return [SWITCHES[part.lower()] for part in parts]
 
 
-def _number(text: str) -> Fraction:
-    try:
-        return Fraction(str(float(text)) if "/" in text else text)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{text!r} is not a number") from None
+# Scaling -------------------------------------------------------------------------------------------
 
 
-def _whole(text: str) -> Fraction:
-    number = _number(text)
-    if number.denominator > 1:
-        raise ValueError(f"{text!r} is not a whole number")
-    return number
+def workers_of(text: str) -> list[int]:
+    """Return the numbers of workers in a list such as `1,2,4,...,64`.
+
+    Raises `ValueError` with what is wrong.
+    """
+
+    def number(part: str) -> Fraction:
+        if part.isascii() and part.isdigit() and 1 <= int(part) <= MOST_WORKERS:
+            return Fraction(part)
+        hint = ""
+        if meant := RANGE.fullmatch(part):  # by factors of two if they lead to its end
+            first, last = map(int, meant.groups())
+            times = last // max(first, 1)
+            doubled = last == times * first and times & (times - 1) == 0
+            following = (2 * first, 4 * first) if doubled else (first + 1, first + 2)
+            shown = [first, *following, "...", last] if following[1] < last else [first, last]
+            hint = f"; a list is written {','.join(map(str, shown))}"
+        raise ValueError(f"{part!r} is not a number of workers from 1 to {MOST_WORKERS:,}{hint}")
+
+    return [int(each) for each in numbers_of(text, number)]
 
 
-def _switch(text: str) -> bool:
-    if text.lower() not in {"yes", "no", "true", "false", "on", "off"}:
-        raise ValueError(f"{text!r} is neither yes nor no")
-    return text.lower() in {"yes", "true", "on"}
+def _plot(text: str) -> str:
+    if not text.endswith(PLOTS):
+        raise ValueError(f"{text!r} ends in none of {', '.join(PLOTS)}")
+    return text
 
 
-def _parameters() -> list[click.Parameter]:
-    trace, *steps = trace_options()
-    trace.multiple = True
-    trace.help = "A trace, as for `daydream whatif`; may be given several times."
-    return [
-        click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
-        trace,
-        *steps,
-        click.Option(
-            ["--set", "varied"], multiple=True, required=True, metavar="OPTION=LIST",
-            help="An option and its values, 1,2,4,...,64 or a,b; may be given several times.",
-        ),
-        table_option(),
-        contention_option(),
-        capacity_option(),
-        engine_option(),
-        click.Option(
-            ["--sort"], type=click.Choice(["step", "speedup", "order"]),
-            help="What comes first: the shortest step (by default), of several traces the largest "
-            "speed-up, or what was asked first.",
-        ),
-        click.Option(
-            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
-            help="How many rows to show; --json and -o have all.",
-        ),
-        click.Option(["-o", "--output"], metavar="FILE", help="Write all scenarios: .csv or .parquet."),
-        force_option(),
-        json_option(),
-    ]  # fmt: skip
+class Scaling(Changes):
+    """A command with the options of `ddp` but for the number of workers."""
+
+    flag = "ddp"
+
+    def named(self, ctx: click.Context, args: list[str]) -> tuple[str | None, list[str]]:  # noqa: ARG002
+        """Return `ddp`, and all arguments."""
+        return self.flag, args
+
+    def found(self, ctx: click.Context, spec: str) -> list[Any]:
+        """Return `ddp` without its number of workers."""
+        (ddp,) = super().found(ctx, spec)
+        return [replace(ddp, options=tuple(each for each in ddp.options if each.name != "workers"))]
 
 
-command = SweepCommand(
-    "sweep",
-    callback=_sweep,
-    help=_sweep.__doc__,
-    short_help="Predict every combination of some options' values.",
-    params=_parameters(),
+@command(
+    FORCE,
+    cls=Scaling,
+    types={
+        "workers": Parsed(workers_of),
+        "jitter": click.FloatRange(0, 1, max_open=True),
+        "straggler": click.FloatRange(1),
+        "seed": click.IntRange(0),
+        "plot": Parsed(_plot),
+    },
 )
+def scaling(
+    change: Change,
+    request: TraceRequest,
+    out: Output,
+    *,
+    workers: Any = "1,2,4,8,...,1024",
+    jitter: float = 0.0,
+    straggler: float = 1.0,
+    seed: int = 0,
+    contention: str = MEASURED,
+    capacity: int | None = None,
+    plot: str | None = None,
+) -> None:
+    """Predict throughput and efficiency on many GPUs from the trace of one.
+
+    Each worker trains on as much data as the recorded one (weak scaling), and gradients are exchanged
+    as by `whatif ddp`. Throughput is that of all workers, relative to one; efficiency is its share of
+    perfect scaling. In a trace that one of several workers recorded, the collectives are resized, and
+    of the options of ddp --cluster alone counts. With --jitter and --straggler all workers are
+    simulated, each waiting for the last in every collective.
+
+    Args:
+        workers (LIST): Numbers of GPUs; ... continues the numbers before it.
+        jitter (SHARE): Standard deviation of a worker's step: 0.02 is 2%.
+        straggler (FACTOR): How many times as long one worker takes, except for transfers.
+        seed: Random seed for --jitter.
+        plot (FILE): Draw it too: .png, .svg or .html. Needs matplotlib.
+    """
+    from daydream.predict import scaling as scales
+    from daydream.report.scaling_plot import check_plot, draw
+    from daydream.report.text.scaling import scaling_text
+
+    values = change.values or {}
+    if plot is not None:
+        check_plot(plot)
+        out.check(plot)
+    with working() as progress:
+        replay = request.replay(progress)
+        try:
+            found = scales.scaling(
+                replay,
+                workers,
+                jitter=jitter,
+                straggler=straggler,
+                seed=seed,
+                contention=contention,
+                capacity=capacity,
+                progress=progress,
+                **values,
+            )
+        except GraphError as error:
+            if type(error) is not GraphError:
+                raise  # nothing to scale, with the reason
+            raise usage_error(str(error)) from error
+        if plot is not None:
+            progress(f"writing {plot}")
+            draw(found, plot, force=out.force)
+    words = ["whatif", "network", "--bandwidth-factor", "2"]
+    if found.recorded_workers == 1:
+        words = ["whatif", "ddp", "--workers", str(max(*workers, 2)), *typed_options(values)]
+    words += typed_options({"contention": None if contention == MEASURED else contention})
+    out.emit(
+        found,
+        lambda: scaling_text(found),
+        written=[f"wrote {plot}"] if plot else [],
+        then=[] if plot else [*words, *request.words],
+        trace=request.trace,
+    )

@@ -2,291 +2,208 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.options import CHOSEN, OptionTaker, contention_option
-from daydream.cli.source import (
-    capacity_option,
-    force_option,
-    json_option,
-    need_trace,
-    read,
-    stdout_for_the_result,
-    table_option,
-    trace_options,
-    trace_words,
-    verbose_option,
-)
-from daydream.cli.written import check_files, html_option, ranking_option, tell, timeline_option, write_files
+from daydream.cli.commands import Change, Changes, command
+from daydream.cli.options import FORCE, HTML, MEASURED, NO_RANKING, TIME, TIMELINES, VERBOSE, Option
+from daydream.cli.output import Output, free_name, print_json
+from daydream.cli.source import TraceRequest, usage_error, working
 
 if TYPE_CHECKING:
-    from daydream.cli.progress import Progress
     from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
-    from daydream.predict.replay import Replay
-    from daydream.predict.suggest import WhatIfResult
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
 GATE = 3  # the exit code of a step that a gate does not let pass
-TYPED = "daydream.arguments"  # where a context keeps the arguments as they were typed
+WIDTH = 110
+UNBROKEN = "\0"  # stands for a space where a line must not end
 
 
-class WhatIf(OptionTaker):
-    """A command that takes the options of the optimizations it is asked about."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the optimizations' name among the arguments, then parse with their options."""
-        if not {"--list", "--help", "-h"} & set(args) or self._words(args):
-            with stdout_for_the_result():
-                self._choose(ctx, args)
-        ctx.meta[TYPED] = list(args)
-        return super().parse_args(ctx, args)
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of the optimizations that are named, else the command's own and their names."""
-        chosen: list[Optimization] | None = ctx.meta.get(CHOSEN)
-        if not chosen:
-            from daydream.transforms.registry import names
-
-            super().format_help_text(ctx, formatter)
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write_text(f"Optimizations: {', '.join(names())}, or your own .py file.")
-            return
-        for optimization in chosen:
-            title = [f"{optimization.name}:"] if len(chosen) > 1 else []
-            with formatter.indentation():
-                for paragraph in [*title, *optimization.help.split("\n\n")]:
-                    formatter.write_paragraph()
-                    formatter.write_text(paragraph)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the optimizations' options before those that every what-if has."""
-        own = click.Command.get_params(self, ctx)
-        theirs = [param for param in self.get_params(ctx) if param not in own]
-        chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
-        named = "+".join(each.name for each in chosen)
-        general = "Options of every what-if" if named else "Options"
-        for title, params in ((f"Options of {named}", theirs), (general, own)):
-            options = [param for param in params if isinstance(param, click.Option)]
-            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return what follows the command's name in its usage line."""
-        return ["--trace TRACE", "[OPTIONS]"] if ctx.meta.get(CHOSEN) else super().collect_usage_pieces(ctx)
-
-    def _choose(self, ctx: click.Context, args: list[str]) -> None:
-        from daydream.cli.whatif_options import optimizations_named
-
-        words = self._words(args)
-        if not words:
-            return
-        sure = [word for word, maybe_value in words if not maybe_value]
-        # Behind an unknown option a word may or may not have been taken as its value.
-        chosen = sure[0] if sure else next((word for word, _ in words if _is_known(word)), words[0][0])
-        ctx.meta[CHOSEN] = optimizations_named(ctx, chosen)
-        ctx.info_name = f"{ctx.info_name} {chosen}"
-
-    def _words(self, args: Sequence[str]) -> list[tuple[str, bool]]:
-        """Return the arguments that are no options, and whether an unknown option may have taken each."""
-        takes_value = {
-            flag: not option.is_flag
-            for option in self.params if isinstance(option, click.Option) for flag in option.opts
-        }  # fmt: skip
-        words: list[tuple[str, bool]] = []
-        skip = maybe = False
-        for place, arg in enumerate(args):
-            if skip:
-                skip = False
-            elif arg == "--":
-                return words + [(rest, False) for rest in args[place + 1 :]]
-            elif re.match(r"-[^\d.]", arg):
-                known = takes_value.get(arg)
-                skip = bool(known)
-                maybe = known is None and "=" not in arg and not arg.startswith(("-o", "-h", "--help"))
-                continue
-            else:
-                words.append((arg, maybe))
-            maybe = False
-        return words
-
-
-def _is_known(word: str) -> bool:
-    from daydream.transforms.registry import names
-
-    known = names()
-    return all(part in known or part.endswith(".py") for part in word.split("+"))
-
-
-def _whatif(
-    name: str | None,
-    trace: str | None,
-    step_marker: str | None,
-    steps: str | None,
-    table: str | None,
-    contention: str,
-    capacity: int | None,
-    fail_above: float | None,
-    output: str | None,
-    html: str | None,
-    no_ranking: bool,
-    force: bool,
-    verbose: bool,
-    as_json: bool,
-    as_list: bool,
-    **options: Any,
+@command(
+    VERBOSE,
+    TIMELINES,
+    HTML,
+    NO_RANKING,
+    FORCE,
+    Option("--list", "list_", is_flag=True, hidden=True),
+    cls=Changes,
+    types={"fail_above": TIME},
+    options_metavar="NAME[+NAME...] [OPTIONS]",
+)
+def whatif(
+    change: Change | None,
+    request: TraceRequest,
+    out: Output,
+    *,
+    table: str | None = None,
+    contention: str = MEASURED,
+    capacity: int | None = None,
+    fail_above: float | None = None,
+    list_: bool = False,
 ) -> None:
-    """Predict what a change would give: its step time, with the measured and the replayed one.
+    r"""Predict the step time after a change, from a trace of the step before it.
 
-    NAME is an optimization, several joined by + (in any order), or the path of a Python
-    file with your own. `daydream whatif NAME --help` shows its options.
+    \b
+    daydream whatif amp trace.json.gz
+    daydream whatif amp+fused-adam trace.json.gz --math-speedup 2.5
+
+    NAME is a change such as amp, fused-adam, ddp or scale, several joined by + (in any order), or
+    the path of a Python file with your own. `daydream whatif --list` lists them, and
+    `daydream whatif NAME --help` shows the options of one.
+
+    Args:
+        fail_above (MS): Exit with 3 if the step takes longer, or is unknown.
     """
-    if as_list:
-        from daydream.cli.whatif_list import print_list
-
-        print_list(as_json=as_json)
+    if list_:
+        print_list(as_json=out.as_json)
         return
-    ctx = click.get_current_context()
-    if name is None:
-        raise click.UsageError("name an optimization, such as amp; `daydream whatif --list` shows them", ctx)
-    trace = need_trace(trace)
+    if change is None:
+        raise usage_error("name an optimization, such as amp; `daydream whatif --list` shows them")
     import daydream
-    from daydream.cli.output import free_name, print_json, print_next, print_screen
-    from daydream.cli.progress import Progress
+    from daydream.predict.prediction import predict
     from daydream.report.text.results import whatif_text
 
-    check_files(output, html, force=force, chakra=True)
-    with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress, typical=True)
+    out.check_files(chakra=True)
+    typed, then, memory = [change.spec, *change.typed], None, None
+    with working() as progress:
+        trace = request.load(progress, typical=True)
         progress("replaying")
-        replay = daydream.replay(recording, table=table)
-        progress(f"predicting {name}")
-        again = trace_words(trace, step_marker, steps)
-        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, capacity, again)
-        written = write_files(
-            output, html, replay, comparison, force=force, ranked=not no_ranking, progress=progress,
-            memory=_recorded_memory(recording, capacity) if html else None,
-        )  # fmt: skip
-        then = None if as_json else _suggestion(ctx, comparison, options, progress)
-    if as_json:
-        print_json(comparison.to_json())
-    else:
-        print_screen(whatif_text(comparison, verbose=verbose, suggestion=then))
-    tell(written)
-    if (above := above_gate(comparison, fail_above)) is not None:
+        replay = daydream.replay(trace, table=table)
+        progress(f"predicting {change.spec}")
+        with change.checked(replay.graph, request.words):
+            found = predict(replay, change.edit, contention=contention, capacity_bytes=capacity)
+        if out.html:
+            memory = _recorded_memory(trace, capacity)
+        written = out.write_files(replay, found, progress, memory=memory)
+        if not out.as_json and "--" not in typed:
+            from daydream.predict.suggest import suggestion
+
+            progress("looking for what to try next")
+            then = suggestion(found, change.optimizations, change.values or {})
+    more = ["-o", free_name(found.optimization, ".json.gz")]
+    if then is not None and not out.verbose:
+        typed[0], more = f"{change.spec}+{then.optimization}", list(then.command[3:])
+    above = above_gate(found, fail_above)
+    out.emit(
+        found,
+        lambda: whatif_text(found, verbose=out.verbose, suggestion=then),
+        written=written,
+        then=[] if above or written else ["whatif", *typed, *more],
+    )
+    if above is not None:
         click.echo(above, err=True)
-        ctx.exit(GATE)
-    if not written and not as_json:
-        typed = list(ctx.meta[TYPED])
-        if then is None or verbose:
-            print_next("whatif", *typed, "-o", free_name(comparison.optimization, ".json.gz"))
-        else:
-            typed[typed.index(name)] = f"{name}+{then.optimization}"
-            print_next("whatif", *typed, *then.command[3:])
+        click.get_current_context().exit(GATE)
 
 
-def _suggestion(
-    ctx: click.Context, comparison: Prediction, given: Mapping[str, Any], progress: Progress
-) -> WhatIfResult | None:
-    """Return what to try on top of this; nothing where it cannot be told how that is typed."""
-    from daydream.cli.whatif_options import option_values
-    from daydream.predict.suggest import suggestion
-
-    chosen, typed = ctx.meta[CHOSEN], ctx.meta[TYPED]
-    if typed.count(ctx.params["name"]) != 1 or "--" in typed:
-        return None
-    progress("looking for what to try next")
-    return suggestion(comparison, chosen, option_values(chosen, given))
-
-
-def _number(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and value != value:  # noqa: PLR0124 - not a number is all that differs from itself
-        raise click.BadParameter("'nan' is not a time in ms")
-    return value
-
-
-def above_gate(comparison: Prediction, limit_ms: float | None) -> str | None:
-    """Return what is said of a step that a gate does not let pass; None where it does, or is none."""
+def above_gate(prediction: Prediction, limit_ms: float | None) -> str | None:
+    """Return why a gate does not let a step pass; None where it does, or there is none."""
     if limit_ms is None:
         return None
-    if comparison.predicted_ns is None:
+    if prediction.predicted_ns is None:
         return f"above the gate: the step is not known, and {limit_ms:.2f} ms allowed"
-    if comparison.predicted_ns / 1e6 <= limit_ms:
-        return None
+    step_ms = prediction.predicted_ns / 1e6
     return (
-        f"above the gate: {comparison.predicted_ns / 1e6:.2f} ms are predicted, and {limit_ms:.2f} ms allowed"
+        None
+        if step_ms <= limit_ms
+        else (f"above the gate: {step_ms:.2f} ms are predicted, and {limit_ms:.2f} ms allowed")
     )
 
 
-def _recorded_memory(recording: Trace, capacity: int | None) -> MemoryReport | None:
+def _recorded_memory(trace: Trace, capacity: int | None) -> MemoryReport | None:
     """Return who holds the memory of a trace; None where its events do not tell."""
     from daydream.errors import DaydreamError
     from daydream.memory.report import memory_of
 
     try:
-        return memory_of(recording, capacity=capacity)
+        return memory_of(trace, capacity=capacity)
     except DaydreamError:
         return None
 
 
-def _predict(
-    ctx: click.Context,
-    replay: Replay,
-    optimizations: list[Optimization],
-    given: Mapping[str, Any],
-    contention: str,
-    capacity: int | None,
-    trace: list[str],
-) -> Prediction:
-    from daydream.cli.failures import of_optimizations, with_advice
-    from daydream.cli.whatif_options import option_values
-    from daydream.predict.prediction import predict
-    from daydream.transforms.compose import edit_of
-
-    edit = edit_of(optimizations, option_values(optimizations, given))
-    with of_optimizations(ctx, edit.name), with_advice(replay.graph, optimizations, trace):
-        return predict(replay, edit, contention=contention, capacity_bytes=capacity)
+# `--list` ------------------------------------------------------------------------------------------
 
 
-def _parameters() -> list[click.Parameter]:
-    trace, *steps = trace_options()
-    trace.required = False  # not with --list; asked for in the command
-    return [
-        click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
-        trace,
-        *steps,
-        table_option(),
-        contention_option(),
-        capacity_option(),
-        click.Option(
-            ["--fail-above"],
-            type=click.FloatRange(min=0),
-            callback=_number,
-            metavar="MS",
-            help="Exit with 3 if the predicted step takes longer, or is not known: a gate for CI.",
-        ),
-        timeline_option("measured, replayed and predicted", chakra=True),
-        html_option(),
-        ranking_option(),
-        force_option(),
-        verbose_option("phases, layers, the options that were used and every note"),
-        json_option(),
-        click.Option(["--list", "as_list"], is_flag=True, help="List the optimizations."),
-    ]
+def print_list(*, as_json: bool) -> None:
+    """Print the optimizations that ship and that other packages add."""
+    from daydream.transforms.registry import loadable
+
+    with working():
+        found, broken = loadable()
+    if as_json:
+        entries = [
+            {
+                "name": each.name,
+                "summary": each.summary,
+                "options": [
+                    {
+                        "name": option.name,
+                        "flag": option.flag,
+                        "type": option.type.__name__,
+                        "default": option.default,
+                        "required": option.required,
+                    }
+                    for option in each.options
+                ],
+            }
+            for each in found
+        ]
+        unusable = [
+            {"name": name, "summary": error, "options": [], "error": error} for name, error in broken.items()
+        ]
+        print_json({"optimizations": [*entries, *unusable]})
+        return
+    click.echo(list_text(found, broken))
+    click.echo("next: daydream whatif NAME --help   or   daydream whatif NAME TRACE", err=True)
 
 
-command = WhatIf(
-    "whatif",
-    callback=_whatif,
-    help=_whatif.__doc__,
-    short_help="Predict what an optimization would give.",
-    params=_parameters(),
-)
+def list_text(optimizations: list[Optimization], broken: Mapping[str, str]) -> str:
+    """Return the optimizations under a heading for each stage: name and summary, then the options.
+
+    Last those that are `broken`, with what is wrong with each.
+    """
+    from daydream.report.text.layout import printable
+    from daydream.transforms.stages import TITLES
+
+    margin = max((len(each.name) for each in optimizations), default=0) + 4
+    lines: list[str] = []
+
+    def add(text: str, head: str, indent: int) -> None:
+        wrapped = textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=head.ljust(indent),
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+        lines.extend(line.replace(UNBROKEN, " ") for line in wrapped or [head])
+
+    for stage, title in TITLES.items():
+        here = [each for each in optimizations if each.stage == stage]
+        if here:
+            lines += ["", title]
+        for each in here:
+            add(printable(each.summary), f"  {printable(each.name)}", margin)
+            if each.options:
+                add("   ".join(map(_option_text, each.options)), "", margin + 2)
+    if broken:
+        lines += ["", "cannot be loaded"]
+    for name, error in broken.items():
+        add(printable(error), f"  {printable(name)}", margin)
+    return "\n".join(lines[1:])
+
+
+def _option_text(option: Any) -> str:
+    """Return an option with its default, as one word."""
+    kind = option.type.__name__.upper()
+    if option.required:
+        words = [option.flag, f"{kind},", "needed"]
+    elif option.type is bool:
+        words = [f"--no-{option.flag[2:]}" if option.default else option.flag]
+    else:
+        words = [option.flag, kind if option.default is None else str(option.default)]
+    return UNBROKEN.join(words)

@@ -45,17 +45,22 @@ class TopKernels:
     """The kernels that take the most time, and the calls that they come from, the innermost first."""
 
     def __init__(self) -> None:
-        self.total: Counter[tuple[str, str]] = Counter()
+        self.total: Counter[tuple[str, str, str]] = Counter()
 
     def on_kernel(self, kernel: Event) -> None:
         around = list(kernel.around)
+        names = [event.name for event in around]  # the launch, the operator, what called it
         source = next((f" at {event.stack}" for event in around if event.stack), "")
-        stack = " < ".join(event.name for event in around) + source
-        self.total[kernel.name, stack] += kernel.duration_ns
+        self.total[kernel.name, "".join(names[1:2]), " < ".join(names) + source] += kernel.duration_ns
 
     def result(self) -> dict[str, Any]:
         most = self.total.most_common(MOST)
-        return {"kernels": [{"name": name, "total_ns": ns, "stack": stack} for (name, stack), ns in most]}
+        return {
+            "kernels": [
+                {"name": name, "operator": operator, "total_ns": ns, "stack": stack}
+                for (name, operator, stack), ns in most
+            ]
+        }
 
 
 @tool

@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import types
 import typing
@@ -24,13 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
+from daydream.lazy import regex
 from daydream.text import meant
 from daydream.transforms import stages
 from daydream.transforms.user_file import OWN_FILE, OwnFileError, own_code
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "daydream.optimizations"
 NOTHING = type(None)
+ARGUMENT = regex(r"^ {4}(\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
 Options = Mapping[str, Any]  # values by name
 #: By the type of an option, what a value must be, in words and as types.
 SORTS: dict[type, tuple[str, Any]] = {
-    int: ("a whole number", (int, np.integer)),
-    float: ("a number", (int, float, np.integer, np.floating)),
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
     bool: ("True or False", bool),
     str: ("a text", str),
 }
@@ -61,6 +63,8 @@ class Option:
         type: what a value on the command line becomes: int, float, bool or str.
         default: its default.
         required: it has none.
+        help: what it is, from the `Args:` of the docstring: `name (unit): what it is`.
+        unit: its unit, from there.
         choices: texts it may be, of a parameter annotated as a `Literal`.
     """
 
@@ -69,6 +73,8 @@ class Option:
     default: Any
     required: bool
     choices: tuple[str, ...] = ()
+    help: str = ""
+    unit: str = ""
 
     def checked(self, value: Any) -> Any:
         """Return a value of the option's type.
@@ -101,7 +107,7 @@ class Optimization:
         name: `fused-adam`.
         function: edits a graph: `function(graph, **options)`.
         options: its keyword-only parameters.
-        help: its docstring.
+        help: its docstring, without its `Args:`.
         stage: when it is applied among others (`daydream.transforms.stages`).
         excludes: names that it cannot be combined with.
         apply: makes the change for real in a process that trains: a context manager, called with (model,
@@ -167,8 +173,16 @@ def find(name: str) -> Optimization:
     Raises `UnknownOptimizationError` with the nearest name, or `GraphError` if a file
     does not hold an optimization.
     """
-    if name.endswith(".py") or "/" in name:
-        return _from_file(Path(name))
+    if name.endswith(".py"):
+        path = Path(name)
+        spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise UnknownOptimizationError(f"{path}: no such file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        with _loading(name), own_code(name):
+            spec.loader.exec_module(module)
+        return _of_module(module, path.stem.replace("_", "-"))
     if name in _shipped():
         with _loading(name):
             module = importlib.import_module(f"daydream.optimizations.{_shipped()[name]}")
@@ -179,8 +193,8 @@ def find(name: str) -> Optimization:
                 function = point.load()
             return _placed(describe(function, name), inspect.getmodule(function))
     said = meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
-    if Path(name).is_file():
-        said = f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
+    if Path(name).exists():
+        said = f"Name a change before the trace, as in amp {name}; a file with your own ends in .py"
     for stem in (name.replace("-", "_"), name):
         if Path(f"{stem}.py").is_file():
             said = f"Did you mean the file './{stem}.py'?"
@@ -223,29 +237,41 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
     Raises `GraphError` if it is none; if it is of a `file`, none that a command line can ask for.
     """
     name = name or str(getattr(function, "__name__", "custom")).replace("_", "-")
-    signature = inspect.signature(function)
+    text, options = options_of(function, file)
+    del options[:1]  # the graph
+    try:
+        inspect.signature(function).bind(None, **{option.name: None for option in options})
+    except TypeError as error:
+        raise GraphError(
+            f"{name} is not an optimization: it cannot be called with a graph: {error}"
+        ) from None
+    return Optimization(name, function, tuple(options), text)
+
+
+def options_of(function: Callable[..., Any], file: str | None = None) -> tuple[str, list[Option]]:
+    """Return a docstring without its `Args:`, and an option for each parameter but `*args` and `**options`.
+
+    An argument is described as `name (unit): what it is`, or without a unit. Raises `GraphError` if one of a
+    `file` cannot be typed on a command line.
+    """
+    text, _, about = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    helps = {each[1]: each.groups("") for each in ARGUMENT.finditer(about)}
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # they name what is not there
         hints = {}
-    parameters = [*signature.parameters.values()]
-    options = []
-    for parameter in parameters[1:]:
-        if file and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise GraphError(
-                f"{file}: {parameter.name!r} is not an option, as it can be given by its place. "
-                f"Write a * before it: def {name.replace('-', '_')}(graph, *, {parameter.name}=...)"
-            )
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+    options: list[Option] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
         # `float | None` is a float, a `Literal` a text out of several.
-        hint = hints.get(parameter.name, NOTHING)
+        hint = hints.get(name, NOTHING)
         of_several = typing.get_origin(hint) in (typing.Union, types.UnionType)
         kinds = [kind for kind in (typing.get_args(hint) if of_several else [hint]) if kind is not NOTHING]
         literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
-        if file and not all(kind in {*SORTS, Any, *literals} for kind in kinds):
+        if file and options and not all(kind in {*SORTS, Any, *literals} for kind in kinds):
             raise GraphError(
-                f"{file}: option {parameter.name!r} is a {hint}, which cannot be "
+                f"{file}: option {name!r} is a {hint}, which cannot be "
                 "typed on a command line. Make it a float, int, bool, str or a Literal of texts, or one of "
                 "these or None"
             )
@@ -253,16 +279,10 @@ def describe(function: Callable[..., None], name: str | None = None, file: str |
         plain = kinds[0] if kinds and isinstance(kinds[0], type) else type(parameter.default)
         choices = tuple(map(str, typing.get_args(literals[0]))) if literals else ()
         default = None if required else parameter.default
-        options.append(Option(parameter.name, plain if plain in SORTS else str, default, required, choices))
-    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        raise GraphError(f"{name} is not an optimization: its first parameter must be the graph")
-    try:
-        signature.bind(None, **{option.name: None for option in options})
-    except TypeError as error:
-        raise GraphError(
-            f"{name} is not an optimization: it cannot be called with a graph: {error}"
-        ) from None
-    return Optimization(name, function, tuple(options), inspect.getdoc(function) or "")
+        _, unit, words = helps.get(name, ("", "", ""))
+        sort = plain if plain in SORTS else str
+        options.append(Option(name, sort, default, required, choices, " ".join(words.split()), unit))
+    return text, options
 
 
 @cache  # many questions are about one optimization
@@ -325,16 +345,3 @@ def _entry_points() -> list[EntryPoint]:
     import importlib.metadata
 
     return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
-
-
-def _from_file(path: Path) -> Optimization:
-    if not path.is_file():
-        raise UnknownOptimizationError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise GraphError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with _loading(str(path)), own_code(str(path)):
-        spec.loader.exec_module(module)
-    return _of_module(module, path.stem.replace("_", "-"))

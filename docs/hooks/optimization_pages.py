@@ -114,15 +114,15 @@ def usage(optimization: Optimization) -> str:
     """Return the shortest command that asks for it."""
     required = [option for option in optimization.options if option.required]
     needed = [f"{option.flag} {option.type.__name__.upper()}" for option in required]
-    return " ".join(["daydream whatif", optimization.name, *needed, "--trace TRACE"])
+    return " ".join(["daydream whatif", optimization.name, *needed, "TRACE"])
 
 
 def options(optimization: Optimization) -> list[str]:
-    """Return the table of options: what to type, what it takes, the default."""
-    lines = ["| option | value | default |", "|---|---|---|"]
+    """Return the table of options: what to type, what it is, what it takes, the default."""
+    lines = ["| option | what it is | value | default |", "|---|---|---|---|"]
     for option in optimization.options:
         flag = f"--no-{option.flag[2:]}" if option.type is bool and option.default else option.flag
-        lines.append(f"| `{flag}` | {values(option)} | {default(option)} |")
+        lines.append(f"| `{flag}` | {option.help} | {values(option)} | {default(option)} |")
     return lines
 
 

@@ -79,7 +79,7 @@ def test_the_next_command_is_what_it_says(calibrated):
     assert "operator calls timed on the CPU" in done.out
     assert "left out" in done.out
     typed = done.err.splitlines()[-1].removeprefix("next: daydream ")
-    assert typed == "whatif batch-size --factor 2.0 --trace t.parquet --table again.parquet"
+    assert typed == "whatif batch-size --factor 2.0 t.parquet --table again.parquet"
     assert run_in(*typed.split(), folder=calibrated).code == 0
 
 
@@ -87,7 +87,7 @@ def test_the_next_command_is_what_it_says(calibrated):
     ("args", "code", "said"),
     [
         (("calibrate", "--trace", "absent.parquet"), 1, "absent.parquet"),
-        (("calibrate",), 2, "--trace"),
+        (("calibrate",), 2, "missing argument 'TRACE'"),
         (("calibrate", "--trace", "t.parquet", "--optimization", "apm"), 1, "Did you mean 'amp'?"),
         (("calibrate", "--trace", "t.parquet", "--optimization", "amp+"), 2, "empty part"),
         (("calibrate", "--trace", "t.parquet", "--optimization", "amp"), 1, "kernels"),

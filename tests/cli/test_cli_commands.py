@@ -9,7 +9,7 @@ import time
 import pytest
 
 import daydream
-from daydream.cli.failures import message
+from daydream.cli.errors import message
 from daydream.cli.output import trace_name
 from daydream.cli.progress import Progress
 
@@ -23,7 +23,7 @@ def test_version(run):
 def test_without_a_command_the_help_is_shown(run):
     done = run()
 
-    assert "Commands:" in done.out + done.err
+    assert "Start here:" in done.out + done.err
     assert [
         name for name in ("import", "info", "replay", "whatif") if f"  {name} " not in done.out + done.err
     ] == []

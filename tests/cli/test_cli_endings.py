@@ -57,7 +57,7 @@ def test_a_signal_ends_a_command_that_cleans_up(number, folder):
 # The command line as it is, but its writing of a trace never ends.
 # Ctrl-C reaches a process that was started in the background of a shell without job control, too.
 WRITING = """
-import signal, time
+import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import daydream.files.atomic
@@ -66,7 +66,7 @@ real = daydream.files.atomic.write_whole
 def slow(path, write, force):
     def forever(temporary):
         write(temporary)
-        print("writing", flush=True)
+        print("writing", flush=True, file=sys.__stdout__)
         time.sleep(60)
     real(path, forever, force=force)
 daydream.files.atomic.write_whole = slow
@@ -80,7 +80,7 @@ def test_a_signal_that_was_to_be_ignored_is(folder):
 
     code = (
         "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "from daydream.cli.failures import run_to_its_end\n"
+        "from daydream.cli.errors import run_to_its_end\n"
         "def command():\n"
         "    signal.raise_signal(signal.SIGHUP)\n"
         "    return 3\n"
@@ -92,15 +92,15 @@ def test_a_signal_that_was_to_be_ignored_is(folder):
 def test_one_that_comes_again_kills(folder):
     code = (
         "import signal, time\n"
-        "from daydream.cli import failures\n"
-        "failures.AGAIN_S = 0.0\n"
+        "from daydream.cli import errors\n"
+        "errors.AGAIN_S = 0.0\n"
         "def command():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "    except KeyboardInterrupt:\n"
         "        time.sleep(0.01)\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
-        "raise SystemExit(failures.run_to_its_end(command))\n"
+        "raise SystemExit(errors.run_to_its_end(command))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == -signal.SIGTERM

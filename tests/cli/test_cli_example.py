@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daydream.cli.example import EXAMPLES
+from daydream.cli.collect import EXAMPLES
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples"
 

@@ -83,13 +83,13 @@ def test_scaling_suggests_its_own_question(ask):
 
     _, then, *_ = followed(ask, asked.split())
 
-    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170.0 --trace gpt.json.gz"
+    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170.0 gpt.json.gz"
 
 
 def test_a_suggestion_reads_the_trace_as_it_was_read(ask):
     for command in ("info", "replay --trace"):
         done = ask(*command.split(), "step.json.gz", "--step-marker", "^Optimizer.step")
-        assert done.err.endswith("--trace step.json.gz --step-marker '^Optimizer.step'\n")
+        assert done.err.endswith("step.json.gz --step-marker '^Optimizer.step'\n")
 
 
 def test_a_suggested_file_is_a_new_one(ask, folder):
@@ -121,9 +121,9 @@ def test_where_nothing_is_gained_only_a_faster_part_is_asked_about(ask, folder):
     ran = followed(ask, ["info", "idle.parquet"])
 
     assert ran[1:] == [
-        "explain --trace idle.parquet",
-        "rank --trace idle.parquet",
-        "whatif scale --on cpu --factor 0.5 --trace idle.parquet",
+        "explain idle.parquet",
+        "rank idle.parquet",
+        "whatif scale --on cpu --factor 0.5 idle.parquet",
     ]
 
 

@@ -52,7 +52,7 @@ def test_a_value_that_the_file_refuses_is_a_usage_error(ask, folder):
 
     assert (refused.code, nothing.code) == (USAGE, FAILED)
     assert refused.err.startswith("error: keep must be above 0, not 0\n")
-    rank = "       daydream rank --trace step.parquet lists the changes that do apply.\n"
+    rank = "       daydream rank step.parquet lists the changes that do apply.\n"
     assert nothing.err == "error: step.parquet: there is nothing to do\n" + rank
 
 

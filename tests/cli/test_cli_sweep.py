@@ -18,7 +18,6 @@ from test_cli_startup import HEAVY, modules_after
 
 from daydream.cli.options import numbers_of
 from daydream.cli.sweep import values_of
-from daydream.transforms.registry import Option
 
 SCALE = (
     "sweep",
@@ -49,7 +48,7 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
     assert " ".join(lines[3].split()) == "factor on predicted, ms 90 % interval, ms speedup notes"
     assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
     assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
-    assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu --trace step.parquet\n"
+    assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu step.parquet\n"
     next_one = run(*done.err.split()[2:], "--json")
     assert json.loads(next_one.out)["speedup"] == parsed(run(*SCALE, "--json"))["scenarios"][0]["speedup"]
 
@@ -262,7 +261,7 @@ def running(group):
     ],
 )
 def test_lists_of_values(text, kind, values):
-    assert values_of(text, Option("option", kind, None, required=False)) == values
+    assert values_of(text, kind) == values
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_lists_of_values(text, kind, values):
 )
 def test_what_is_no_list_of_values(text, kind):
     with pytest.raises(ValueError, match=r"\S"):
-        values_of(text, Option("option", kind, None, required=False))
+        values_of(text, kind)
 
 
 def test_dots_that_never_arrive_end():

@@ -11,11 +11,14 @@ MINE = '''
 from typing import Literal
 
 
-def mine(graph, *, times: int, steps: float = 1.0, careful: bool = True, where: Literal["cpu", "gpu"] = "gpu",
-         note: str | None = None):
+def mine(graph, times: int, steps: float = 1.0, *, careful: bool = True,
+         where: Literal["cpu", "gpu"] = "gpu", note: str | None = None):
     """Scale everything.
 
-    `times` is how often.
+    Args:
+        times: How often.
+        steps (s/step): What each
+            step is scaled by.
     """
     for _ in range(times):
         graph.select(on=where).scale(steps)
@@ -23,10 +26,10 @@ def mine(graph, *, times: int, steps: float = 1.0, careful: bool = True, where: 
 
 
 def test_no_option_of_an_optimization_is_hidden_by_one_of_every_what_if():
-    from daydream.cli.whatif import command
+    from daydream.cli.whatif import whatif
     from daydream.transforms.registry import find, names
 
-    taken = {flag for parameter in command.params for flag in parameter.opts}
+    taken = {flag for parameter in whatif.params for flag in parameter.opts}
     hidden = [
         f"{name} {option.flag}" for name in names() for option in find(name).options if option.flag in taken
     ]
@@ -101,9 +104,9 @@ def test_help_shows_the_docstring_and_the_options(ask, folder):
     assert "Scale everything." in done.out
     assert "--careful / --no-careful" in done.out
     assert "--where [cpu|gpu]" in done.out
-    assert "--mine.steps FLOAT" in done.out
-    assert "1.0 by default" in done.out
-    assert "[required]" in done.out
+    assert "--mine.steps s/step" in done.out
+    assert "What each step is scaled by. [default: 1.0]" in done.out
+    assert "How often.  [required]" in done.out
 
 
 def test_help_without_a_name_lists_the_names(ask):

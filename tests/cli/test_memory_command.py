@@ -92,9 +92,9 @@ def test_other_settings_are_replayed(ask, file):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "missing option '--trace' or '--snapshot'"),
-        (["--snapshot", "s.pickle", "--trace", "t.parquet"], "give either '--trace' or '--snapshot'"),
-        (["--snapshot", "s.pickle", "--by", "layers"], "--by goes with '--trace'"),
+        ([], "missing argument 'TRACE' or '--snapshot'"),
+        (["--snapshot", "s.pickle", "--trace", "t.parquet"], "give either a trace or '--snapshot'"),
+        (["--snapshot", "s.pickle", "--by", "layers"], "--by goes with a trace"),
         (["--trace", "t.parquet", "--by", "layers", "--html", "m.html"], "leave --by out"),
         (
             ["--snapshot", "s.pickle", "--allocator", "expandable:True"],

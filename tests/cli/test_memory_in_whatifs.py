@@ -105,10 +105,10 @@ def test_the_largest_batch(folder):
     assert done.code == 0
     assert done.out.splitlines()[0] == ("largest batch that fits 17.47 KiB: 100, 50 times the recorded 2")
     assert "from 105: does not fit" in done.out
-    assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 --trace m.parquet"
-    assert "next: daydream whatif batch-size --factor 50 --trace m.parquet" in done.err
+    assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 m.parquet"
+    assert "next: daydream whatif batch-size --factor 50 m.parquet" in done.err
     none = asked(folder, "memory", "--largest-batch", "--capacity", "1000")
-    assert "next: daydream rank --by memory --trace m.parquet" in none.err  # a factor of 1 is no change
+    assert "next: daydream rank --by memory m.parquet" in none.err  # a factor of 1 is no change
     again = asked(folder, "memory", "--largest", "batch", "--capacity", "1000", "--json")
     found = json.loads(again.out)
     assert (found["what"], found["recorded"], found["fits"], found["too_large"]) == ("batch", 2, 0, 1)

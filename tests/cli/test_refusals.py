@@ -52,7 +52,7 @@ def test_where_nothing_applies_it_says_what_to_do(ask, folder, asked, trace, lin
 
     done = ask("whatif", asked, "--trace", trace)
 
-    rank = f"daydream rank --trace {trace} lists the changes that do apply."
+    rank = f"daydream rank {trace} lists the changes that do apply."
     assert done.code == 1
     assert done.err == "\n       ".join([f"error: {lines[0]}", *lines[1:], rank]) + "\n"
 

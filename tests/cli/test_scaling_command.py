@@ -13,7 +13,7 @@ from test_cli_startup import HEAVY, modules_after
 
 import daydream
 from daydream import GraphError, NotApplicableError
-from daydream.cli.scaling import numbers_in
+from daydream.cli.sweep import workers_of as numbers_in
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.trace_collectives import fitted_to_trace
 from daydream.report.text.scaling import scaling_text
@@ -252,7 +252,7 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     assert rows == ["1", "2", "4", "8", "16", "32", "64"]
     assert (
         done.err
-        == "next: daydream whatif ddp --workers 64 --bandwidth 10.0 --gradient-mb 10.0 --trace step.parquet\n"
+        == "next: daydream whatif ddp --workers 64 --bandwidth 10.0 --gradient-mb 10.0 step.parquet\n"
     )
 
 

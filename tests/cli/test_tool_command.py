@@ -41,7 +41,7 @@ def test_a_list_of_tools(run: Run) -> None:
 def test_what_is_missing_is_one_line(run: Run) -> None:
     for words, code, said in (
         (("tool",), 2, "missing argument 'NAME'"),
-        (("tool", "copies"), 2, "missing option '--trace'"),
+        (("tool", "copies"), 2, "missing argument 'TRACE'"),
         (("tool", "copied", "--trace", "step.parquet"), 1, "Did you mean 'copies'?"),
         (("tool", "copies", "--trace", "step.parquet", "--range", "step"), 1, "is no range"),
     ):

@@ -34,7 +34,7 @@ def test_the_peak_comes_first_and_a_next_step_last(trained):
     assert done.out.splitlines()[0] == "cpu: peak 15.74 KiB allocated: fits in 1 GB (953.7 MiB left)"
     assert len(done.out.splitlines()) <= 24
     assert max(map(len, done.out.splitlines())) <= 96
-    assert done.err == "next: daydream whatif fsdp --trace t.parquet\n"
+    assert done.err == "next: daydream whatif fsdp t.parquet\n"
 
 
 def test_json_has_the_promised_keys(trained):

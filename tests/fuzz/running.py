@@ -57,7 +57,7 @@ def outcome(case: Case, folder: Path) -> tuple[str, str]:
     import threading
 
     from daydream.cli import daydream
-    from daydream.cli.failures import run
+    from daydream.cli.errors import run
 
     for name, content in case.files.items():
         path = folder / name

@@ -21,13 +21,13 @@ def load() -> None:
     import pyarrow.parquet
 
     import daydream
-    from daydream.cli import COMMANDS, collect, import_, output, progress, sweep, whatif, written
+    from daydream.cli import KNOWN, collect, output, progress, sweep, whatif
     from daydream.collect.importers.kineto import reader
     from daydream.collect.launcher import runner
     from daydream.report.html import page
 
     loaded = (
-        pyarrow, daydream, COMMANDS, collect, written, import_, output, progress, output, sweep, whatif,
+        pyarrow, daydream, KNOWN, collect, output, progress, sweep, whatif,
         runner, reader, page,
     )  # fmt: skip
     assert all(loaded)

@@ -161,7 +161,8 @@ def test_tools_that_ship_on_a_trace_worked_by_hand(trace: daydream.Trace) -> Non
         {"name": "ncclDevKernel_AllReduce", "count": 1, "total_ns": 80},
     ]}  # fmt: skip
     assert found["top-kernels"]["kernels"][1] == {
-        "name": "gemm_grad", "total_ns": 60, "stack": "cudaLaunchKernel < AddmmBackward0",
+        "name": "gemm_grad", "operator": "AddmmBackward0", "total_ns": 60,
+        "stack": "cudaLaunchKernel < AddmmBackward0",
     }  # fmt: skip
     assert found["launch-delays"] == {"streams": [{
         "rank": 0, "device": 0, "stream": 7, "kernels": 2, "median_ns": 45, "p95_ns": 58, "longest_ns": 60,

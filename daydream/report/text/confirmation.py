@@ -70,6 +70,10 @@ def confirmation_headline(confirmation: Confirmation) -> list[str]:
     predicted, confirmed = speedup(base, confirmation.predicted_ns), speedup(base, blocks.confirmed_ns)
     error = "unknown" if confirmation.error is None else percent(confirmation.error, signed=True)
     control = percent(blocks.control - 1, signed=True)
+    low, high = confirmation.predicted_low_ns, confirmation.predicted_high_ns
+    if confirmation.inside is not None and low and high:
+        where = "inside" if confirmation.inside else "outside"
+        confirmed += f", {where} the predicted {base / high:.2f} to {base / low:.2f}x"
     return [
         f"{name}: predicted {predicted}, confirmed {confirmed}; error of the predicted step {error}",
         f"the unchanged step against itself {control}: what this machine's steps vary by",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,11 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> list[Table | 
     shown = rows if verbose else rows[:SHOWN]
     head = [_head(column) for column in columns]
     cells = [[_cell(column, row.get(column), verbose=verbose) for column in columns] for row in shown]
+    if "name" in columns and not verbose:
+        at = columns.index("name")
+        names = {row[at] for row in cells}
+        for row in cells:
+            row[at] = _told_apart(row[at], names - {row[at]})
     more = len(rows) - len(shown)
     left = [Words(f"{count(more, 'more row')}: -v shows all.")] if more else []
     texts = _texts(columns, rows)
@@ -50,6 +56,14 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> list[Table | 
             *left,
         ]
     return [Table([head, *cells], words=[head[at] for at in texts]), *left]
+
+
+def _told_apart(name: str, others: Iterable[str]) -> str:
+    """Return a name cut to a width; where others begin alike, with the part in which they differ."""
+    same = max((len(os.path.commonprefix([name, other])) for other in others), default=0)  # noqa: RUF071
+    if len(name) <= NAME_WIDTH or same < NAME_WIDTH - 8:
+        return shortened(name, NAME_WIDTH)
+    return shortened(f"{name[:12]}...{name[same - 8 :]}", NAME_WIDTH)
 
 
 def _fitted(text: str, width: int, *, whole: bool) -> str:
@@ -85,4 +99,4 @@ def _cell(column: str, value: Any, *, verbose: bool) -> str:
             return bytes_text(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     text = printable(str(value))
-    return text if verbose else shortened(text, NAME_WIDTH)
+    return text if verbose or column == "name" else shortened(text, NAME_WIDTH)

@@ -1,8 +1,4 @@
-"""How a command begins and ends in the hands of a shell: closed streams, and signals that ask it to end.
-
-What to do where an optimization does not apply to a trace: below the reason, what would help.
-
-What the command line says when it fails: what was found, what was needed, what to do, and no traceback.
+"""How a command ends: by a signal, or with a message of what was found, what was needed and what to do.
 
 An error that no input should cause is a bug. It is one line, too, that asks for a report;
 `daydream --debug ...` or DAYDREAM_DEBUG=1 shows its traceback.
@@ -14,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -22,16 +17,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
-from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
+from daydream.errors import DaydreamError
 from daydream.text import meant
-
-if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
-    from daydream.transforms.registry import Optimization
 
 ENDING = ("SIGTERM", "SIGHUP")
 AGAIN_S = 0.5  # one that comes sooner is the same one: sent to the group, and by its leader
@@ -99,56 +90,12 @@ def _ending_as_ctrl_c_does() -> Iterator[list[int]]:
             signal.signal(each, signal.SIG_DFL)
 
 
-ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
-
-
-@contextlib.contextmanager
-def with_advice(graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]) -> Iterator[None]:
-    """Say below a refusal what to do; `trace` are the words that name the trace on a command line."""
-    try:
-        yield
-    except NotApplicableError as error:
-        error.args = ("\n".join([str(error), *_advice(error.lacks, graph, optimizations, trace)]),)
-        raise
-
-
-def _advice(
-    lacks: str | None, graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]
-) -> list[str]:
-    lines = []
-    if lacks == "device" and not len(graph.select(on="gpu")):
-        lines.append(ON_A_GPU)
-    elif lacks == "ranks" and not len(graph.select(kind="collective")):
-        together = _with_ddp(optimizations)
-        first = f"Predict several GPUs with it ({together}), or record" if together else "Record"
-        lines.append(f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT")
-    return [*lines, f"daydream rank {shlex.join(trace)} lists the changes that do apply."]
-
-
-def _with_ddp(optimizations: Sequence[Optimization]) -> str | None:
-    """Return what to ask for so that gradients are exchanged; None where that excludes what was asked for."""
-    from daydream.transforms.compose import check, spelled
-    from daydream.transforms.registry import find
-
-    together = [find("ddp"), *optimizations]
-    try:
-        check(together)
-    except DaydreamError:
-        return None
-    return spelled(together)
-
-
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
-WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
-
-
-read_from: list[str] = []  # what this command has read a trace from
 
 
 def run(group: click.Group, args: Sequence[str] | None) -> int:
     """Run a command line and return its exit code; bad input becomes one message on stderr."""
-    read_from.clear()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -160,12 +107,12 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # newer than the oldest click that is supported
             click.echo(error.format_message(), err=True)
         else:
-            _say(_usage_message(error, sys.argv[1:] if args is None else args))
+            _say(_usage_message(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except DaydreamError as error:
-        _say(_about_its_file(error))
+        _say(str(error))
         return error.exit_code
     except MemoryError:
         _say("there is not enough memory for this trace. Record fewer steps, or use a larger machine.")
@@ -207,44 +154,8 @@ def message(text: str) -> str:
     return "\n".join([f"error: {first}", *(INDENT + line for line in others)])
 
 
-@contextlib.contextmanager
-def of_optimizations(ctx: click.Context, name: str) -> Iterator[None]:
-    """Say what an optimization raises as people can put it right.
-
-    What its options cannot be is a usage error. Anything else that goes wrong in a user's own file
-    is told with file and line; `name` is what was asked for.
-    """
-    from daydream.transforms.user_file import mistake_in_own_file
-
-    try:
-        yield
-    except click.ClickException:
-        raise
-    except Exception as error:
-        mistake = mistake_in_own_file(error)
-        if mistake is not None:
-            more = "" if isinstance(error, DaydreamError) else WHOLE
-            raise DaydreamError(mistake.message + more) from error
-        # An optimization that finds nothing to change says so with a subclass; what is
-        # left is a value that it cannot work with, which click cannot know.
-        if type(error) is GraphError:
-            raise click.UsageError(str(error), ctx) from error
-        if isinstance(error, ArithmeticError):
-            raise click.UsageError(f"{name} cannot take these values ({error})", ctx) from error
-        raise
-
-
 def _say(text: str) -> None:
     click.echo(message(text), err=True)
-
-
-def _about_its_file(error: DaydreamError) -> str:
-    """Return a message; one about a trace begins with the file that the trace is from."""
-    said = str(error)
-    about_the_trace = isinstance(error, TraceError | GraphError) and not isinstance(error, FileError)
-    if not about_the_trace or len(read_from) != 1 or read_from[0] in said.partition("\n")[0]:
-        return said
-    return f"{read_from[0]}: {said}"
 
 
 def debugging(args: Sequence[str]) -> bool:
@@ -265,7 +176,7 @@ def _tell_bug(error: Exception, *, debug: bool) -> None:
     _say(f"internal error (please report): {type(error).__name__} at {where}; DAYDREAM_DEBUG=1 shows more")
 
 
-def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
+def _usage_message(error: click.ClickException) -> str:
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
         hint = meant(error.option_name, error.possibilities or (), most=2)
@@ -273,23 +184,8 @@ def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None:
-        stray = _stray_trace(context.command, args)
-        if stray:
-            import shlex
-
-            text += f"\nGive the trace as --trace {shlex.quote(stray)}."
         text += f"\nTry '{context.command_path} --help'."
     return text
-
-
-def _stray_trace(command: click.Command, args: Sequence[str]) -> str | None:
-    """Return a file that stands where no file is looked for, if the command needs a `--trace`."""
-    options = [option for option in command.params if isinstance(option, click.Option)]
-    takes_value = {flag for option in options if not option.is_flag for flag in option.opts}
-    if "--trace" not in takes_value or any(arg.partition("=")[0] == "--trace" for arg in args):
-        return None
-    words = (arg for before, arg in itertools.pairwise(args) if before not in takes_value)
-    return next((word for word in words if not word.endswith(".py") and os.path.exists(word)), None)  # noqa: PTH110 - any text will do
 
 
 def _reader_left() -> int:

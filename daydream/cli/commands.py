@@ -1,0 +1,351 @@
+"""Commands about a change: one for each optimization, and each sum of them, made when it is named.
+
+`daydream whatif amp+fused-adam` has the options of both; their help comes from signature and docstring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.options import (
+    JSON,
+    NAMED,
+    OUTPUT,
+    READ,
+    READING,
+    SHARED,
+    TRACE,
+    Option,
+    click_option,
+    typed_options,
+)
+from daydream.cli.output import Output
+from daydream.cli.source import TraceRequest
+from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
+from daydream.transforms.registry import find, names, options_of
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.transforms.compose import Edit
+    from daydream.transforms.registry import Optimization
+
+ALL = "daydream.help_all"
+OWN = "option_"  # how values of an optimization's options are named among the command's parameters
+ALIASES = {
+    "bf16": "amp",
+    "fp16": "amp",
+    "mixed-precision": "amp",
+    "flash": "flash-attention",
+    "sdpa": "flash-attention",
+    "torch.compile": "compile",
+}
+ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
+WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a command line asks to change.
+
+    Attributes:
+        spec: the names, as typed: `amp+fused-adam`.
+        optimizations: what they mean.
+        typed: the command line, without the name.
+        values: the options that were given, by the names that `compose.apply` takes.
+    """
+
+    spec: str
+    optimizations: Sequence[Optimization]
+    typed: Sequence[str] = ()
+    values: Mapping[str, Any] | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The names and the options, as typed."""
+        return [self.spec, *typed_options(self.values or {})]
+
+    @property
+    def edit(self) -> Edit:
+        """The edit that makes the change."""
+        from daydream.transforms.compose import edit_of
+
+        return edit_of(self.optimizations, self.values)
+
+    def to_make(self, **how: Any) -> dict[str, Any]:
+        """Return the change for the process of a script that makes it: what, its options, and `how`."""
+        from daydream.transforms.registry import path_or_name
+
+        names = [path_or_name(each) for each in self.optimizations]
+        return {"names": names, "options": dict(self.values or {}), **how}
+
+    @contextlib.contextmanager
+    def checked(self, graph: Graph | None = None, words: Sequence[str] = ()) -> Iterator[None]:
+        """Tell what an optimization raises so that people can correct it.
+
+        What its options cannot be is a usage error. Anything else that fails in a user's own file is told
+        with file and line. Below a refusal stands what to do: `words` name the trace of this graph.
+        """
+        from daydream.transforms.user_file import mistake_in_own_file
+
+        try:
+            yield
+        except click.ClickException:
+            raise
+        except Exception as error:
+            mistake = mistake_in_own_file(error)
+            if mistake is not None:
+                more = "" if isinstance(error, DaydreamError) else WHOLE
+                raise DaydreamError(mistake.message + more) from error
+            if isinstance(error, NotApplicableError) and graph is not None:
+                error.args = ("\n".join([str(error), *self._advice(error.lacks, graph, words)]),)
+            # An optimization that finds nothing to change raises a subclass; what is left is a value
+            # that it cannot work with, which click cannot know.
+            text = str(error)
+            if isinstance(error, ArithmeticError):
+                text = f"{self.spec} cannot take these values ({error})"
+            elif type(error) is not GraphError:
+                raise
+            raise click.UsageError(text, click.get_current_context()) from error
+
+    def _advice(self, lacks: str | None, graph: Graph, words: Sequence[str]) -> Iterator[str]:
+        if lacks == "device" and not len(graph.select(on="gpu")):
+            yield ON_A_GPU
+        elif lacks == "ranks" and not len(graph.select(kind="collective")):
+            from daydream.transforms.compose import check, spelled
+
+            first, together = "Record", [find("ddp"), *self.optimizations]
+            with contextlib.suppress(DaydreamError):  # they exclude each other
+                check(together)
+                first = f"Predict several GPUs with it ({spelled(together)}), or record"
+            yield f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT"
+        yield f"daydream rank {shlex.join(words)} lists the changes that do apply."
+
+
+class Command(click.Command):
+    """A command whose function gets a `TraceRequest` and an `Output` in place of their parts.
+
+    Its options stand under headings.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, and the option that shows all of them."""
+        return [*super().get_params(ctx), HELP_ALL]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings; those that read the trace with `--help-all` alone."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if not isinstance(param, Option) or (param.group == READING and ALL not in ctx.meta):
+                continue
+            if (record := param.get_help_record(ctx)) is not None:
+                groups.setdefault(param.group, []).append(record)
+        last = {OUTPUT: 1, READING: 2}
+        for group in sorted(groups, key=lambda name: last.get(name, 0)):
+            with formatter.section(group):
+                formatter.write_dl(groups[group])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the function. What is wrong with a trace, or its graph, is told with the trace's name."""
+        given = {name: value for name, value in ctx.params.items() if not name.startswith(OWN)}
+        traces: tuple[str, ...] = ()
+        kinds: list[tuple[str, Any]] = [("out", Output)] if "as_json" in given else []
+        if "traces" in given:
+            traces = given["traces"] = (*given["traces"], *given.pop("trace", ()))
+            kinds.append(("request", TraceRequest))
+        if len(traces) > 1 and TRACE in self.params:
+            raise click.UsageError(f"one trace is needed, {len(traces)} are given: {' '.join(traces)}", ctx)
+        for name, kind in kinds:
+            known = {each.name for each in fields(kind)} & given.keys()
+            given[name] = kind(**{each: given.pop(each) for each in known})
+        try:
+            return ctx.invoke(self.callback or click.echo, **given)
+        except (TraceError, GraphError) as error:
+            first = str(error).partition("\n")[0]
+            if len(traces) == 1 and traces[0] not in first and not isinstance(error, FileError):
+                error.args = (f"{traces[0]}: {error}",)
+            raise
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+HELP_ALL = Option(
+    "--help-all",
+    group=OUTPUT,
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show this, and the options for reading the trace.",
+)
+
+
+def command(
+    *params: click.Parameter,
+    cls: type[Command] = Command,
+    types: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Callable[..., Any]:
+    r"""Return a decorator that makes a command of a function.
+
+    Its help is the docstring, where a line of `\b` keeps the lines of the paragraph that follows. Each
+    parameter is an option, described under `Args:`; but `request` is the trace and how it is read, `out` what
+    is printed and written, and `change` the change that is named.
+
+    Args:
+        *params: arguments, and options that several commands have.
+        cls: the class of the command.
+        types: what reads values of parameters, where their annotation does not tell.
+        **how: for that class.
+    """
+    types = types or {}
+
+    def made(function: Callable[..., Any]) -> Command:
+        text, options = options_of(function)
+        found = {str(each.name): each for each in params}
+        for option in options:
+            name = option.name
+            if name == "request":
+                traces = found.setdefault("traces", TRACE)
+                reading = [*([] if traces.required else [NAMED]), *READ]
+                found |= {str(each.name): each for each in reading}
+            elif name in SHARED:
+                found[name] = SHARED[name]
+            elif name not in {*found, "out", "change"}:
+                flag = name.rstrip("_").replace("_", "-")
+                found[name] = click_option(option, name, [flag], type=types.get(name), default=option.default)
+        if "out" in inspect.signature(function).parameters:
+            found["as_json"] = JSON
+        name, text = function.__name__.rstrip("_"), text.replace("\\b", "\b")
+        return cls(name, callback=function, help=text, params=[*found.values()], **how)
+
+    return made
+
+
+class Changes(Command):
+    """A command whose first word, or the value of whose `flag`, names a change and so brings its options.
+
+    Its function gets a `Change`; None where nothing is named.
+    """
+
+    flag: str | None = None
+    optional = False  # whether options that the change requires may be left out
+    change: Change | None = None
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of the command of the change that is named."""
+        ctx = click.Context(self, parent=parent, info_name=info_name)
+        spec, rest = self.named(ctx, args)
+        if spec is None:
+            return super().make_context(info_name, args, parent, **extra)
+        made = copy.copy(self)
+        with contextlib.redirect_stdout(sys.stderr):
+            chosen = self.found(ctx, spec)
+        made.change = Change(spec, chosen, tuple(rest))
+        made.params = [*change_options(chosen, self.params, optional=self.optional), *self.params]
+        if self.flag is None:
+            several = len(chosen) > 1
+            made.help = "\n\n".join(f"{each.name}:\n\n" * several + each.help for each in chosen)
+            made.options_metavar, info_name = "[OPTIONS]", f"{info_name} {spec}"
+        return super(Changes, made).make_context(info_name, rest, parent, **extra)
+
+    def named(self, ctx: click.Context, args: list[str]) -> tuple[str | None, list[str]]:
+        """Return what names the change, None if nothing does, and the arguments without it."""
+        if self.flag is None and args and not args[0].startswith("-"):
+            return args[0], args[1:]
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        parser = click.Command(None, params=[*options]).make_parser(ctx)
+        parser.ignore_unknown_options = True  # those of the change are not known yet
+        values, words, _ = parser.parse_args(list(args))
+        if self.flag is not None:
+            return values.get(self.flag), args
+        words = [word for word in words if not word.startswith("-")]
+        spec = next((word for word in words if is_known(word)), next(iter(words), None))
+        place = len(args) if spec is None else args.index(spec)
+        return spec, [*args[:place], *args[place + 1 :]]
+
+    def found(self, ctx: click.Context, spec: str) -> list[Optimization]:
+        """Return the optimizations of `a+b`. What cannot be asked for together is a usage error.
+
+        Raises `DaydreamError` for one that there is not, or whose file cannot be loaded.
+        """
+        from daydream.transforms.compose import check, parts
+
+        with refused(ctx):
+            found = parts(spec)
+        chosen = [find(canonical(name)) for name in found]
+        with refused(ctx):
+            check(chosen)
+        return chosen
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the function with the change, which has the values that were typed."""
+        change = self.change
+        if change is not None:
+            from daydream.transforms.compose import option_names
+
+            names = option_names(change.optimizations)
+            values = {name: ctx.params[f"{OWN}{index}"] for index, name in enumerate(names)}
+            given = {name: value for name, value in values.items() if value is not None}
+            change = replace(change, values=given)
+        ctx.params["change"] = change
+        return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def refused(ctx: click.Context | None = None) -> Iterator[None]:
+    """Turn a `GraphError` about what was typed into a usage error."""
+    try:
+        yield
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx or click.get_current_context()) from None
+
+
+def is_known(spec: str) -> bool:
+    """Return whether a word names changes."""
+    known = names()
+    return all(canonical(part) in known or part.endswith(".py") for part in spec.split("+"))
+
+
+def canonical(name: str) -> str:
+    """Return the name of an optimization that was typed in capitals or by an alias: `amp` for `BF16`."""
+    low = name.strip().lower().replace("_", "-")
+    low = ALIASES.get(low, low)
+    return low if low in names() else name
+
+
+def change_options(
+    optimizations: Sequence[Optimization], own: Sequence[click.Parameter], *, optional: bool = False
+) -> list[click.Parameter]:
+    """Return an option for each parameter of some optimizations, also by its qualified name.
+
+    Only that one is there (`--amp.memory-speedup`) where several, or the command itself, have the short one.
+    """
+    from daydream.transforms.compose import option_names
+
+    taken = {flag for parameter in own for flag in parameter.opts} | {"--help"}
+    options: list[click.Parameter] = []
+    for index, (name, (optimization, option)) in enumerate(option_names(optimizations).items()):
+        short = option.name.replace("_", "-")
+        flags = [f"{optimization.name}.{short}"]
+        if "." not in name and f"--{short}" not in taken:
+            flags.insert(0, short)
+        group = f"Options of {optimization.name}"
+        required = option.required and not optional
+        options.append(click_option(option, f"{OWN}{index}", flags, group=group, required=required))
+    return options
