@@ -13,7 +13,6 @@ from daydream import Graph, Groups, Selection
 from daydream.model import Captured, capture, capture_parts, start_as_nodes
 from daydream.transforms import counted
 
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
 CALL = "cudaGraphLaunch"
 LAUNCH_US, NODE_US = 15.0, 0.58  # measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
 LEAST_SAID_NS = 10_000

@@ -13,14 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream import Graph, Selection
-from daydream.costs import Argument, Shape, bare_name, calls_of, parameter_shapes, parse_shapes
+from daydream.costs import (
+    Argument,
+    Shape,
+    calls_of,
+    nodes_that,
+    operator,
+    operators_that,
+    parameter_shapes,
+    parse_shapes,
+)
 
 OF_WEIGHTS = r"(?i)wgrad|bgrad|WrW|bwd_?weight|backward_?(weight|filter)|GammaBeta"  # cuDNN, MIOpen, ATen
 OF_INPUTS = r"(?i)dgrad|bwd_?data|backward_?data|GradInput|grad_input"
 ONLY_WEIGHTS = r"AccumulateGrad|^EmbeddingBackward|^EmbeddingBagBackward|^aten::embedding_(dense_)?backward"
-PRODUCTS = r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul)$"
-CONVOLUTION = r"ConvolutionBackward|[cC]onv\w*_backward"
-PRODUCT_NODE = r"^(Addmm|Linear|Mm|MkldnnLinear)Backward"
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,14 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
         mask = np.isin(tasks.ids, chosen.ids)
         weights[mask], inputs[mask] = weight, data
 
-    give(tasks.where(within=CONVOLUTION), 0.5, 0.5)
-    products = tasks.where(op=PRODUCTS)
+    convolutions = tasks.where(within=nodes_that(lambda op: op.family == "convolution"))
+    backward = operators_that(lambda op: op.family == "convolution" and "_backward" in op.name)
+    give(convolutions | tasks.where(within=backward), 0.5, 0.5)
+    products = tasks.where(op=operators_that(lambda op: op.family == "matmul"))
     known = _products(graph, products)
     for index, (weight, data) in zip(np.flatnonzero(np.isin(tasks.ids, products.ids)), known, strict=True):
         weights[index], inputs[index] = weight, data
-    give(tasks.where(within=PRODUCT_NODE, op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
+    give(tasks.where(within=nodes_that(lambda op: op.is_linear), op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
     device = tasks.where(on="gpu")
     give(device.where(name=OF_INPUTS), 0.0, 1.0)
     give(device.where(name=OF_WEIGHTS), 1.0, 0.0)
@@ -72,7 +80,7 @@ def _of_product(op: str, arguments: list[Argument], parameters: set[Shape]) -> t
     if len(factors) < 2:
         return 0.5, 0.5
     left, right = factors[-2:]
-    if bare_name(op) == "linear":
+    if operator(op).formula == "linear":
         right = right[::-1]
     result = (*left[:-1], right[-1])
     is_weight, uses_weight = result in parameters, left in parameters or right in parameters

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream import Graph, Selection
-from daydream.costs import copies_into_new_ns, itemsize
+from daydream.costs import copies_into_new_ns, itemsize, operators_that
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
-
-LINEAR = r"^aten::(addmm|mm|linear|mkldnn_linear)$"
-CONVOLUTION = r"^aten::(convolution|_convolution|cudnn_convolution|miopen_convolution|mkldnn_convolution)$"
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,19 @@ class Products:
         return nodes.first(), np.array([place[key] for key in nodes.keys], np.int64)
 
 
-def weighted_products(graph: Graph, layer: str | None, operators: str = LINEAR) -> Products:
+def linear_operators() -> str:
+    """Return a pattern of the operators that multiply by a matrix."""
+    return operators_that(lambda op: op.is_linear)
+
+
+def weighted_products(graph: Graph, layer: str | None, operators: str | None = None) -> Products:
     """Return the forward products of linear layers (and of what `operators` adds) in layers that match.
 
     Raises `NotApplicableError` where there are none with recorded shapes.
     """
     on_gpu = len(graph.select(on="gpu")) > 0
     work = graph.select(kind="kernel" if on_gpu else "cpu", phase=("forward", "loss"), layer=layer)
-    work = work.where(op=operators)
+    work = work.where(op=operators or linear_operators())
     inputs, weights, _ = operand_elements(work)
     known = work.of(work.ids[(inputs > 0) & (weights > 0)], work.words, ordered=True)
     known.need(

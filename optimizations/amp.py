@@ -8,9 +8,9 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.costs import PAPER_SPEEDUPS, by_counters, measured_first, runs_in_tf32, sped_up
+from daydream.costs import PAPER_SPEEDUPS, by_counters, is_matrix, measured_first, runs_in_tf32, sped_up
 from daydream.memory import hold_16_bits
-from daydream.model import tasks_in_matrix_units, wide_kernels
+from daydream.model import wide_kernels
 from daydream.transforms import stages
 
 __all__ = ["amp", "apply", "memory"]
@@ -46,7 +46,7 @@ def amp(
     kernels = wide_kernels(graph).where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
-    by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
+    by_name = np.where(is_matrix(graph, kernels), math, memory)
     by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")

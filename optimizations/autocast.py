@@ -11,7 +11,7 @@ from daydream.optimizations._autocast_types import flow
 from daydream.optimizations._weighted_products import insert_elementwise
 
 from daydream import Graph
-from daydream.costs import say_evidence
+from daydream.costs import is_matrix, say_evidence
 from daydream.memory import hold_16_bits
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
@@ -23,7 +23,6 @@ from daydream.model import (
     in_16_bits,
     operand_elements,
     streaming_ns,
-    tasks_in_matrix_units,
     weight_casts,
     wide_kernels,
 )
@@ -57,7 +56,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     the expected figure.
     """
     wide = wide_kernels(graph)
-    matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = wide.where(lambda tasks: is_matrix(graph, tasks))
     matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
     narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32

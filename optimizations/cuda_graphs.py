@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
+from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, launch_as_graphs
 
 from daydream import Graph, GraphError
+from daydream.costs import OVER_LINK
 from daydream.memory import Allocations, hold_throughout
 from daydream.model import GUARDS, in_replays, mostly_replayed
 from daydream.transforms import stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from daydream.optimizations._weighted_products import insert_elementwise
+from daydream.optimizations._weighted_products import insert_elementwise, linear_operators
 
 from daydream import Graph
 from daydream.costs import device_of, itemsize, retime, say_evidence, work
@@ -16,8 +16,6 @@ from daydream.transforms import stages
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "tf32"})
 CODE = "torchao.float8.convert_to_float8_training(model)"
-
-LINEAR = r"aten::(addmm|mm|linear)$"
 
 
 def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> None:
@@ -44,7 +42,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     device = device_of(graph)
     if "float8" not in device.tflops:
         graph.does_not_apply(f"a {device.name} has no fp8 units; H100 and MI300X, and Ada cards, have them")
-    linear = kernels.where(op=LINEAR, dtype=("float32", "float16", "bfloat16"))
+    linear = kernels.where(op=linear_operators(), dtype=("float32", "float16", "bfloat16"))
     linear = linear.where(lambda tasks: work(graph, tasks).flop > 0)
     linear.need(
         "products of linear layers with recorded shapes in 16 or 32 bits; "

@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 from daydream.optimizations._gradient_collectives import resize_parameters
-from daydream.optimizations._weight_gradients import PRODUCTS, gradient_parts
+from daydream.optimizations._weight_gradients import gradient_parts
 
 from daydream import Graph
+from daydream.costs import nodes_that, operators_that
 from daydream.memory import (
     Allocations,
     block_of_rows,
@@ -27,8 +28,6 @@ STAGE = stages.WORK
 CODE = "layer.requires_grad_(False)"
 
 NODES = r"AccumulateGrad"
-READS, CONVOLVES = r"^aten::(linear|addmm|mm|matmul)$", r"^aten::conv(\dd|olution)$"
-PRODUCT = re.compile(r"(Addmm|Linear|Mm|MkldnnLinear)Backward")  # keeps its input for its weight's gradient
 
 
 def freeze(graph: Graph, *, layers: str) -> None:
@@ -105,7 +104,10 @@ def memory(held: Allocations, *, layers: str) -> None:
     layer = np.array(held.texts("layer"), object)
     is_idle = np.isin(layer.astype(str), sorted(idle))
     ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
-    nodes = np.array([PRODUCT.search(text or "") is not None for text in held.texts("op", at="end")], bool)
+    keeps_input = re.compile(nodes_that(lambda op: op.is_linear))  # for its weight's gradient
+    nodes = np.array(
+        [keeps_input.search(text or "") is not None for text in held.texts("op", at="end")], bool
+    )
 
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     dropped = (end_block >= 0) & nodes | ends_idle
@@ -117,7 +119,11 @@ def memory(held: Allocations, *, layers: str) -> None:
     backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
     gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
     gone |= backward & is_idle
-    gone |= backward & (layer == first) & held.where(kind="temporary", op=PRODUCTS)  # its input's gradient
+    gone |= (
+        backward
+        & (layer == first)
+        & held.where(kind="temporary", op=operators_that(lambda op: op.family == "matmul"))
+    )  # its input's gradient
     joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
@@ -130,7 +136,9 @@ def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray
     Products of layers that are trained do (bool, shape (rows,)), and convolutions with any backward pass.
     """
     found = np.full(len(held), -np.inf)
-    for pattern, layers in ((READS, trained), (CONVOLVES, convolves)):
+    products = operators_that(lambda op: op.is_linear or op.name == "matmul")
+    convolutions = operators_that(lambda op: op.formula == "convolution")
+    for pattern, layers in ((products, trained), (convolutions, convolves)):
         call = calls_that_made(held, pattern)
         forward, backward = (
             parts_of(held, layers & (call >= 0) & in_phase(held, phase), held["step"], call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.costs import operators_that
 from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
@@ -11,20 +12,23 @@ STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
 CODE = "block = torch.compile(block)"
 
-WORDS = {
-    "C": r"^aten::(mm|bmm|addmm|baddbmm|_scaled_mm|(cudnn|miopen|mkldnn|mps)_convolution|"
-    r"convolution_overrideable|_slow_conv2d_forward|thnn_conv2d|_conv_depthwise2d|mkldnn_linear)$",
-    "G": r"^aten::(relu|clamp_min|gelu|silu|hardtanh|hardswish|leaky_relu|elu|mish|softplus|sigmoid)_?$",
-    "T": r"^aten::tanh_?$",
-    "E": r"^aten::erf_?$",
-    "P": r"^aten::(pow|square)_?$",
-    "A": r"^aten::add_?$",
-    "X": r"^aten::(mul|div)_?$",
-}
 WRITTEN_OUT = r"X?PXAXTAX|X{2,4}AXTAX|XXEAX"  # GELU by tanh, with a power or with products; by erf
 CHAIN = rf"(?:(?<=C)A)?(?:{WRITTEN_OUT})|(?<=C)A[GT]"
-ACTIVATION = (WORDS["G"], WORDS["T"])
 FUSED = r"(?i)addmm_activation|bias_?(gelu|relu|act|swish)|gelu_?bias|epilogue\w*_(relu|gelu)"
+
+
+def words() -> dict[str, str]:
+    """Return the operators of a chain by their letters."""
+    products = ("matmul", "convolution")
+    return {
+        "C": operators_that(lambda op: op.family in products and "composite" not in op.traits),
+        "G": operators_that(lambda op: "activation" in op.traits),
+        "T": r"^aten::tanh_?$",
+        "E": r"^aten::erf_?$",
+        "P": r"^aten::(pow|square)_?$",
+        "A": r"^aten::add_?$",
+        "X": r"^aten::(mul|div)_?$",
+    }
 
 
 def fused_bias_act(graph: Graph) -> None:
@@ -44,11 +48,11 @@ def fused_bias_act(graph: Graph) -> None:
     A bias that the product adds already leaves nothing but the activation, which stays as it is.
     """
     work = work_tasks(graph)
-    chains = find_chains(graph, WORDS, CHAIN)
+    chains = find_chains(graph, words(), CHAIN)
     if not len(chains):
         if len(work.where(name=FUSED) | work.where(op=FUSED)):
             graph.does_not_apply("bias and activation run as one kernel already")
-        if len(work.where(within=ACTIVATION)):
+        if len(work.where(within=(words()["G"], words()["T"]))):
             graph.does_not_apply("each activation runs as one operator with no separate bias before it")
         graph.does_not_apply("no activation after a matrix product in this trace")
     graph.note(fuse_passes(chains, "fused activation", forward=2, backward=3))
@@ -56,4 +60,4 @@ def fused_bias_act(graph: Graph) -> None:
 
 def memory(held: Allocations) -> None:
     """Store nothing between the calls of a chain."""
-    fuse(held, find_chains(held.graph, WORDS, CHAIN), WORDS)
+    fuse(held, find_chains(held.graph, words(), CHAIN), words())

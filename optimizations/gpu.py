@@ -8,17 +8,17 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import (
+    OVER_LINK,
     device_of,
     find_device,
+    is_matrix,
     names_fit,
     retime,
     retime_untyped,
     say_evidence,
     under_load,
-    work,
 )
 from daydream.memory import unchanged
-from daydream.model import tasks_in_matrix_units
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
@@ -27,7 +27,6 @@ memory = unchanged
 MODEL_ERROR = 0.2  # of kernels whose type is known: `graph_diff.MODEL_ERROR`
 SMALL = 0.005  # of the kernels' time
 NARROW = re.compile(r"^(b?float16|float8|int8)")
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 
 
 def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) -> None:
@@ -61,11 +60,8 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         old, new = device_of(graph), find_device(to)
         if old == new:
             graph.does_not_apply(f"the trace was recorded on a {old.name} already")
-        products = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
-        multiplied = products.where(lambda tasks: work(graph, tasks).is_matrix).dtype.tolist()
-        # Names of products may stand on kernels of indices and masks, too: those multiply nothing.
-        multiplied += [dtype for dtype in products.dtype.tolist() if old.multiplies(dtype)]
-        for dtype in sorted({dtype for dtype in multiplied if dtype}):
+        products = kernels.where(lambda tasks: is_matrix(graph, tasks))
+        for dtype in sorted({dtype for dtype in products.dtype.tolist() if dtype}):
             new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
         say_evidence(graph, kernels.where(kind="kernel"))
         retimed = retime(graph, kernels, device=new)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import link_bandwidth
+from daydream.costs import TO_DEVICE, TO_HOST, link_bandwidth
 from daydream.memory import unchanged
 from daydream.transforms import counted, stages
 
 STAGE = stages.HARDWARE
 memory = unchanged
 
-WAYS = {"HtoD": r"HtoD|HostToDevice", "DtoH": r"DtoH|DeviceToHost"}
+WAYS = {"HtoD": TO_DEVICE, "DtoH": TO_HOST}
 
 
 def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
 
 from daydream import Graph, GraphError
-from daydream.costs import link_bandwidth
+from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
 from daydream.memory import unchanged
 from daydream.transforms import counted, stages
 

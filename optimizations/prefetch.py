@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
 from daydream.optimizations.pinned_memory import pinned_memory
 
 from daydream import Graph
+from daydream.costs import PAGEABLE, TO_DEVICE
 from daydream.memory import Allocations
 from daydream.transforms import stages
 

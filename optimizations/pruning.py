@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from daydream.optimizations._weight_gradients import gradient_parts
 from daydream.optimizations._weighted_products import (
-    LINEAR,
     Products,
     elementwise_ns,
     insert_elementwise,
+    linear_operators,
     weighted_products,
 )
 
@@ -148,7 +148,7 @@ def _on_sparse_units(
     graph: Graph, products: Products, layer: str | None, product_speedup: float, *, trains: bool
 ) -> None:
     forward = _sparse(graph, products.work)
-    backward = graph.select(kind="kernel", phase="backward", layer=layer, op=LINEAR)
+    backward = graph.select(kind="kernel", phase="backward", layer=layer, op=linear_operators())
     if len(backward):
         of_inputs = gradient_parts(graph, backward).inputs
         backward = backward.of(backward.ids[of_inputs >= 1], "gradients of inputs", ordered=True)

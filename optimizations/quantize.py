@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._weighted_products import (
-    LINEAR,
     Products,
     elementwise_ns,
     insert_elementwise,
+    linear_operators,
     weighted_products,
 )
 
@@ -171,7 +171,7 @@ def memory(
     layer: str | None = None,
 ) -> None:
     """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
-    products = kept_calls(held, LINEAR, layer)
+    products = kept_calls(held, linear_operators(), layer)
     if not len(products):
         raise NotApplicableError("no memory of this trace is due to linear layers")
     rows = products.calls.keys[:, -1]

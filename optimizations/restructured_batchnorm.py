@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, Groups
-from daydream.costs import counted_kind, say_evidence
+from daydream.costs import Operator, counted_kind, nodes_that, operators_that, say_evidence
 from daydream.memory import Allocations, fuse
 from daydream.model import backward_chains, find_chains, remove_with_operators, work_tasks
 from daydream.transforms import stages
@@ -12,15 +12,24 @@ STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
 PAPER_ONLY = True  # a compiler fuses these passes with its own kernels: see compile
 
-WORDS = {
-    "C": r"^aten::(conv\d?d|_?convolution|conv_transpose\dd|(cudnn|miopen|mkldnn)_convolution\w*)$",
-    "B": r"^aten::((cudnn_|native_|miopen_)?batch_norm|_batch_norm_(impl_index|with_update))$",
-    "R": r"^aten::(relu6?|clamp_min|hardtanh|leaky_relu|silu|hardswish|elu)_?$",
-}
 CHAIN = r"CBR"
 COUNTER = r"^aten::add_?$"  # counts the batches that a layer has seen
-NORM_BACKWARD = r"BatchNorm\w*Backward\d*$"
-ACTIVATION_BACKWARD = r"(Relu|Threshold|ClampMin|Clamp|Hardtanh|LeakyRelu|Silu|Hardswish|Elu)\w*Backward\d*$"
+
+
+def _is_norm(op: Operator) -> bool:
+    return op.family == "normalization" and "batch_norm" in op.name
+
+
+def _is_activation(op: Operator) -> bool:
+    return "activation" in op.traits or op.name in ("clamp", "threshold")
+
+
+def _words() -> dict[str, str]:
+    return {
+        "C": operators_that(lambda op: op.family == "convolution" and "_backward" not in op.name),
+        "B": operators_that(_is_norm),
+        "R": operators_that(_is_activation),
+    }
 
 
 def restructured_batchnorm(graph: Graph) -> None:
@@ -38,14 +47,18 @@ def restructured_batchnorm(graph: Graph) -> None:
     implementations make: the paper found its own prediction too good. On a CPU the same holds.
     """
     work = work_tasks(graph)
-    work.where(within=WORDS["B"]).need("batch normalization")
+    work.where(within=operators_that(_is_norm)).need("batch normalization")
     chains = _chains(graph)
     if not len(chains):
         graph.does_not_apply("no batch normalization is between a convolution and an activation")
     backward = backward_chains(chains)
-    norms = chains.tasks.where(within=WORDS["B"]) | backward.tasks.where(within=NORM_BACKWARD)
-    activations = chains.tasks.where(within=WORDS["R"]) | backward.tasks.where(within=ACTIVATION_BACKWARD)
-    every = len(work.group_by(within=WORDS["B"]))
+    norms = chains.tasks.where(within=operators_that(_is_norm)) | backward.tasks.where(
+        within=nodes_that(_is_norm)
+    )
+    activations = chains.tasks.where(within=operators_that(_is_activation)) | backward.tasks.where(
+        within=nodes_that(_is_activation)
+    )
+    every = len(work.group_by(within=operators_that(_is_norm)))
 
     say_evidence(graph, norms.where(kind="kernel"))
     by_counters = counted_kind(graph, norms)
@@ -66,7 +79,7 @@ def restructured_batchnorm(graph: Graph) -> None:
 
 def memory(held: Allocations) -> None:
     """Store nothing between a normalization and its activation."""
-    fuse(held, _chains(held.graph), WORDS, first_stays=True)
+    fuse(held, _chains(held.graph), _words(), first_stays=True)
 
 
 def _chains(graph: Graph) -> Groups:
@@ -80,4 +93,4 @@ def _chains(graph: Graph) -> Groups:
             )
         )
     )
-    return find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
+    return find_chains(graph, _words(), CHAIN, unseen=counters, one_kernel=False)

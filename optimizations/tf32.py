@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import bound, device_of, names_fit, retime, runs_in_tf32, say_evidence, work
+from daydream.costs import (
+    bound,
+    device_of,
+    is_matrix,
+    kernels_are,
+    names_fit,
+    retime,
+    runs_in_tf32,
+    say_evidence,
+    work,
+)
 from daydream.memory import unchanged
 from daydream.model import (
-    ATTENTION_KERNEL,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
     LAYOUT_CHANGE,
@@ -21,7 +30,6 @@ from daydream.model import (
     doubt_of_products,
     few_rows_ns,
     streaming_ns,
-    tasks_in_matrix_units,
 )
 from daydream.transforms import stages
 
@@ -33,7 +41,7 @@ memory = unchanged
 AMD = ("MI", "Radeon")
 # Whatever the switch says, 32-bit fused attention multiplies on tensor cores, and torch's depthwise
 # convolutions on vector units.
-AS_IS = re.compile(rf"{ATTENTION_KERNEL.pattern}|depthwise")
+AS_IS = re.compile(r"depthwise")
 # Of products in TF32 whose shapes are not looked at: with them, those of a step take 1.00 to 1.21 times what
 # the ratio of peaks gives, in five recordings with shapes (predictions of both sorts, none of them measured).
 DOUBT_WITHOUT_SHAPES = 0.2
@@ -66,9 +74,13 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
         graph.does_not_apply(
             f"a {device.name} computes {device.tflops['float32']:g} TFLOP/s in float32 and in TF32 alike"
         )
-    matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = kernels.where(lambda tasks: is_matrix(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
-    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks, AS_IS.search))
+    exact = wide.where(
+        lambda tasks: (
+            ~runs_in_tf32(graph, tasks) & ~kernels_are(tasks, "attention") & ~names_fit(tasks, AS_IS.search)
+        )
+    )
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import link_bandwidth
+from daydream.costs import Operator, link_bandwidth, nodes_that, operators_that
 from daydream.memory import (
     Allocations,
     calls_that_made,
@@ -23,12 +24,6 @@ from daydream.transforms import stages
 STAGE = stages.MEMORY
 CODE = "torch.autograd.graph.save_on_cpu(pin_memory=True)"
 
-CONVOLUTION = (r"^aten::conv(\dd|olution)$", r"[Cc]onv\w*Backward\d*$", "convolutions")
-PRODUCT = (
-    r"^aten::(conv(\dd|olution)|linear|addmm)$",
-    r"([Cc]onv\w*|Addmm|Linear)Backward\d*$",
-    "convolutions or linear layers",
-)
 OFFLOAD, PREFETCH = "vdnn offload", "vdnn prefetch"
 
 
@@ -55,7 +50,8 @@ def vdnn(
         raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
     work = graph.select(on="gpu", phase=("forward", "backward"))
     work.need("device work in the forward and backward pass", lacks="device")
-    calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
+    fits, words = _layers(layers)
+    calls, nodes = makers_and_users(work, operators_that(fits), nodes_that(fits), words)
     nbytes = input_bytes(calls)
     if (nbytes < 0).any():
         graph.does_not_apply("the trace does not say how large feature maps are; record it with shapes")
@@ -92,6 +88,13 @@ def vdnn(
     )
 
 
+def _layers(layers: str) -> tuple[Callable[[Operator], bool], str]:
+    """Return which operators are of these layers, and what they are called."""
+    if layers == "conv":
+        return lambda op: op.formula == "convolution", "convolutions"
+    return lambda op: op.formula == "convolution" or op.is_linear, "convolutions or linear layers"
+
+
 def memory(
     held: Allocations,
     *,
@@ -100,7 +103,7 @@ def memory(
     bandwidth: float | None = None,
 ) -> None:
     """Let the inputs of layers be gone between the two passes."""
-    call = calls_that_made(held, CONVOLUTION[0] if layers == "conv" else PRODUCT[0])
+    call = calls_that_made(held, operators_that(_layers(layers)[0]))
     forward, backward = (
         parts_of(held, (call >= 0) & in_phase(held, phase), held["step"], call)
         for phase in ("forward", "backward")
