@@ -56,16 +56,7 @@ MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED} | {
 
 
 # Why answers are confident and wrong: the source, the mutation ("" is any), the questions.
-KNOWN: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
-    "a thread sleeps between looks at a word that a kernel writes, and part of that is taken for work": [
-        ("sleeps_on_a_word", "", ("cpu x 0",))],
-    "a call at the window's end waits for work outside, and keeps its length": [
-        ("contended_lock", "window cut", ("gpu x 0.5",)),
-        ("formats/rocprofv3/docs_rocm6.2_kernel_trace", "window cut", ("gpu x 0.5",))],
-    "a thread sleeps for work whose launch was not recorded": [
-        ("sleeping_synchronization", "calls lost", ("gpu x 0.5",)),
-        ("sleeping_synchronization", "launches unknown", ("gpu x 0.5",))],
-}  # fmt: skip
+KNOWN: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {}
 
 
 @dataclass

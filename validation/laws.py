@@ -90,7 +90,8 @@ def bounds(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> Bounds | None:
     if not busy[0] or not count:
         return None
     ran = Coverage(*(np.array([step[what] for step in covered], np.int64) for what in ("start_ns", "end_ns")))
-    together = _together([windows, ran, Coverage(first, last), *_standing(trace, start, end)])
+    standing = [*_standing(trace, start, end)]  # of no thread that was not recorded is known that it stands
+    together = _together([windows, ran, Coverage(first, last), *standing]) if standing else 0
     return Bounds(*(float(ns) / count for ns in (windows.before_ns[-1], busy[0], max(busy[1:]), together)))
 
 

@@ -54,6 +54,7 @@ from msgspec.structs import asdict, astuple, replace
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause
 from daydream.graph.profiler_overhead import cost_of_recording
+from daydream.graph.rules.thresholds import WAKE_NS
 from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
 from daydream.model.loading import WORKER_LOADER
 from daydream.predict.basis import ESTIMATED, variation, whole_recording
@@ -204,9 +205,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         ends = found.ends(step_ns)
         least_ns = _least_ns(comparison, diff)
         of_the_change = replace(found, rerun=0.0, recording=0.0)
-        others = paced_ns(comparison), _lasting_ns(comparison), *(comparison.released or ())[:1]
-        for other_ns in others:
-            ends += of_the_change.ends(other_ns)
+        others = [(read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
+        for other_ns, late_ns in (*others, *filter(None, [(comparison.released or ())[:2]])):
+            ends += replace(of_the_change, unknown=hypot(found.unknown, late_ns)).ends(other_ns)
             least_ns = min(least_ns, other_ns)
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
@@ -357,15 +358,37 @@ def _lasting_ns(comparison: Prediction) -> int:
     return comparison.simulated_ns + (0 if same else round(_longer_ns(comparison, graph.retimed(*kept))))
 
 
+def _first_come_ns(comparison: Prediction) -> int:
+    """Return the predicted step in ns if no call waits that comes to the driver just behind another one.
+
+    Which of the two comes first is chance.
+    """
+    timeline, plan = comparison.after.timeline, comparison.after.timeline.plan
+    lock = plan.edge_cause == Cause.LOCK
+    if lock.any():
+        before = plan.before_on_lane()
+        came, returned = before[plan.edge_dst[lock]], plan.edge_src[lock]
+        first = timeline.end_ns[came] + plan.gap_ns[came] - timeline.start_ns[before[returned]] < WAKE_NS
+        if first.any():
+            changed = comparison.graph.copy()
+            waits = np.isin(changed.links["dst"], timeline.task[plan.edge_dst[lock][first]])
+            changed.links.keep(~waits | (changed.links["cause"] != Cause.LOCK))
+            return comparison.simulated_ns + round(_longer_ns(comparison, changed))
+    return comparison.simulated_ns
+
+
 def _untold(graph: Graph) -> bool:
     """Tell whether threads launch work and nothing was recorded of when they ran."""
     trace = graph.recorded
-    told = trace.code("name", OFF_CPU) >= 0 or (trace["cpu_ns"] >= 0).any()
+    told = (trace["name"] == trace.code("name", OFF_CPU)).any() or (trace["cpu_ns"] >= 0).any()
     return has_device_work(graph) and not told
 
 
-def released(comparison: Prediction) -> tuple[int, str] | None:
+def released(comparison: Prediction) -> tuple[int, int, str] | None:
     """Return the predicted step in ns if all that may be a wait is one, and why; None if alike.
+
+    Second is for how long threads then stay behind what they wait for: one that looks now and again whether
+    it has come may be as late, or not late at all.
 
     The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
     the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
@@ -389,14 +412,17 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     before, replayed_ns = comparison.replay.released, comparison.replayed_ns
     if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
-    other_ns = before.mean_after(_settled(comparison, graph.released()))
-    found = round(replayed_ns * other_ns / max(before.step_ns, 1))
+    settled = _settled(comparison, graph.released())
+    found = round(replayed_ns * before.mean_after(settled) / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
+    path = settled.timeline.path(settled.copy, [*settled.step_times()])
+    late = path.ns[(path.edge == Cause.EVENT) & (graph.kind[path.task] == CPU)].sum()
     most = graph.lanes[of_lane.argmax()]
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS
-    return found, (
+    words = (
         f"Nothing recorded tells whether {most.name} {doubt}; with all such waits the step takes "
         f"{found / 1e6:,.4g} ms."
         + (f" A recording by {how} tells." if most.on_device or _untold(graph) else "")
     )
+    return found, late // max(len(steps), 1), words

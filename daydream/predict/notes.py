@@ -80,7 +80,7 @@ def prediction_notes(prediction: Prediction) -> list[str]:
     said: list[Any] = [
         *replay.notes,
         *(note for note in prediction.graph.facts.notes if note not in replay.notes),
-        prediction.released and prediction.released[1],
+        prediction.released and prediction.released[-1],
         prediction.left_out and str(prediction.left_out),
         prediction.contention and prediction.contention.note(),
         not after.timeline.overlaps_settled

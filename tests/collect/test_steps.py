@@ -56,6 +56,17 @@ def test_launches_into_a_graph_that_is_captured_lost_no_work(imported):
     assert step["covered"]
 
 
+@pytest.mark.parametrize(("steps", "covered"), [(4, [False, True, True, False]), (2, [False, True])])
+def test_a_step_within_which_the_recording_ends_is_left_out_beside_others(imported, steps, covered):
+    events = [event for event in training(steps) if event["ts"] < 1000 * steps - 400]
+    assert [step["covered"] for step in imported(events).metadata["steps"]] == covered
+
+
+def test_calls_that_were_lost_amid_others_are_no_work_of_before(imported):
+    [step] = imported([*training(1), kernel("amid", 650, 2, 999)]).metadata["steps"]
+    assert step["covered"]
+
+
 def test_steps_without_work_are_no_steps(imported):
     trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
     assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]

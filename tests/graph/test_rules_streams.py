@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
-from small_traces import call, kernel, launched, starts, sync_row, total, trace
+from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import Trace, build
 
@@ -200,10 +200,20 @@ def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
     assert starts(graph)["c"] == 30
 
 
-def test_work_of_calls_that_were_not_recorded_is_held_where_it_was():
-    graph = build(trace(launched("a", 0, 10, 20, 1), kernel("b", 30, 40, 9), launched("c", 20, 41, 50, 2)))
+def test_work_behind_an_idle_device_begins_when_the_cpu_comes_to_it_though_its_call_was_not_recorded():
+    rows = launched("a", 0, 10, 20, 1), kernel("b", 130, 140, 9), launched("c", 120, 141, 150, 2)
+    graph = build(trace(rows))
     graph.select(name="^a$").scale(0)
-    assert starts(graph)["b"] == 30
+    assert starts(graph)["b"] == 130
+
+
+def test_work_of_a_call_that_was_not_recorded_is_launched_by_the_operator_that_made_it():
+    #  thread 1  |call a|relu 5 to 22|mm 22 to 34, its call is lost|call c 40|
+    #  stream 7      |a 10 to 20|            |b 31 to 34|             |c 50 to 60|
+    rows = [op("relu", 5, 22), op("mm", 22, 34), kernel("b", 31, 34, 9)]
+    graph = build(trace(launched("a", 0, 10, 20, 1), rows, launched("c", 40, 50, 60, 2)))
+    graph.select(name="^relu$").scale(0)
+    assert starts(graph)["b"] == 20 + 1  # 17 earlier, were its stream free then
 
 
 def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import combinations
 from daydream.collect.derive.device_work import is_device_alone, read_launches
 from daydream.collect.derive.nesting import LAUNCH_CALL, STEP_MARKER
 from daydream.collect.derive.phases import BACKWARD_NODE
@@ -167,6 +168,7 @@ MOST_LOST = 0.1
 LAUNCH = regex(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
 SYNCHRONIZE = regex(r"Synchronize")
 LAUNCHED_BEFORE = "device work launched before the window runs in it"
+CUT_OFF = "the recording ended before its work did"
 
 Ranges = list[tuple[str, int, int]]
 
@@ -342,6 +344,14 @@ def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count
     return np.asarray(lost > MOST_LOST * launched)
 
 
+def _cut_off(recording: Recording, step: np.ndarray, calls: np.ndarray, works: np.ndarray) -> bool:
+    """Tell whether the recording ended within the last step: it did less, or its last launch has no work."""
+    done = np.bincount(step[works & (step >= 0)])
+    names = recording["name"]
+    like = np.flatnonzero(recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0))
+    return bool(done[-1] < (1 - MOST_LOST) * done[1:-1].min() or not np.isin(like[-1:], calls).all())
+
+
 def unrecorded(recording: Recording) -> str | None:
     """Return what says that a device worked, though none of its work was recorded; None if nothing does."""
     if recording.is_kind(*DEVICE_KINDS).any():
@@ -380,6 +390,16 @@ def _unlaunched(
     return np.asarray(unknown > MOST_LOST * whole)[:-1]
 
 
+def _launched_before(recording: Recording, device: np.ndarray, launch: np.ndarray) -> bool:
+    """Tell whether work of no known call runs ahead of all other work of its stream."""
+    lane, lanes = combinations([recording[name][device] for name in ("device", "stream")])
+    start = recording["start_ns"][device]
+    known = launch[device] >= 0
+    first = np.full(len(lanes), np.iinfo(np.int64).max)
+    np.minimum.at(first, lane[known], start[known])
+    return bool((start < first[lane]).any())
+
+
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
     """Return the rows of threads that hold operators or launch device work (not watchdogs and monitors)."""
     threads = recording.threads
@@ -403,13 +423,13 @@ def measure_steps(
         limited = np.where(whole[rows], end, np.minimum(end, stops[step[rows]]))
         np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
-    orphans = bool((device & (launch < 0)).any()) and not is_device_alone(recording)
+    orphans = _launched_before(recording, np.flatnonzero(device), launch) and not is_device_alone(recording)
     lost = _lost_work(recording, step, launch, len(ranges))
     unlaunched = _unlaunched(recording, device, launch, completion)
     without = unrecorded(recording)
     rank = int(recording.metadata.get("rank", 0))
 
-    steps = []
+    steps: list[dict[str, Any]] = []
     for index, (name, begin, stop) in enumerate(ranges):
         before = int(completion[index - 1]) if index else begin
         why_not = without or (UNLAUNCHED if unlaunched[index] else None)
@@ -423,6 +443,8 @@ def measure_steps(
             why_not = WORK_LOST
         elif index and lost[index - 1]:
             why_not = LOST_BEFORE
+        elif index + 1 == len(ranges) and any(each["covered"] for each in steps):
+            why_not = CUT_OFF if _cut_off(recording, step, launch[launch >= 0], whole) else None
         steps.append({
             "name": name, "rank": rank, "start_ns": begin, "end_ns": stop,
             "completion_ns": int(completion[index]),

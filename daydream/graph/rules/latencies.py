@@ -30,7 +30,7 @@ from daydream.graph.rules.thresholds import (
     USUAL_LATENCY_NS,
     USUAL_STARTUP_NS,
 )
-from daydream.graph.tables import covered_steps
+from daydream.graph.tables import LONGEST_NS, covered_steps
 
 
 def _calls_of_devices(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +152,10 @@ def measure_latencies(draft: Draft) -> None:
     of_event = np.zeros(draft.size, np.int64)
     start, launched, before, held = causes(draft, tasks)
     has_launch = launched > NEVER
-    latency = np.clip(start - launched, 0, usual_latency)
+    # Of a call that was not recorded, what its thread did until an idle device began is part of the latency.
+    recorded = np.append(draft.trace["parent"] >= 0, True)[draft.row[tasks]]
+    lost = ~recorded & (start - np.maximum(before, held) > LARGEST_STARTUP_NS)
+    latency = np.clip(start - launched, 0, np.where(lost, LONGEST_NS, usual_latency))
     startup = np.clip(start - before, 0, usual_startup)
     by_launch = launched + latency
     by_stream = before + startup

@@ -14,8 +14,6 @@ has no cause in the recording: it keeps its length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from daydream.graph.calls import Coverage
@@ -29,6 +27,7 @@ from daydream.graph.rules.thresholds import (
     PAUSE_NS,
     THREAD_CLOCK_NS,
     UNKNOWN_LAUNCH_NS,
+    WOKEN_NS,
 )
 from daydream.graph.tables import CPU
 from daydream.lazy import regex
@@ -48,7 +47,10 @@ def read_pauses(draft: Draft) -> None:
     calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
     inner = recorded & calls & ~draft.named(is_sync)
     lost = draft.named(COPY_CALL.search) & ~np.isin(np.arange(draft.size), draft.launch)  # what it copied
-    ranges = recorded & ~calls & ~_native(trace)[draft.row]
+    # What waits for a device by a call does so by one that was not recorded.
+    waits = trace["parent"][draft.row[draft.waited & calls]]
+    lacks = np.isin(draft.name, trace["name"][waits[waits >= 0]])
+    ranges = recorded & ~calls & (lacks | ~_native(trace)[draft.row])
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
     inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
     gap = np.where(draft.gap_doubt, 0, draft.gap_ns)  # what has both readings already
@@ -68,31 +70,31 @@ def read_pauses(draft: Draft) -> None:
         # Only another thread's call can hold the driver, also while it waits. A copy waits for the device.
         rows = draft.row[others[calls[others]]]
         held = Coverage(trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows])
-        in_call = (inner & ~lost & (inside > gap))[tasks[paused]]
-        by = np.where(in_call, held.within(end - length, end), worked.within(end - length, end))
+        in_call = (inner & (inside > gap))[tasks[paused]]
+        times = end - length, end
+        by = np.where(in_call & ~lost[tasks[paused]], held.within(*times), worked.within(*times))
         doubtful = by >= COVERED_SHARE * length
-        if lane in off:
-            doubtful &= 2 * off[lane](end - length, end) >= length
+        if lane in off:  # a call may wait on the CPU
+            doubtful &= in_call | (2 * off[lane](*times) >= length)
         if length[doubtful].sum() <= IDLE_SHARE * (end[-1] - draft.start_ns[tasks[0]]):
             doubtful &= length >= LONG_CALL_TIMES * np.median(pause[pause > 0])  # else its own time
         at = tasks[paused[doubtful]]
         draft.gap_doubt[at] = gap[at] > 0
         draft.doubt[at] = inside[at] / np.maximum(draft.duration_ns[at], 1)
-        on_cpu = draft.kind[others] == CPU
-        _order(draft, lane, [others[on_cpu], others[~on_cpu]])
+        _order(draft, lane, others)
 
 
-def _order(draft: Draft, lane: int, kinds: Iterable[np.ndarray]) -> None:
-    """Let a thread that may have waited go on behind what ended last in its pause: threads, else devices."""
+def _order(draft: Draft, lane: int, others: np.ndarray) -> None:
+    """Let a thread that may have waited go on behind the thread that may have woken it, else the last."""
     tasks = draft.on(lane)
     pause = draft.doubt[tasks] * draft.duration_ns[tasks] + draft.gap_doubt[tasks] * draft.gap_ns[tasks]
     paused = np.flatnonzero(pause[:-1] >= PAUSE_NS)
-    for others in kinds:
+    for work, reach in ((others[draft.kind[others] == CPU], WOKEN_NS), (others, np.inf)):
         end = draft.start_ns[tasks[paused + 1]]
-        source = np.append(-1, others[np.argsort(draft.end_ns[others], kind="stable")])
+        source = np.append(-1, work[np.argsort(draft.end_ns[work], kind="stable")])
         source = source[np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")]
         delay = end - draft.end_ns[source]
-        known = (source >= 0) & (delay < pause[paused])
+        known = (source >= 0) & (delay < np.minimum(pause[paused], reach))
         draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])
         paused = paused[~known]
 

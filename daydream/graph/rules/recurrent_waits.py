@@ -203,7 +203,8 @@ class _Search:
             best = [found for found in far if steadier(found.delay_ns, length[found.place >= 0])]
             if not best:
                 if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    _doubt(self.draft, pauses)
+                    self.draft.doubt[pauses.task[pauses.in_range]] = 1
+                    self.draft.gap_doubt[pauses.task[~pauses.in_range]] = 1
                 return None
         return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
 
@@ -243,17 +244,6 @@ class _Search:
                         begins = bool(points.begins[place[some[0]]])
                         candidates.append(Found(other, last, alike, delay, begins))
         return candidates
-
-
-def _doubt(draft: Draft, pauses: Pauses) -> None:
-    """Note that pauses, in the time of tasks or in the gaps behind them, may be waits."""
-    for inside, time, doubt in (
-        (True, draft.duration_ns, draft.doubt),
-        (False, draft.gap_ns, draft.gap_doubt),
-    ):
-        of, part = pauses.only(pauses.in_range == inside), np.zeros(draft.size)
-        np.add.at(part, of.task, of.length)
-        doubt[:] = np.maximum(doubt, np.minimum(part / np.maximum(time, 1), 1))
 
 
 def wait_in_spins(draft: Draft) -> None:
@@ -437,7 +427,7 @@ class _Clock:
 def off_cpu(draft: Draft) -> dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
     """Return how long threads may have been off the CPU in stretches, of those where it was recorded."""
     found = {}
-    if draft.trace.code("name", OFF_CPU) >= 0:
+    if (draft.trace["name"] == draft.trace.code("name", OFF_CPU)).any():
         found = {lane: Coverage(one.begin, one.end).within for lane, one, _ in _blocked(draft)}
     clocks = {lane: _Clock(draft.trace, rows) for lane, rows in _rows(draft)}
     return found | {

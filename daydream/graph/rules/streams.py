@@ -8,7 +8,8 @@ cannot be used either: kernels often start before the call returns.
 Work whose launch is not in the trace is counted. Where it comes before all launched work of its
 stream, the CPU had run ahead before the recording began: it was in the queue already, and what it waited
 for is the work before it on the stream; only the first is held to its recorded start. Further
-behind, a call was not recorded: when it came is not known, and the start is held. Where no call
+behind, a call was not recorded, and its time is that of the operator that made it; where none is found, the
+start is held. Where no call
 was recorded at all, each task follows the one before it on its stream, or what the device had finished
 when it began (`follow_the_device`), and the pause between them stays.
 """
@@ -17,9 +18,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import combinations, run_starts
+from daydream.arrays import combinations
 from daydream.graph.draft import DeviceWork, Draft, runs_of
-from daydream.graph.plan import Cause
+from daydream.graph.plan import Cause, around
 from daydream.graph.rules.latencies import ended_beside
 from daydream.graph.rules.thresholds import BACK_TO_BACK_NS
 from daydream.graph.tables import DEVICE_KINDS, KERNEL, KINDS, ORDER_STEP, UNTRACED_NODES, Lane
@@ -48,12 +49,13 @@ def find_device_work(draft: Draft) -> None:
     start = np.asarray(trace["start_ns"][rows], np.int64)
     parent = np.asarray(trace["parent"][rows], np.int64)
     launch = np.where(parent >= 0, draft.task_of_row[parent], -1)
+    by_time = np.lexsort((start, lane))
+    _find_callers(draft, launch, start, lane, by_time)
     # In program order right behind the launch; without one behind the stream's previous task.
     launched = launch >= 0
     order = np.full(len(lane), BEFORE_ALL)
     order[launched] = draft.order[launch[launched]] + DEVICE_PLACE
     if not launched.all():
-        by_time = np.lexsort((start, lane))
         for begin, end in runs_of(lane[by_time]):
             work = by_time[begin:end]
             latest = np.maximum.accumulate(order[work])
@@ -74,30 +76,48 @@ def find_device_work(draft: Draft) -> None:
     )
 
 
+def _find_callers(
+    draft: Draft, launch: np.ndarray, start: np.ndarray, lane: np.ndarray, by_time: np.ndarray
+) -> None:
+    """Find what launched work of no known call, between the calls of what is before and behind on its stream.
+
+    A call that seems to have launched nothing, or an operator whose call was not recorded: what began last
+    before the work did; else the call before.
+
+        thread   |call|  operator: its call is part of it  |call|
+        stream   |kernel|        |no launch|    |kernel|
+    """
+    known, lost = (np.flatnonzero((launch[by_time] >= 0) == is_known) for is_known in (True, False))
+    place = np.searchsorted(known, lost)
+    between = (place > 0) & (place < len(known))
+    ahead, lost, behind = by_time[[known[place[between] - 1], lost[between], known[place[between]]]]
+    first, last = launch[ahead], launch[behind]
+    order = np.minimum(start[lost] * ORDER_STEP, draft.order[last] - 1)
+    have_work = launch[launch >= 0]
+    makes = np.isin(draft.name, draft.name[have_work]) | ~draft.trace.is_kind("runtime")[draft.row]
+    makes[have_work] = False
+    of_thread = {on: draft.on(on)[makes[draft.on(on)]] for on in draft.threads()}
+    both = [around(of_thread.__getitem__, draft.order, draft.lane[call], order)[0] for call in (first, last)]
+    callers = np.array([first, *both])
+    found = np.choose(np.append(draft.order, BEFORE_ALL)[callers].argmax(axis=0), callers)
+    launch[lost] = np.where(lane[ahead] == lane[behind], found, -1)
+
+
 def order_streams(draft: Draft) -> None:
     """Add the device tasks, and count those without a launch.
 
     Those are held to their recorded start, but for what was queued behind others from the begin of the window
-    on: the tasks ahead of all launched ones of their stream. Where nothing was launched, only what began
-    before its device had finished anything is held.
+    on: the tasks ahead of all launched ones of their stream. Where nothing was launched, the first is.
     """
     work = draft.device_work
     if work is None:
         return
-    orphan = work.launch < 0
-    if orphan.all():
-        device_of_lane, _ = combinations(
-            [np.array([getattr(lane, what) for lane in draft.lanes]) for what in ("rank", "device")]
-        )
-        device = device_of_lane[work.lane]
-        first_end = np.full(len(draft.lanes), 2**62)
-        np.minimum.at(first_end, device, work.start + work.duration)
-        held = run_starts(work.lane) & (work.start < first_end[device])
-    else:
-        held = orphan.copy()
-        for begin, end in runs_of(work.lane):
-            launched = np.argmax(~orphan[begin:end])  # the first one, 0 for none
-            held[begin + 1 : begin + launched] = False
+    orphan = draft.trace["parent"][work.like] < 0
+    held = work.launch < 0
+    for begin, end in runs_of(work.lane):
+        # Up to the first that was launched, if any was on the stream.
+        until = end if orphan.all() else begin + np.argmax(~held[begin:end])
+        held[begin + 1 : until] = False
     kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in draft.trace.text("kind")])
     kind = kind_of[draft.trace["kind"][work.like]]
     untraced = work.row < 0
@@ -122,8 +142,8 @@ def order_streams(draft: Draft) -> None:
     if orphan.any():
         draft.note(
             f"{int(orphan.sum()):,} of {counted(len(orphan), 'device task')} were launched before the "
-            f"window, or by calls that were not recorded; {int(held.sum()):,} of them are fixed at "
-            "their recorded start, the others follow the work before them."
+            "window, or by calls that were not recorded; each follows the work before it, or starts when it "
+            "was recorded to."
         )
 
 
@@ -150,4 +170,5 @@ def follow_the_device(draft: Draft) -> None:
     late = (start[tasks] - before > BACK_TO_BACK_NS) & (source >= 0) & (end[source] > before)
     late &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
     tasks, source = tasks[late], source[late]
+    draft.release_ns[tasks] = 0
     draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)

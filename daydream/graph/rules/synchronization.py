@@ -260,7 +260,7 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     # So may copies of which nothing was recorded but the call.
     others = np.zeros(draft.size, bool)
     others[draft.calls_named(lambda name: not is_sync(name))] = True
-    others &= ~draft.waited & (launching | ~np.isin(draft.name, draft.name[calls[launching[calls]]]))
+    others &= launching | ~np.isin(draft.name, draft.name[calls[launching[calls]]])
     others[calls] = False
     others[unblocked] = True
     usual = draft.usual_costs(np.flatnonzero(others), -1)[draft.name[calls]]
