@@ -37,7 +37,7 @@ BUDGETS = {
     "reading and recording": Budget(157_600, 145, 10.26),
     "knowledge": Budget(221_700, 197, 11.49),
     "surface": Budget(130_120, 134, 10.29),
-    "product": Budget(620_690, 540, 10.80),
+    "product": Budget(622_110, 541, 10.80),
     "tests": Budget(505_550, 368, 11.18),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
