@@ -42,9 +42,7 @@ def measure(settings: Settings) -> Part:
     part = Part("Many ranks", METHOD)
     table = Table("Ranks as lanes", COLUMNS)
     part.tables.append(table)
-    part.aims += [
-        Aim("16,384 ranks as lanes", 1_000, {}, least=False, unit="ms"),
-    ]
+    part.aims += [Aim("16,384 ranks as lanes", 1_000, {}, least=False, unit="ms")]
     plan = synthetic(TASKS)
     for count in (64, 256) if settings.quick else (64, 1_024, MOST):
         for case, factors in _cases(count).items():

@@ -15,28 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from daydream import Graph, Selection
-from daydream.costs import names_fit
-from daydream.model import tasks_in_matrix_units
+from daydream.costs import Operator, is_matrix, kernels_are, names_fit, operators_that
 
-# Where `at::autocast` computes in 32 bits (ATen/autocast_mode.h, AT_FORALL_FP32 and its optional-dtype part):
-# norms, losses and softmax with the operators of their backward pass, which read what those have kept.
-WIDE_BOTH_WAYS = (
-    r"aten::(native_)?(layer_norm|rms_norm|group_norm)|aten::_?(safe_|log_)?softmax|_softmax_backward|"
-    r"(layer|rms|group)_norm\w*_backward|nll_loss|mse_loss|l1_loss|huber_loss|kl_div|cross_entropy|"
-    r"binary_cross_entropy_with_logits"
-)
-# Element-wise functions and sums of the same list. Autocast is not active in the backward pass, where a
-# sum (the gradient of a bias) takes what it is given.
-WIDE_FORWARD = (
-    r"aten::(exp|expm1|log|log10|log2|log1p|pow|reciprocal|rsqrt|softplus|sum|prod|cumsum|cumprod|norm|"
-    r"linalg_vector_norm|linalg_matrix_norm|cosine_similarity|dist|cdist|renorm|logsumexp|upsample_\w+)$"
-)
-WIDE_KERNEL = (
-    r"(?i)softmax|(layer|rms|group)_?norm|gammabeta|rowwise_?moments|compute_?internal_?gradients|nll_loss|"
-    r"mse_loss|logsumexp"
-)
-# These take a 16-bit input and give a 32-bit result in one kernel, their gradients the other way round.
-TO_32_IN_ONE = r"(?i)soft_?max|aten::(sum|prod|cumsum|cumprod|linalg_vector_norm)$"
 ADD, ADD_KERNEL = r"aten::add_?$", r"CUDAFunctor_add|AddFunctor|add_kernel"
 # Within `cross_entropy` the logarithm of softmax is asked for in the type of its input
 # (ATen/native/LossNLL.cpp), and only the loss is computed in 32 bits: so in `t4_mlp_amp`, a development pair.
@@ -44,6 +24,16 @@ LOG, LOG_KERNEL = r"log_softmax", r"(?i)log_?softmax|softmax_warp_\w+<[^>]*\b\d+
 LOSS = r"(?i)nll_loss"
 COMPILED = "triton_"  # Inductor writes casts into the kernels around them
 SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
+
+
+def _stays_wide(op: Operator) -> bool:
+    norm = op.family == "normalization" and "batch_norm" not in op.name
+    return norm or op.family in ("softmax", "loss") or "loss" in op.traits
+
+
+def _is_cast_inside(op: Operator) -> bool:
+    """Whether it takes a 16-bit input and gives a 32-bit result in one kernel, its gradient the other way."""
+    return op.family == "softmax" or op.autocast_gpu == "32 result"
 
 
 class Flow(NamedTuple):
@@ -56,11 +46,14 @@ class Flow(NamedTuple):
 
 def wide_work(kernels: Selection) -> Selection:
     """Return the kernels of operators that autocast keeps in 32 bits."""
+    # Autocast is not active in the backward pass: what reads there what a norm, a softmax or a loss kept has
+    # its type, and a sum (the gradient of a bias) takes what it is given.
     forward = kernels.where(phase=("forward", "loss"))
-    found = kernels.where(op=WIDE_BOTH_WAYS) | kernels.where(name=WIDE_KERNEL)
+    found = kernels.where(op=operators_that(_stays_wide))
+    found = found | kernels.where(lambda tasks: kernels_are(tasks, "softmax", "norm", "loss"))
     if len(kernels.where(name=LOSS)):
         found = found - kernels.where(op=LOG) - kernels.where(name=LOG_KERNEL)
-    return found | forward.where(op=WIDE_FORWARD)
+    return found | forward.where(op=operators_that(lambda op: op.autocast_gpu.startswith("32")))
 
 
 def flow(graph: Graph, kernels: Selection) -> Flow:
@@ -96,10 +89,10 @@ def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     `starts` marks the first kernel of a step on a lane; kernels come lane by lane.
     """
     graph = kernels.graph
-    matrix = tasks_in_matrix_units(graph, kernels)
+    matrix = is_matrix(graph, kernels)
     wide = _among(kernels, wide_work(kernels)) & ~matrix
     backward = np.asarray(kernels.phase == "backward")
-    one = _among(kernels, kernels.where(op=TO_32_IN_ONE) | kernels.where(name=TO_32_IN_ONE))
+    one = _among(kernels, kernels.where(op=operators_that(_is_cast_inside))) | kernels_are(kernels, "softmax")
     add = _among(kernels, kernels.where(op=ADD) | kernels.where(name=ADD_KERNEL)) & ~matrix & ~wide
     total = _among(kernels, kernels.where(op=SUM) | kernels.where(name=SUM_KERNEL)) & backward & ~wide
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from daydream import Graph
-from daydream.costs import say_evidence
+from daydream.costs import operators_that, say_evidence
 from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
@@ -23,7 +24,7 @@ class Chain(NamedTuple):
     """
 
     kernel: str
-    operators: dict[str, str]
+    operators: Mapping[str, str | Callable[[], str]]  # called for, what the table of operators says
     pattern: str
     absent: tuple[tuple[str, Any, str], ...]
     none: str
@@ -37,7 +38,10 @@ SCALE = r"^aten::(mul|div)_?$"
 SOFTMAX = r"^aten::(softmax|_softmax|_safe_softmax)$"
 LOG_SOFTMAX = r"^aten::(log_softmax|_log_softmax)$"
 TANH = r"^aten::tanh_?$"
-ACTIVATION = r"^aten::(relu|clamp_min|gelu|silu|hardtanh|hardswish|leaky_relu|elu|mish|softplus|sigmoid)_?$"
+PRODUCT = partial(
+    operators_that, lambda op: op.family in ("matmul", "convolution") and "composite" not in op.traits
+)
+ACTIVATION = partial(operators_that, lambda op: "activation" in op.traits)
 FUSED_ATTENTION = r"scaled_dot_product|flash_att|efficient_att|_masked_softmax|memory_efficient"
 FUSED_LOSS = r"(?i)cross_?entropy|xentropy|softmax_cross"
 FUSED_BIAS = r"(?i)addmm_activation|bias_?(gelu|relu|act|swish)|gelu_?bias|epilogue\w*_(relu|gelu)"
@@ -99,8 +103,7 @@ LOSSES = Chain(
 ACTIVATIONS = Chain(
     "fused activation",
     {
-        "C": r"^aten::(mm|bmm|addmm|baddbmm|_scaled_mm|(cudnn|miopen|mkldnn|mps)_convolution|"
-        r"convolution_overrideable|_slow_conv2d_forward|thnn_conv2d|_conv_depthwise2d|mkldnn_linear)$",
+        "C": PRODUCT,
         "G": ACTIVATION,
         "T": TANH,
         "E": r"^aten::erf_?$",
@@ -194,11 +197,11 @@ def fused_bias_act(graph: Graph) -> None:
 
 def _fuse(graph: Graph, chain: Chain) -> None:
     """Let one kernel run each chain forward, and one backward."""
-    chains = find_chains(graph, chain.operators, chain.pattern)
+    chains = find_chains(graph, _words(chain), chain.pattern)
     if not len(chains):
         work = work_tasks(graph)
         for column, pattern, reason in chain.absent:
-            if len(work.where(**{column: pattern})):
+            if len(work.where(**{column: pattern() if callable(pattern) else pattern})):
                 graph.does_not_apply(reason)
         graph.does_not_apply(chain.none)
     say_evidence(graph, chains.tasks.where(kind="kernel"))
@@ -206,7 +209,12 @@ def _fuse(graph: Graph, chain: Chain) -> None:
 
 
 def _store_nothing_between(held: Allocations, *, chain: Chain) -> None:
-    fuse(held, find_chains(held.graph, chain.operators, chain.pattern), chain.operators)
+    words = _words(chain)
+    fuse(held, find_chains(held.graph, words, chain.pattern), words)
+
+
+def _words(chain: Chain) -> dict[str, str]:
+    return {letter: each() if callable(each) else each for letter, each in chain.operators.items()}
 
 
 COMMANDS = {

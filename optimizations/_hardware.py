@@ -9,11 +9,15 @@ from daydream.optimizations._gradient_collectives import transfers_of
 
 from daydream import Graph, GraphError
 from daydream.costs import (
+    OVER_LINK,
+    TO_DEVICE,
+    TO_HOST,
     at_peak_ns,
     counted_conflicts,
     device_of,
     find_device,
     floor_ns,
+    is_matrix,
     link_bandwidth,
     names_fit,
     retime,
@@ -21,10 +25,8 @@ from daydream.costs import (
     say_evidence,
     simulated_times,
     under_load,
-    work,
 )
 from daydream.memory import unchanged
-from daydream.model import tasks_in_matrix_units
 from daydream.transforms import counted, stages
 
 STAGE = stages.HARDWARE
@@ -34,7 +36,6 @@ memory = unchanged
 MODEL_ERROR = 0.2  # of kernels whose type is known: `graph_diff.MODEL_ERROR`
 SMALL = 0.005  # of the kernels' time
 NARROW = re.compile(r"^(b?float16|float8|int8)")
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 
 
 def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) -> None:
@@ -72,11 +73,8 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         old, new = device_of(graph), find_device(to)
         if old == new:
             graph.does_not_apply(f"the trace was recorded on a {old.name} already")
-        products = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
-        multiplied = products.where(lambda tasks: work(graph, tasks).is_matrix).dtype.tolist()
-        # Names of products may stand on kernels of indices and masks, too: those multiply nothing.
-        multiplied += [dtype for dtype in products.dtype.tolist() if old.multiplies(dtype)]
-        for dtype in sorted({dtype for dtype in multiplied if dtype}):
+        products = kernels.where(lambda tasks: is_matrix(graph, tasks))
+        for dtype in sorted({dtype for dtype in products.dtype.tolist() if dtype}):
             new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
         say_evidence(graph, kernels.where(kind="kernel"))
         retimed = retime(graph, kernels, device=new)
@@ -129,7 +127,7 @@ def cpu(graph: Graph, *, speedup: float) -> None:
     tasks.set(duration_ns=time, gap_ns=gaps)
 
 
-WAYS = {"HtoD": r"HtoD|HostToDevice", "DtoH": r"DtoH|DeviceToHost"}
+WAYS = {"HtoD": TO_DEVICE, "DtoH": TO_HOST}
 
 
 def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> None:

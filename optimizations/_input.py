@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs import link_bandwidth
+from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
 from daydream.memory import Allocations, unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
@@ -239,10 +239,6 @@ def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
             for one in set(held["step"][own].tolist())
         }
         held["begin"][own] = [first.get(one - 1, -np.inf) for one in held["step"][own].tolist()]
-
-
-TO_DEVICE = r"HtoD|HostToDevice"
-PAGEABLE = r"(?i)pageable"
 
 
 COMMANDS = {

@@ -10,10 +10,23 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError, Groups
-from daydream.costs import bound, counted_kind, device_of, names_fit, retime, runs_in_tf32, say_evidence, work
+from daydream.costs import (
+    Operator,
+    bound,
+    counted_kind,
+    device_of,
+    is_matrix,
+    kernels_are,
+    names_fit,
+    nodes_that,
+    operators_that,
+    retime,
+    runs_in_tf32,
+    say_evidence,
+    work,
+)
 from daydream.memory import Allocations, drop_scores, fuse, unchanged
 from daydream.model import (
-    ATTENTION_KERNEL,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
     FUSED_ATTENTION_KERNEL,
@@ -28,7 +41,6 @@ from daydream.model import (
     fused_attention_ns,
     remove_with_operators,
     streaming_ns,
-    tasks_in_matrix_units,
     work_tasks,
 )
 from daydream.transforms import counted, stages
@@ -40,7 +52,7 @@ STAGE = stages.FUSION
 AMD = ("MI", "Radeon")
 # Whatever the switch says, 32-bit fused attention multiplies on tensor cores, and torch's depthwise
 # convolutions on vector units.
-AS_IS = re.compile(rf"{ATTENTION_KERNEL.pattern}|depthwise")
+AS_IS = re.compile(r"depthwise")
 # Of products in TF32 whose shapes are not looked at: with them, those of a step take 1.00 to 1.21 times what
 # the ratio of peaks gives, in five recordings with shapes (predictions of both sorts, none of them measured).
 DOUBT_WITHOUT_SHAPES = 0.2
@@ -76,9 +88,13 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
         graph.does_not_apply(
             f"a {device.name} computes {device.tflops['float32']:g} TFLOP/s in float32 and in TF32 alike"
         )
-    matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = kernels.where(lambda tasks: is_matrix(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
-    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks, AS_IS.search))
+    exact = wide.where(
+        lambda tasks: (
+            ~runs_in_tf32(graph, tasks) & ~kernels_are(tasks, "attention") & ~names_fit(tasks, AS_IS.search)
+        )
+    )
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))
@@ -273,15 +289,24 @@ def _apply_flash_attention(model: Any = None, optimizer: Any = None, **options: 
         yield
 
 
-WORDS = {
-    "C": r"^aten::(conv\d?d|_?convolution|conv_transpose\dd|(cudnn|miopen|mkldnn)_convolution\w*)$",
-    "B": r"^aten::((cudnn_|native_|miopen_)?batch_norm|_batch_norm_(impl_index|with_update))$",
-    "R": r"^aten::(relu6?|clamp_min|hardtanh|leaky_relu|silu|hardswish|elu)_?$",
-}
 CHAIN = r"CBR"
 COUNTER = r"^aten::add_?$"  # counts the batches that a layer has seen
-NORM_BACKWARD = r"BatchNorm\w*Backward\d*$"
-ACTIVATION_BACKWARD = r"(Relu|Threshold|ClampMin|Clamp|Hardtanh|LeakyRelu|Silu|Hardswish|Elu)\w*Backward\d*$"
+
+
+def _is_norm(op: Operator) -> bool:
+    return op.family == "normalization" and "batch_norm" in op.name
+
+
+def _is_activation(op: Operator) -> bool:
+    return "activation" in op.traits or op.name in ("clamp", "threshold")
+
+
+def _words() -> dict[str, str]:
+    return {
+        "C": operators_that(lambda op: op.family == "convolution" and "_backward" not in op.name),
+        "B": operators_that(_is_norm),
+        "R": operators_that(_is_activation),
+    }
 
 
 def restructured_batchnorm(graph: Graph) -> None:
@@ -299,14 +324,18 @@ def restructured_batchnorm(graph: Graph) -> None:
     implementations make: the paper found its own prediction too good. On a CPU the same holds.
     """
     work = work_tasks(graph)
-    work.where(within=WORDS["B"]).need("batch normalization")
+    work.where(within=operators_that(_is_norm)).need("batch normalization")
     chains = _chains(graph)
     if not len(chains):
         graph.does_not_apply("no batch normalization is between a convolution and an activation")
     backward = backward_chains(chains)
-    norms = chains.tasks.where(within=WORDS["B"]) | backward.tasks.where(within=NORM_BACKWARD)
-    activations = chains.tasks.where(within=WORDS["R"]) | backward.tasks.where(within=ACTIVATION_BACKWARD)
-    every = len(work.group_by(within=WORDS["B"]))
+    norms = chains.tasks.where(within=operators_that(_is_norm)) | backward.tasks.where(
+        within=nodes_that(_is_norm)
+    )
+    activations = chains.tasks.where(within=operators_that(_is_activation)) | backward.tasks.where(
+        within=nodes_that(_is_activation)
+    )
+    every = len(work.group_by(within=operators_that(_is_norm)))
 
     say_evidence(graph, norms.where(kind="kernel"))
     by_counters = counted_kind(graph, norms)
@@ -327,7 +356,7 @@ def restructured_batchnorm(graph: Graph) -> None:
 
 def _memory_restructured_batchnorm(held: Allocations) -> None:
     """Store nothing between a normalization and its activation."""
-    fuse(held, _chains(held.graph), WORDS, first_stays=True)
+    fuse(held, _chains(held.graph), _words(), first_stays=True)
 
 
 def _chains(graph: Graph) -> Groups:
@@ -341,7 +370,7 @@ def _chains(graph: Graph) -> Groups:
             )
         )
     )
-    return find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
+    return find_chains(graph, _words(), CHAIN, unseen=counters, one_kernel=False)
 
 
 COMMANDS = {

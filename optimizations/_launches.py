@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from daydream import Graph, GraphError, Groups, Selection
+from daydream.costs import OVER_LINK
 from daydream.memory import Allocations, hold_throughout, unchanged
 from daydream.model import (
     GUARDS,
@@ -23,7 +24,6 @@ from daydream.transforms import counted, stages
 
 STAGE = stages.LAUNCH
 
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
 CALL = "cudaGraphLaunch"
 LAUNCH_US, NODE_US = 15.0, 0.58  # measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
 LEAST_SAID_NS = 10_000

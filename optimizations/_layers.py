@@ -9,7 +9,16 @@ import numpy as np
 from daydream.optimizations._gradient_collectives import resize_parameters
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
-from daydream.costs import Argument, Shape, bare_name, calls_of, parameter_shapes, parse_shapes
+from daydream.costs import (
+    Argument,
+    Shape,
+    calls_of,
+    nodes_that,
+    operator,
+    operators_that,
+    parameter_shapes,
+    parse_shapes,
+)
 from daydream.memory import (
     Allocations,
     Moved,
@@ -207,8 +216,6 @@ def _memory_remove_layers(held: Allocations, *, layers: str) -> None:
 
 
 NODES = r"AccumulateGrad"
-READS, CONVOLVES = r"^aten::(linear|addmm|mm|matmul)$", r"^aten::conv(\dd|olution)$"
-PRODUCT = re.compile(r"(Addmm|Linear|Mm|MkldnnLinear)Backward")  # keeps its input for its weight's gradient
 
 
 def freeze(graph: Graph, *, layers: str) -> None:
@@ -288,7 +295,10 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     layer = np.array(held.texts("layer"), object)
     is_idle = np.isin(layer.astype(str), sorted(idle))
     ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
-    nodes = np.array([PRODUCT.search(text or "") is not None for text in held.texts("op", at="end")], bool)
+    keeps_input = re.compile(nodes_that(lambda op: op.is_linear))  # for its weight's gradient
+    nodes = np.array(
+        [keeps_input.search(text or "") is not None for text in held.texts("op", at="end")], bool
+    )
 
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     dropped = (end_block >= 0) & nodes | ends_idle
@@ -300,7 +310,11 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
     gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
     gone |= backward & is_idle
-    gone |= backward & (layer == first) & held.where(kind="temporary", op=PRODUCTS)  # its input's gradient
+    gone |= (
+        backward
+        & (layer == first)
+        & held.where(kind="temporary", op=operators_that(lambda op: op.family == "matmul"))
+    )  # its input's gradient
     joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
@@ -313,7 +327,9 @@ def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray
     Products of layers that are trained do (bool, shape (rows,)), and convolutions with any backward pass.
     """
     found = np.full(len(held), -np.inf)
-    for pattern, layers in ((READS, trained), (CONVOLVES, convolves)):
+    products = operators_that(lambda op: op.is_linear or op.name == "matmul")
+    convolutions = operators_that(lambda op: op.formula == "convolution")
+    for pattern, layers in ((products, trained), (convolutions, convolves)):
         call = calls_that_made(held, pattern)
         forward, backward = (
             parts_of(held, layers & (call >= 0) & in_phase(held, phase), held["step"], call)
@@ -345,9 +361,6 @@ def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:
 OF_WEIGHTS = r"(?i)wgrad|bgrad|WrW|bwd_?weight|backward_?(weight|filter)|GammaBeta"  # cuDNN, MIOpen, ATen
 OF_INPUTS = r"(?i)dgrad|bwd_?data|backward_?data|GradInput|grad_input"
 ONLY_WEIGHTS = r"AccumulateGrad|^EmbeddingBackward|^EmbeddingBagBackward|^aten::embedding_(dense_)?backward"
-PRODUCTS = r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul)$"
-CONVOLUTION = r"ConvolutionBackward|[cC]onv\w*_backward"
-PRODUCT_NODE = r"^(Addmm|Linear|Mm|MkldnnLinear)Backward"
 
 
 @dataclass(frozen=True)
@@ -370,12 +383,14 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
         mask = np.isin(tasks.ids, chosen.ids)
         weights[mask], inputs[mask] = weight, data
 
-    give(tasks.where(within=CONVOLUTION), 0.5, 0.5)
-    products = tasks.where(op=PRODUCTS)
+    convolutions = tasks.where(within=nodes_that(lambda op: op.family == "convolution"))
+    backward = operators_that(lambda op: op.family == "convolution" and "_backward" in op.name)
+    give(convolutions | tasks.where(within=backward), 0.5, 0.5)
+    products = tasks.where(op=operators_that(lambda op: op.family == "matmul"))
     known = _products(graph, products)
     for index, (weight, data) in zip(np.flatnonzero(np.isin(tasks.ids, products.ids)), known, strict=True):
         weights[index], inputs[index] = weight, data
-    give(tasks.where(within=PRODUCT_NODE, op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
+    give(tasks.where(within=nodes_that(lambda op: op.is_linear), op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
     device = tasks.where(on="gpu")
     give(device.where(name=OF_INPUTS), 0.0, 1.0)
     give(device.where(name=OF_WEIGHTS), 1.0, 0.0)
@@ -399,7 +414,7 @@ def _of_product(op: str, arguments: list[Argument], parameters: set[Shape]) -> t
     if len(factors) < 2:
         return 0.5, 0.5
     left, right = factors[-2:]
-    if bare_name(op) == "linear":
+    if operator(op).formula == "linear":
         right = right[::-1]
     result = (*left[:-1], right[-1])
     is_weight, uses_weight = result in parameters, left in parameters or right in parameters

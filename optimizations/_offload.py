@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 
 from daydream import Graph, GraphError, NotApplicableError
-from daydream.costs import floor_ns, link_bandwidth
+from daydream.costs import Operator, floor_ns, link_bandwidth, nodes_that, operators_that
 from daydream.memory import (
     Allocations,
     calls_that_made,
@@ -26,12 +27,6 @@ from daydream.transforms import stages
 
 STAGE = stages.MEMORY
 
-CONVOLUTION = (r"^aten::conv(\dd|olution)$", r"[Cc]onv\w*Backward\d*$", "convolutions")
-PRODUCT = (
-    r"^aten::(conv(\dd|olution)|linear|addmm)$",
-    r"([Cc]onv\w*|Addmm|Linear)Backward\d*$",
-    "convolutions or linear layers",
-)
 ENCODED = (
     r"^aten::(relu_?|clamp_min_?|max_pool2d)$",
     r"(Relu|Threshold|ClampMin|MaxPool\w*)Backward\d*$",
@@ -108,7 +103,8 @@ def vdnn(
         raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
     work = graph.select(on="gpu", phase=("forward", "backward"))
     work.need("device work in the forward and backward pass", lacks="device")
-    calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
+    fits, words = _layers(layers)
+    calls, nodes = makers_and_users(work, operators_that(fits), nodes_that(fits), words)
     nbytes = input_bytes(calls)
     if (nbytes < 0).any():
         graph.does_not_apply("the trace does not say how large feature maps are; record it with shapes")
@@ -146,6 +142,13 @@ def vdnn(
     graph.schedule(PREFETCH, key="order")
     saved = nbytes[offloaded].sum() / len(steps)
     graph.note(f"Up to {saved / MIB:,.0f} MiB of feature maps per step wait outside of the device's memory.")
+
+
+def _layers(layers: str) -> tuple[Callable[[Operator], bool], str]:
+    """Return which operators are of these layers, and what they are called."""
+    if layers == "conv":
+        return lambda op: op.formula == "convolution", "convolutions"
+    return lambda op: op.formula == "convolution" or op.is_linear, "convolutions or linear layers"
 
 
 def offload_optimizer(
@@ -240,7 +243,7 @@ def _hold_encoded(held: Allocations, *, ratio: float) -> None:
 
 def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: Any) -> None:
     """Let the inputs of layers be gone between the two passes."""
-    call = calls_that_made(held, CONVOLUTION[0] if layers == "conv" else PRODUCT[0])
+    call = calls_that_made(held, operators_that(_layers(layers)[0]))
     forward, backward = (
         parts_of(held, (call >= 0) & in_phase(held, phase), held["step"], call)
         for phase in ("forward", "backward")

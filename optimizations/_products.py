@@ -16,6 +16,7 @@ from daydream.costs import (
     device_of,
     elements,
     itemsize,
+    operators_that,
     parse_shapes,
     retime,
     runs_in_tf32,
@@ -29,7 +30,6 @@ from daydream.transforms import counted, stages
 
 STAGE = stages.PRECISION
 
-LINEAR = r"^aten::(addmm|mm|linear|mkldnn_linear)$"
 BITS = {"int8": 8}
 MASK_BYTES = 1  # of `fake_quantize_per_tensor_affine_cachemask`: a truth value an element, for the gradient
 TWO_OF_FOUR = "2:4"
@@ -176,7 +176,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     device = device_of(graph)
     if "float8" not in device.tflops:
         graph.does_not_apply(f"a {device.name} has no fp8 units; H100 and MI300X, and Ada cards, have them")
-    linear = kernels.where(op=r"aten::(addmm|mm|linear)$", dtype=("float32", "float16", "bfloat16"))
+    linear = kernels.where(op=linear_operators(), dtype=("float32", "float16", "bfloat16"))
     linear = linear.where(lambda tasks: work(graph, tasks).flop > 0)
     linear.need(
         "products of linear layers with recorded shapes in 16 or 32 bits; "
@@ -303,7 +303,7 @@ def _on_sparse_units(
     graph: Graph, products: Products, layer: str | None, product_speedup: float, *, trains: bool
 ) -> None:
     forward = _sparse(graph, products.work)
-    backward = graph.select(kind="kernel", phase="backward", layer=layer, op=LINEAR)
+    backward = graph.select(kind="kernel", phase="backward", layer=layer, op=linear_operators())
     of_inputs = gradient_parts(graph, backward).inputs
     backward = backward.of(backward.ids[of_inputs >= 1], "gradients of inputs", ordered=True)
     gaining = forward | _sparse(graph, backward)
@@ -352,6 +352,11 @@ class Products:
     on_gpu: bool
 
 
+def linear_operators() -> str:
+    """Return a pattern of the operators that multiply by a matrix."""
+    return operators_that(lambda op: op.is_linear)
+
+
 def linear_products(graph: Graph, layer: str | None) -> Products:
     """Return the forward products of linear layers, in layers that match.
 
@@ -359,7 +364,7 @@ def linear_products(graph: Graph, layer: str | None) -> Products:
     """
     on_gpu = len(graph.select(on="gpu")) > 0
     work = graph.select(kind="kernel" if on_gpu else "cpu", phase=("forward", "loss"), layer=layer)
-    work = work.where(op=LINEAR)
+    work = work.where(op=linear_operators())
     inputs, weights, _ = operand_elements(work)
     known = work.of(work.ids[(inputs > 0) & (weights > 0)], work.words, ordered=True)
     known.need(
@@ -431,7 +436,7 @@ def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: 
 
 def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **options: Any) -> None:
     """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
-    products = kept_calls(held, LINEAR, layer)
+    products = kept_calls(held, linear_operators(), layer)
     if not len(products):
         raise NotApplicableError("no memory of this trace is due to linear layers")
     rows = products.calls.keys[:, -1]

@@ -14,6 +14,7 @@ from daydream import Graph, GraphError
 from daydream.costs import (
     PAPER_SPEEDUPS,
     by_counters,
+    is_matrix,
     measured_first,
     runs_in_tf32,
     say_evidence,
@@ -30,7 +31,6 @@ from daydream.model import (
     in_16_bits,
     operand_elements,
     streaming_ns,
-    tasks_in_matrix_units,
     weight_casts,
     wide_kernels,
 )
@@ -71,7 +71,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
         casts: Count the time of casts.
     """
     wide = wide_kernels(graph)
-    matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = wide.where(lambda tasks: is_matrix(graph, tasks))
     matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
     narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32
@@ -142,7 +142,7 @@ def amp(
     kernels = wide_kernels(graph).where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
-    by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
+    by_name = np.where(is_matrix(graph, kernels), math, memory)
     by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")

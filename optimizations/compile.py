@@ -10,10 +10,18 @@ from math import ceil
 from typing import Any, Literal
 
 import numpy as np
-from daydream.optimizations._launches import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
+from daydream.optimizations._launches import LAUNCH_US, NODE_US, launch_as_graphs
 
 from daydream import Graph, GraphError, Groups, Selection
-from daydream.costs import fused_chain_ns, fusible_chains, work
+from daydream.costs import (
+    OVER_LINK,
+    fused_chain_ns,
+    fusible_chains,
+    kernels_are,
+    nodes_that,
+    operators_that,
+    work,
+)
 from daydream.memory import Allocations, within
 from daydream.model import (
     CompiledPart,
@@ -35,18 +43,11 @@ CODE = "model = torch.compile(model)"
 
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.
-FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"
-MATRIX = r"^aten::(_?conv\w*|addmm|mm|bmm|baddbmm|linear|matmul|\w*attention\w*|lstm|gru|\w*rnn\w*)$"
-MATRIX_NODE = r"(Addmm|Mm|Bmm|Baddbmm|Linear|[Cc]onv\w*|\w*Attention\w*|\w*Rnn\w*)Backward"
+FUSIBLE_CLASSES = ("vectorized", "element-wise", "reduction", "norm", "batch norm", "softmax", "dropout")
 ACCUMULATE = r"AccumulateGrad$"
 # Of Inductor, and of ExecuTorch.
 COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
 TORCH = r"^aten::"
-# Python needs their value, or their shape is data: Dynamo breaks the graph there (torch's documentation).
-DATA_DEPENDENT = (
-    r"^aten::(item|is_nonzero|nonzero\w*|argwhere|masked_select|_?unique\w*|bincount|equal|allclose)$"
-)
-MAY_ASK = rf"{DATA_DEPENDENT}|^aten::(where|index)$"  # called by Python; others ask for themselves
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 # One run of what XLA compiled launches all work of its program; run op by op, each program has one.
 XLA_RUN = r"^(GpuExecutable::ExecuteThunks|PjRt\w*LoadedExecutable::Execute)$|:XLA GPU module$"
@@ -141,7 +142,9 @@ def compile(  # noqa: A001 - the command is `compile`
     for part in parts:
         kernels = part.tasks.where(kind="kernel")
         family = work(graph, kernels).family.astype(str)
-        by_name = kernels.of(kernels.ids[family == "None"], kernels.words).where(name=FUSIBLE_KERNEL)
+        by_name = kernels.of(kernels.ids[family == "None"], kernels.words).where(
+            lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES)
+        )
         fusible = kernels.of(kernels.ids[np.isin(family, FUSIBLE)], kernels.words) | by_name
         products = kernels.of(kernels.ids[np.isin(family, PRODUCTS)], kernels.words)
         if faster != 1 and len(products):
@@ -169,8 +172,12 @@ def _data_dependent(graph: Graph) -> int:
     """Return how many operators of a forward pass break the graph, as Python needs what they find."""
     calls = graph.select(kind="cpu", phase="forward")
     passes = max(len(calls.group_by("step")), 1)
+    # Python needs their value, or their shape is data: Dynamo breaks the graph there (torch's documentation).
+    asks_for_values = operators_that(lambda op: "data-dependent" in op.traits)
+    may_ask = rf"{asks_for_values}|^aten::(where|index)$"  # called by Python; others ask for themselves
     inside, asked, outer, products = (
-        call_rows(graph, calls.ids, name) for name in (DATA_DEPENDENT, MAY_ASK, None, MATRIX)
+        call_rows(graph, calls.ids, name)
+        for name in (asks_for_values, may_ask, None, operators_that(lambda op: op.is_matrix))
     )
     asks, several = (np.unique(rows[rows >= 0]) for rows in (inside[asked == outer], products))
     breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
@@ -261,9 +268,13 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     forward = held.where(phase=("forward", "loss"))
     if layers is not None:
         forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))
-    fused = forward & ~within(held, MATRIX) & (held["begin_row"] >= 0)
+    fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
     ends = np.array(
-        [re.search(MATRIX_NODE, text or "") is not None for text in held.texts("op", at="end")], bool
+        [
+            re.search(nodes_that(lambda op: op.is_matrix), text or "") is not None
+            for text in held.texts("op", at="end")
+        ],
+        bool,
     )
     temporary = fused & held.where(kind="temporary")
     saved = fused & held.where(kind="activation", end_phase="backward") & ~ends

@@ -12,10 +12,10 @@ from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
     Argument,
     arguments_now,
-    bare_name,
     calls_of,
     itemsize,
     network_of,
+    operator,
     parse_shapes,
     retime,
     scaled_time,
@@ -27,7 +27,6 @@ from daydream.transforms import counted, listed, stages
 
 COLUMN, ROW = "column", "row"
 PASSES = ("forward", "loss", "backward")
-BATCHED = ("bmm", "baddbmm")
 LOOKUPS = ("embedding", "index_select")
 
 Sizes = tuple[int, int, int]  # of a product: rows (tokens, in the forward pass), inner size, columns
@@ -137,7 +136,7 @@ class _Finder:
         arguments = arguments_now(self.graph, calls)
         for row in rows:
             place = int(calls.which[row])
-            self.names[row], self.arguments[row] = bare_name(calls.keys[place][0]), arguments[place]
+            self.names[row], self.arguments[row] = operator(calls.keys[place][0]).name, arguments[place]
             sizes = _sizes(self.names[row], self.arguments[row])
             if sizes is not None:
                 self.sizes[row] = sizes
@@ -185,7 +184,7 @@ class _Finder:
                 continue
             seen.add(row)
             if columns and width is None and self._is_attention(at):
-                first = self.arguments[row][-2 if self.names[row] in BATCHED else 0]
+                first = self.arguments[row][-2 if operator(self.names[row]).is_batched else 0]
                 width = first[-1] if isinstance(first, tuple) and first else 0
             if row not in self.sizes:
                 continue
@@ -202,7 +201,7 @@ class _Finder:
 
     def _is_attention(self, at: int) -> bool:
         row = int(self.call[at])
-        return row >= 0 and (self.family[at] == "attention" or self.names[row] in BATCHED)
+        return row >= 0 and (self.family[at] == "attention" or operator(self.names[row]).is_batched)
 
     def _forward(self, places: np.ndarray, region: _Region) -> None:
         every = (*region.columns, region.row)
@@ -346,13 +345,13 @@ def _turns_back(columns: list[_Linear], one: _Linear) -> bool:
 
 def _sizes(name: str, arguments: list[Argument]) -> Sizes | None:
     """Return rows, inner size and columns of a product with a matrix of weights, None for other calls."""
-    place = {"linear": 0, "mm": 0, "addmm": 1}.get(name)
-    if place is None or len(arguments) < place + 2:
+    op = operator(name)
+    if not op.is_linear or len(arguments) < op.first + 2:
         return None
-    left, right = arguments[place : place + 2]
+    left, right = arguments[op.first : op.first + 2]
     if not (isinstance(left, tuple) and isinstance(right, tuple) and len(right) == 2 and len(left) > 1):
         return None
-    return prod(left[:-1]), left[-1], right[0] if name == "linear" else right[1]
+    return prod(left[:-1]), left[-1], right[0] if op.formula == "linear" else right[1]
 
 
 def _lookup(arguments: list[Argument]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -293,6 +293,12 @@ def loading_is_no_cpu_work(row: Row) -> bool:
     return any(row.is_now(share) for ns in loads for share in (ns / step_ns, 1 - ns / step_ns))
 
 
+def as_the_tables_say(row: Row) -> bool:
+    """Batch norms are no matrix work (`gpu`), gradients of norms are fusible, saved tensors are PyTorch's: by 1 %."""
+    named = re.search(r"h200/resnet50|examples/.* compile$", f"{row.trace} {row.question}")
+    return bool(named) and row.is_now(row.before, 10 * AGREE if row.key.endswith("_ns") else 0.5)
+
+
 def ends_within_a_step(row: Row) -> bool:
     """A step within which the recording ends is left out: 1.3 ms in MTIA's, behind others of 33 and 49 ms."""
     return "mtia_inference_rank0" in row.trace
@@ -305,7 +311,7 @@ def _of_its_own(answer: Answer) -> Answer:
 
 OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
-    ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered,
+    ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
     late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
     ends_within_a_step,

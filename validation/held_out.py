@@ -28,6 +28,7 @@ import numpy as np
 
 import daydream
 from daydream.costs.device import roofline
+from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
 from daydream.costs.kernels import floor_ns
 from daydream.model import half_times, precision
 from daydream.predict import interval
@@ -54,7 +55,7 @@ def without(traces: Path, series: str) -> dict[tuple[Any, str], Any]:
             if name != series:
                 others.append(_kept(pairs / name / before, pairs / name / after, marker))
         sorts = [
-            (sort, [each[sort.name] for each in others if sort.name in each]) for sort in half_times.SORTS
+            (one, [each[one.classes] for each in others if one.classes in each]) for one in half_times.SORTS
         ]
         found[half_times, "SORTS"] = tuple(
             sort._replace(keeps=min(median(told), 1.0)) if told else sort for sort, told in sorts
@@ -94,16 +95,16 @@ def _kernels(path: Path, marker: str | None) -> tuple[Kernels, float]:
 
 
 @cache
-def _kept(before: Path, after: Path, marker: str | None = None) -> dict[str, float]:
+def _kept(before: Path, after: Path, marker: str | None = None) -> dict[tuple[str, ...], float]:
     """Return what kernels of each sort keep in 16 bits of their time above the fixed cost, where it is told."""
     (wide, floor), (narrow, _) = _kernels(before, marker), _kernels(after, marker)
     left = {re.sub(r"\d+", "0", name) for name in narrow if not NARROW.search(name)}  # as wide as before
     in_16_bits = _alike(narrow, narrow_ones=True)
-    sums: dict[str, np.ndarray] = {}
+    sums: dict[tuple[str, ...], np.ndarray] = {}
     for name, old in _alike(wide, narrow_ones=False).items():
         new = in_16_bits.get(name)
-        sort = next(sort.name for sort in half_times.SORTS if sort.kernels.search(name))
-        other = half_times.ATTENTION_KERNEL.search(name) or roofline.is_matrix_kernel(np.array([name]))[0]
+        sort = half_times.sort_of(name).classes
+        other = kernel_class(name) in MATRIX_CLASSES
         if new is not None and name not in left and not other and abs(new[0] - old[0]) < 0.01 * old[0]:
             above = np.array([old[1], new[1]]) - old[0] * floor
             sums[sort] = sums.get(sort, np.zeros(2)) + above

@@ -144,10 +144,7 @@ def _against(axes: Any, rows: Sequence[Row], look: Mapping[str, tuple[str, str]]
 
 
 def _errors(
-    axes: Any,
-    rows: Sequence[Row],
-    titles: Sequence[tuple[str, str]],
-    look: Mapping[str, tuple[str, str]],
+    axes: Any, rows: Sequence[Row], titles: Sequence[tuple[str, str]], look: Mapping[str, tuple[str, str]]
 ) -> None:
     """Draw the error of each change, a line a change: the median recording, and how far the others are."""
     place = {title: number for number, title in enumerate(titles)}

@@ -15,8 +15,8 @@ import numpy as np
 
 from daydream.costs.device.measured import recorded_ns
 from daydream.costs.device.table import CPU, KernelTable, save_times
+from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import forward_rows, nodes
-from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
 from daydream.results import Record

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from daydream.costs.workload.operator import FORMULAS, bare_name, itemsize
+from daydream.costs.operators import bare_name, operator
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 
 Run: TypeAlias = Callable[[], object]
@@ -79,7 +80,7 @@ def rebuild(call: OperatorCall, device: str, *, trains: bool = True) -> list[Run
     """
     name = bare_name(call.op)
     arguments = parse_shapes(call.shapes)
-    if not call.op.startswith("aten::") or name not in FORMULAS:
+    if not call.op.startswith("aten::") or not operator(name).formula:
         raise RebuildError("not an operator of torch itself")
     if arguments is None:
         raise RebuildError("its shapes are not recorded")

@@ -12,12 +12,12 @@ import numpy as np
 
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.process import Worker
-from daydream.costs.device.call_scaling import NO_WORK
+from daydream.costs.device.call_scaling import works
 from daydream.costs.device.measured import device_name, recorded_ns, types_of
 from daydream.costs.device.table import CPU, KernelTable, save_times
 from daydream.costs.kernels import work
+from daydream.costs.operators import operator
 from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.operator import FORMULAS, bare_name
 from daydream.costs.workload.shapes import Shape
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
@@ -198,7 +198,7 @@ def _unknown_calls(graph: Graph) -> list[OperatorCall]:
     return [
         OperatorCall(op, shapes or "", dtype)
         for op, shapes, dtype in found
-        if op is not None and bare_name(op) not in FORMULAS and (on_gpu or not NO_WORK.search(op))
+        if op is not None and not operator(op).formula and (on_gpu or works(op))
     ]
 
 

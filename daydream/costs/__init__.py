@@ -54,21 +54,23 @@ if TYPE_CHECKING:
         say_evidence,
         sped_up,
     )
-    from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
+    from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
     from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
-    from daydream.costs.kernels import Bound, Work, bound, floor_ns, work
+    from daydream.costs.kernel_names import OVER_LINK, PAGEABLE, TO_DEVICE, TO_HOST, kernels_are, names_fit
+    from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
     from daydream.costs.network.clusters import PROTOCOLS, Cluster, Protocol
     from daydream.costs.network.collectives import Link, bytes_of_message
     from daydream.costs.network.members import workers_of
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
-    from daydream.costs.resize.growth import Growth, growth_of, resized_work
+    from daydream.costs.operators import Operator, nodes_that, operator, operators_that
+    from daydream.costs.resize.growth import Growth, growth_of
     from daydream.costs.resize.new_shapes import parameter_shapes
     from daydream.costs.resize.prior_resizes import arguments_now, grow_copies, leave_grown
     from daydream.costs.workload.calls import Calls, calls_of
-    from daydream.costs.workload.operator import bare_name, itemsize
+    from daydream.costs.workload.operator import itemsize
     from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
     from daydream.graph.graph import Resizing
 
@@ -89,40 +91,115 @@ _HOMES = {
     ),
     "daydream.costs.device.launch_grids": ("GridGrowth", "grown_time", "growth_by_grids"),
     "daydream.costs.device.measured": ("NewShapes",),
-    "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
+    "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "runs_in_tf32"),
     "daydream.costs.device.table": ("KernelTable",),
     "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
-    "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "work"),
+    "daydream.costs.kernel_names": (
+        "OVER_LINK", "PAGEABLE", "TO_DEVICE", "TO_HOST", "kernels_are", "names_fit",
+    ),
+    "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "is_matrix", "work"),
     "daydream.costs.network.cluster_names": ("find_cluster",),
     "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "Protocol"),
     "daydream.costs.network.collectives": ("Link", "bytes_of_message"),
     "daydream.costs.network.members": ("workers_of",),
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
     "daydream.costs.network.simulated_times": ("simulated_times",),
-    "daydream.costs.resize.growth": ("Growth", "growth_of", "resized_work"),
+    "daydream.costs.resize.growth": ("Growth", "growth_of"),
     "daydream.costs.resize.new_shapes": ("parameter_shapes",),
     "daydream.costs.resize.prior_resizes": ("arguments_now", "grow_copies", "leave_grown"),
     "daydream.costs.workload.calls": ("Calls", "calls_of"),
-    "daydream.costs.workload.operator": ("bare_name", "itemsize"),
+    "daydream.costs.operators": ("Operator", "nodes_that", "operator", "operators_that"),
+    "daydream.costs.workload.operator": ("itemsize",),
     "daydream.costs.workload.shapes": ("Argument", "Shape", "elements", "parse_shapes"),
     "daydream.graph.graph": ("Resizing",),
 }  # fmt: skip
 
 __all__ = [
-    "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
-    "GridGrowth", "Growth", "InPlace", "KernelTable", "Link", "Network", "NewShapes", "Protocol",
-    "Resizing", "Retimed", "Shape", "Shares", "Work", "arguments_now", "at_peak_ns", "bare_name", "bound",
-    "by_counters", "bytes_of_message", "calls_of", "copies_into_new_ns", "copies_ns", "counted_conflicts",
-    "counted_kind", "device_of", "device_or_none", "elements", "find_cluster", "find_device", "floor_ns",
-    "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time", "growth_by_grids", "growth_of",
-    "in_place", "is_channel_size", "is_feature_size", "itemsize", "leave_grown", "link_bandwidth",
+    "DEVICES",
+    "OVER_LINK",
+    "PAGEABLE",
+    "PAPER_SPEEDUPS",
+    "PROTOCOLS",
+    "TO_DEVICE",
+    "TO_HOST",
+    "Argument",
+    "Bound",
+    "Calls",
+    "Cluster",
+    "Device",
+    "GridGrowth",
+    "Growth",
+    "InPlace",
+    "KernelTable",
+    "Link",
+    "Network",
+    "NewShapes",
+    "Operator",
+    "Protocol",
+    "Resizing",
+    "Retimed",
+    "Shape",
+    "Shares",
+    "Work",
+    "arguments_now",
+    "at_peak_ns",
+    "bound",
+    "by_counters",
+    "bytes_of_message",
+    "calls_of",
+    "copies_into_new_ns",
+    "copies_ns",
+    "counted_conflicts",
+    "counted_kind",
+    "device_of",
+    "elements",
+    "find_cluster",
+    "find_device",
+    "floor_ns",
+    "fused_chain_ns",
+    "fusible_chains",
+    "grow_copies",
+    "grown_time",
+    "growth_by_grids",
+    "growth_of",
+    "in_place",
+    "is_channel_size",
+    "is_feature_size",
+    "is_matrix",
+    "itemsize",
+    "kernels_are",
+    "leave_grown",
+    "link_bandwidth",
     "machine_of",
-    "measured_first", "memory_bandwidth", "names_fit", "need_batch", "need_shapes", "need_size",
+    "measured_first",
+    "memory_bandwidth",
+    "names_fit",
+    "need_batch",
+    "need_shapes",
+    "need_size",
     "network_of",
-    "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
-    "replace_cost", "resized_time", "resized_work", "retime", "retime_untyped", "runs_in_tf32",
-    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "take_measured",
-    "under_load", "work", "workers_of",
-]  # fmt: skip
+    "nodes_that",
+    "only_grids_tell",
+    "operator",
+    "operators_that",
+    "parameter_shapes",
+    "parse_shapes",
+    "recorded_batch",
+    "recorded_length",
+    "replace_cost",
+    "resized_time",
+    "retime",
+    "retime_untyped",
+    "runs_in_tf32",
+    "say_evidence",
+    "scaled_time",
+    "shares_of_growth",
+    "simulated_times",
+    "sped_up",
+    "take_measured",
+    "under_load",
+    "work",
+    "workers_of",
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -29,7 +29,7 @@ import numpy as np
 from msgspec import Struct, convert, to_builtins
 
 from daydream.arrays import distinct, percentile, unique
-from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.costs.kernels import is_matrix
 from daydream.graph.calls import Coverage, sharing
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
@@ -162,7 +162,7 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
         both.known_from_the_last_arrival(graph, trace),
         clock,
     )
-    matrix, compared = _is_matrix(graph, kernels), runs.compared()
+    matrix, compared = is_matrix(graph, graph.tasks(kernels)), runs.compared()
     return Measured(
         kernels=compared,
         kernel=compared.evidence(),
@@ -284,14 +284,6 @@ def _numbered(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return a number from 0 on for each distinct pair."""
     values, codes = distinct(second)
     return distinct(first.astype(np.int64) * len(values) + codes)[1]
-
-
-def _is_matrix(graph: Graph, kernels: np.ndarray) -> np.ndarray:
-    codes, texts = coded(graph, "name", kernels)
-    used, place = distinct(codes)
-    names = np.array([texts[code] for code in used.tolist()], dtype=object)
-    matrix: np.ndarray = is_matrix_kernel(names)[place]
-    return matrix
 
 
 def _clock_ns(trace: Trace) -> int:

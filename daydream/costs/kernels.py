@@ -17,12 +17,13 @@ from msgspec import Struct
 
 from daydream.arrays import percentile, unique
 from daydream.costs.devices import Device, device_of, device_properties
+from daydream.costs.kernel_names import MATRIX_CLASSES, kernels_are
+from daydream.costs.operators import MATRIX_FAMILIES
 from daydream.costs.workload.calls import work_by_row
 from daydream.costs.workload.counters import bound_by_l2, counted_work
-from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.calls import whole_duration_ns
 from daydream.graph.graph import Graph
-from daydream.graph.select import for_each, read_column
+from daydream.graph.select import for_each, of_tasks, read_column
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.lazy import regex
@@ -40,6 +41,7 @@ LARGEST_FLOOR_NS = 5_000  # an empty kernel takes 1 to 3 us on the GPUs of the p
 # else. NVIDIA speaks of latency from 0.6 of what its units can do (Nsight Compute, Speed Of Light); FLOP and
 # bytes of memory leave out other instructions and caches, so half of that.
 HELD_UP = 0.3
+NUMBERS = regex(r"b?float|u?int[48]")  # that devices multiply
 UNTOLD = ("transfer", None)  # families that no operator has
 LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed cost
 
@@ -67,15 +69,10 @@ class Work(Struct, frozen=True):
         """The family of each: texts (object)."""
         return np.array(self.families, dtype=object)[self.code]
 
-    def is_of(self, *families: str) -> np.ndarray:
+    def is_of(self, *families: str | None) -> np.ndarray:
         """Return a mask of the tasks of some families: bool, shape (tasks,)."""
         found: np.ndarray = np.array([family in families for family in self.families])[self.code]
         return found
-
-    @property
-    def is_matrix(self) -> np.ndarray:
-        """Mask of products, convolutions, attention and recurrent layers."""
-        return self.is_of(*MATRIX_FAMILIES)
 
 
 def work(graph: Graph, selection: Selection) -> Work:
@@ -133,6 +130,28 @@ def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
     return found
 
 
+def is_matrix(graph: Graph, tasks: Selection) -> np.ndarray:
+    """Return a mask of products, convolutions, attention and recurrent layers.
+
+    By the shapes of their calls, and where these do not tell a kernel's work (libraries sum parts and change
+    layouts in kernels of their own) by the class of its name, if its type is one of numbers: kernels of
+    indices and masks may have a product's name.
+
+    Args:
+        graph: the graph of the trace.
+        tasks: kernels, or operators of the CPU.
+
+    Returns:
+        shape (tasks,), bool.
+    """
+    amounts = work(graph, tasks)
+    by_shapes = amounts.is_of(*MATRIX_FAMILIES)
+    told = ~amounts.is_of(*UNTOLD) & (~by_shapes | (amounts.flop > 0))
+    numbers = of_tasks(tasks, "dtype", lambda dtype: NUMBERS.match(dtype or "float"), bool)
+    found: np.ndarray = np.where(told, by_shapes, kernels_are(tasks, *MATRIX_CLASSES) & numbers)
+    return found
+
+
 def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
     """Return whether FLOP (first) and bytes (second) of each task were counted: bool, shape (2, tasks)."""
     found = np.zeros((2, len(selection)), bool)
@@ -162,23 +181,23 @@ def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return np.where(total[here] > 0, duration[ids] / np.maximum(total[here], 1), even)
 
 
-def number_formats(selection: Selection, task_work: Work, device: Device) -> np.ndarray:
+def number_formats(selection: Selection, device: Device) -> np.ndarray:
     """Return in which format each task computes, as `Device.tflops` names it; None for unknown types.
 
     Matrix kernels use the device's matrix units, 32-bit ones TF32 where their name says
     so; all others the 32-bit vector units, whatever the type they store.
     """
-    return formats_of(selection.dtype, selection.name, task_work.is_matrix, device)
+    return formats_of(selection.dtype, selection.name, is_matrix(selection.graph, selection), device)
 
 
-def formats_of(dtypes: np.ndarray, names: np.ndarray, is_matrix: np.ndarray, device: Device) -> np.ndarray:
+def formats_of(dtypes: np.ndarray, names: np.ndarray, matrix: np.ndarray, device: Device) -> np.ndarray:
     """Return the number format of each kernel from its element type, name and family."""
     found = np.full(len(dtypes), None, dtype=object)
     known = dtypes != None  # noqa: E711 - a column of texts and None
     found[known] = "float32"
     double = dtypes == "float64"
     found[double] = "float64"
-    chosen = np.flatnonzero(is_matrix & known)
+    chosen = np.flatnonzero(matrix & known)
     pairs = list(zip(dtypes[chosen].tolist(), names[chosen].tolist(), strict=True))
     format_of = {  # many kernels, few names
         (dtype, name): device.matrix_format(dtype, tf32=bool(TF32_KERNEL.search(name or "")))
@@ -289,7 +308,7 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     """
     device = device or device_of(graph)
     task_work = work(graph, selection)
-    rate = peaks(number_formats(selection, task_work, device), device)
+    rate = peaks(number_formats(selection, device), device)
     duration = np.maximum(selection.duration_ns, 1)
     floor = floor_ns(graph)
     compute = np.where(task_work.flop >= 0, task_work.flop / rate / duration, np.nan)
@@ -308,7 +327,7 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
         kind,
         compute,
         memory,
-        filled(grid_blocks(graph, selection), units_of(graph, device), in_waves=task_work.is_matrix),
+        filled(grid_blocks(graph, selection), units_of(graph, device), in_waves=is_matrix(graph, selection)),
         floor,
     )
 

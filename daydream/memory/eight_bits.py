@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from daydream.costs.operators import operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import Allocations, parts_of, place_before, renumber
@@ -13,8 +14,6 @@ from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.asked import calls_that_made, forward_calls
 from daydream.memory.enclosing import rows_that
 from daydream.trace.schema import UNKNOWN
-
-LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
 
 
 def hold_8_bits(held: Allocations) -> None:
@@ -25,7 +24,8 @@ def hold_8_bits(held: Allocations) -> None:
     Args:
         held: the allocations.
     """
-    call = calls_that_made(held, LINEAR)
+    pattern = operators_that(lambda op: op.is_linear or op.name == "matmul")
+    call = calls_that_made(held, pattern)
     products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
     sizes = []
     for row in products.keys[:, -1].tolist():
@@ -37,7 +37,7 @@ def hold_8_bits(held: Allocations) -> None:
     ends = place_before(held, products.until)
     held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
     last = forward_calls(held, at="end")
-    linear = np.append(rows_that(held.trace, re.compile(LINEAR).search), False)
+    linear = np.append(rows_that(held.trace, re.compile(pattern).search), False)
     saved = held.where(kind="activation") & (last >= 0) & linear[last]
     widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
     width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]

@@ -19,9 +19,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daydream.arrays import distinct_rows
-from daydream.costs.resize.new_shapes import BATCHED, SOFTMAX, Resize, result_size, rows_of_scores
+from daydream.costs.operators import bare_name, operator
+from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import bare_name, itemsize
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, Shape, all_tensors, elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows
@@ -312,12 +313,12 @@ def drop_scores(held: Allocations) -> None:
         (bare_name(names[name]), _results(names[name], texts[text]) if text >= 0 else [])
         for name, text in distinct.T.tolist()
     ]
-    products = {shape for name, found in shapes if name in BATCHED for shape in found}
+    products = {shape for name, found in shapes if operator(name).is_batched for shape in found}
     sums = {(prod(shape), *shape[-2:]) for shape in products}
     of_softmax = {
         shape
         for name, found in shapes
-        if name in SOFTMAX
+        if operator(name).is_softmax
         for shape in found
         if (prod(shape), *shape[-2:]) in sums
     }
@@ -335,7 +336,7 @@ def drop_scores(held: Allocations) -> None:
     for size in (1, 2, 4):
         fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
     goes = fits & (elements > 0) & held.where(kind=("activation", "temporary"))
-    is_softmax = np.array([name in SOFTMAX for name, _ in shapes], bool)[of_key.reshape(-1)]
+    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[of_key.reshape(-1)]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
     held.add(
         saved, bytes=4 * elements[saved] // width[saved], recorded_bytes=4 * elements[saved] // width[saved]
@@ -346,6 +347,6 @@ def drop_scores(held: Allocations) -> None:
 def _results(name: str, text: str) -> list[tuple[int, ...]]:
     """Return shapes that a call's result may have: a batched product's own, else those of its tensors."""
     arguments = parse_shapes(text) or []
-    if bare_name(name) in BATCHED:
+    if operator(name).is_batched:
         return [result_size(bare_name(name), arguments)]
     return [part for part in arguments if isinstance(part, tuple) and len(part) > 2]

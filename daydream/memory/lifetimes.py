@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from daydream.arrays import distinct_rows
+from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
 from daydream.lazy import regex
@@ -30,8 +31,6 @@ DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 SHARDING = regex(r"^(FSDP::|fsdp::|FullyShardedDataParallel\._(pre|post))")  # torch's own ranges
 REDUCER = regex(r"reducer::")
 COLLECTIVE = regex(r"^(c10d::|FSDP::all_gather)")
-PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
-CONVOLUTION = regex(r"convolution")
 NONE_RECORDED = (
     "this trace has no memory events. Record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True."
@@ -120,6 +119,10 @@ class _Lifetimes:
         self.passes, self.end_passes = _passes(held, when)
         self.crosses = self.end_passes > self.passes  # a backward pass begins while it is held
 
+    def family(self, family: str) -> np.ndarray:
+        """Mask of what operators of a family asked for."""
+        return self.held.where(op=operators_that(lambda op: op.family == family))
+
     def by(self, pattern: re.Pattern[str]) -> np.ndarray:
         """Return what the operator that matches asked for itself."""
         return self.held.where(op=pattern.pattern)
@@ -169,7 +172,7 @@ def _workspace(of: _Lifetimes) -> np.ndarray:
     row = of.held["begin_row"]
     within = of.freed & (row >= 0) & (row == of.held["end_row"])
     on_gpu = of.held["device"] >= 0
-    return on_gpu & of.begun & ((within & of.by(CONVOLUTION)) | (of.kept & of.by(PRODUCT)))
+    return on_gpu & of.begun & ((within & of.family("convolution")) | (of.kept & of.family("matmul")))
 
 
 def _input(of: _Lifetimes) -> np.ndarray:

@@ -8,23 +8,20 @@ stream that an earlier sum, or the first operator, began.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from daydream.arrays import distinct_rows
-from daydream.costs.device.call_scaling import NO_WORK
-from daydream.costs.resize.new_shapes import WEIGHT_ARGUMENTS
-from daydream.costs.workload.operator import bare_name
+from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.shapes import elements
-from daydream.lazy import regex
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
 from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.asked import forward_calls, nearest
 from daydream.memory.enclosing import rows_that
-from daydream.memory.growth import SUM, has_tensors
+from daydream.memory.growth import has_tensors
 from daydream.memory.onednn import (
     LAYER,
     add_scratch,
@@ -35,33 +32,9 @@ from daydream.memory.onednn import (
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
-TO_16 = regex(
-    r"^aten::(_?convolution|_?conv(_tbc|_transpose)?[123]d|prelu|addmm|addmv|addr|matmul|einsum|mm|mv|linear|addbmm|"
-    r"baddbmm|bmm|chain_matmul|linalg_vecdot|linalg_multi_dot|lstm|gru|rnn_\w+|\w+_cell|mkldnn_rnn_layer|"
-    r"\w*scaled_dot_product\w*)$"
-)
-TO_32_ON_GPU = regex(
-    r"^aten::(acos|asin|cosh|erfinv|exp|expm1|log|log10|log2|log1p|reciprocal|rsqrt|sinh|tan|pow|softplus|"
-    r"(native_)?layer_norm|rms_norm|group_norm|\w*_loss\w*|kl_div|binary_cross_entropy_with_logits|"
-    r"[cp]?dist|renorm|logsumexp|upsample_\w+|prod|softmax|cumprod|cumsum|sum|norm|linalg_\w+_norm)$"
-)
-TO_32_ON_CPU = regex(
-    r"^aten::(avg_pool3d|binary_cross_entropy\w*|\w*_loss\w*|kl_div|grid_sampler|prod|quantile|cdist|trace|"
-    r"upsample_\w+|linalg_\w+|fft_\w+|stft)$"
-)
-LOG_SOFTMAX = regex(r"^aten::_?log_softmax$")  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
-KEEPS_RESULT = regex(r"^aten::(_?softmax|exp|expm1|reciprocal|rsqrt|tan)$")  # derivatives.yaml: of `result`
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
-WEIGHTS = {**WEIGHT_ARGUMENTS, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (2,))}
-NORM = regex(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
-LOSS = regex(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
-FACTOR = regex(r"^aten::(mul|div)_?$")
 FLOAT = "float32"
 OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
-WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
-MASKS = (
-    r"^aten::(native_dropout|_fused_dropout|bernoulli|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # 1 byte
-)
 
 
 def narrow(held: Allocations) -> None:
@@ -141,8 +114,9 @@ def _cast_values(
 def _of_other_types(held: Allocations) -> np.ndarray:
     """Return what is no number of 32 bits: indices beside values half as large, masks beside values."""
     found = np.zeros(len(held), bool)
-    for pattern, times in ((WITH_INDICES, 2.0), (MASKS, 0.25)):
-        rows = np.flatnonzero(held.where(op=pattern) & (held["begin"] > BEFORE))
+    for trait, times in (("indices", 2.0), ("mask", 0.25)):
+        made = held.where(op=operators_that(lambda op: trait in op.traits))  # noqa: B023 - asked at once
+        rows = np.flatnonzero(made & (held["begin"] > BEFORE))
         nbytes: dict[tuple[int, int], set[int]] = {}
         keys = list(zip(held["begin_row"][rows].tolist(), held["repeat"][rows].tolist(), strict=True))
         for key, size in zip(keys, held["recorded_bytes"][rows].tolist(), strict=True):
@@ -154,7 +128,7 @@ def _of_other_types(held: Allocations) -> np.ndarray:
 
 def _statistics(held: Allocations) -> np.ndarray:
     """Return what norms keep of mean and deviation, in 32 bits: all that is smaller than their result."""
-    norm = nearest(held, rows_that(held.trace, NORM.search))
+    norm = nearest(held, rows_that(held.trace, lambda name: operator(name).family == "normalization"))
     rows = np.flatnonzero((norm >= 0) & held.where(phase=("forward", "loss")))
     first, call = distinct_rows([held["repeat"][rows], norm[rows]])
     largest = np.zeros(len(first), np.int64)
@@ -215,28 +189,32 @@ class _Types:
     def __post_init__(self) -> None:
         trace = self.held.trace
         size = len(trace)
-        operator = np.append(trace.is_kind("operator"), False)
+        is_call = np.append(trace.is_kind("operator"), False)
         parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
 
-        def among(pattern: re.Pattern[str]) -> np.ndarray:
-            return operator & np.append(rows_that(trace, pattern.search), False)
+        def among(fits: Callable[[Operator], object]) -> np.ndarray:
+            return is_call & np.append(rows_that(trace, lambda name: fits(operator(name))), False)
 
-        outermost = np.where(operator, np.arange(size + 1), UNKNOWN)
-        up = np.where(operator, parent, UNKNOWN)
-        while (climbing := np.flatnonzero((up >= 0) & operator[up])).size:
+        outermost = np.where(is_call, np.arange(size + 1), UNKNOWN)
+        up = np.where(is_call, parent, UNKNOWN)
+        while (climbing := np.flatnonzero((up >= 0) & is_call[up])).size:
             outermost[climbing] = up[climbing]
             up[climbing] = parent[up[climbing]]
         # A row of no operator, such as a range between, belongs to the operator around it.
         self.outermost = outermost
         self.on_gpu = bool((self.held["device"] >= 0).any())
-        product, wide = among(TO_16), among(TO_32_ON_GPU if self.on_gpu else TO_32_ON_CPU)
-        wide &= ~among(LOG_SOFTMAX)
-        loss = among(LOSS)
+        column = "autocast_gpu" if self.on_gpu else "autocast_cpu"
+        product = among(lambda op: getattr(op, column) == "16" or op.family in ("attention", "recurrent"))
+        # Within `cross_entropy` the logarithm of softmax has the type of the logits (LossNLL.cpp).
+        wide = among(lambda op: getattr(op, column).startswith("32") and not op.name.endswith("log_softmax"))
+        loss = among(lambda op: "loss" in op.traits)
         self.product = self._any_inside(product)
         self.wide = self._any_inside(wide & ~loss) & ~self.product
         self.loss = self._any_inside(loss)
-        self.keeps_result, self.view = self._any_inside(among(KEEPS_RESULT)), among(NO_WORK)
-        self.sum, self.factor = among(SUM), among(FACTOR)
+        self.keeps_result = self._any_inside(among(lambda op: op.keeps_result))
+        self.view = among(lambda op: not op.traits.isdisjoint(("view", "no-work")))
+        self.sum = among(lambda op: op.name in ("add", "sub"))
+        self.factor = among(lambda op: op.name in ("mul", "div"))
         self.math = rows_that(trace, WRITTEN_OUT.__eq__)
         self.in_math = self.math.copy()
         inner = np.asarray(trace["parent"], np.int64)
@@ -308,9 +286,9 @@ class _Types:
             if not self.float32[row]:
                 found.append(0)
                 continue
-            name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
+            op = operator(self.held.trace.text("name")[self.held.trace["name"][row]])
             arguments = arguments_of(self.held.trace, row)
-            places = [place for place in WEIGHTS.get(name, ()) if place < len(arguments)]
+            places = [place for place in op.parameters if place < len(arguments)]
             weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
             found.append(sum(elements(weight) for weight in weights))
         return np.array(found, np.int64)

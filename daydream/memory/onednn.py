@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from daydream.costs.resize.new_shapes import FIRST, result_size
-from daydream.costs.workload.operator import bare_name
+from daydream.costs.operators import operator
+from daydream.costs.resize.new_shapes import result_size
 from daydream.costs.workload.shapes import Argument, elements
 from daydream.lazy import regex
 from daydream.memory.allocations import Allocations
@@ -16,9 +16,8 @@ from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.asked import in_phase
 from daydream.trace.trace import Trace
 
+COMPUTES = r"^aten::(addmm|mm|convolution_backward)$"  # that oneDNN adds up in 32 bits
 LAYER = regex(r"^aten::mkldnn_rnn_layer(_backward)?$")  # torch's call of it; other recurrent layers have none
-CONVOLUTION = r"^aten::convolution_backward$"
-PRODUCT = r"^aten::(addmm|mm)$"
 PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
 
 
@@ -92,7 +91,7 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
     """
     computed = np.zeros(len(held), bool)
     computed[rows] = True
-    computed &= (held["device"] < 0) & held.where(op=f"{PRODUCT}|{CONVOLUTION}")
+    computed &= (held["device"] < 0) & held.where(op=COMPUTES)
     mine = np.flatnonzero(computed)
     keys = [held[name][mine] for name in ("rank", "repeat", "begin_row")]
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
@@ -105,12 +104,12 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
 
 
 def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:
-    name, arguments = bare_name(trace.text("name")[int(trace["name"][row])]), arguments_of(trace, row)
-    if name not in FIRST:
+    op, arguments = operator(trace.text("name")[int(trace["name"][row])]), arguments_of(trace, row)
+    if op.family == "convolution":
         gradient = WIDE * elements(arguments[2]) if len(arguments) > 2 else 0
         return 0, gradient, gradient + WIDE // 2 * sum(map(elements, arguments[:2]))
-    operands = sum(elements(part) for part in arguments[FIRST[name] : FIRST[name] + 2])
-    most = WIDE * math.prod(result_size(name, arguments)) + WIDE // 2 * operands
+    operands = sum(elements(part) for part in arguments[op.first : op.first + 2])
+    most = WIDE * math.prod(result_size(op.name, arguments)) + WIDE // 2 * operands
     return 0, most // 2, most
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.costs.resize.new_shapes import FIRST
+from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
-from daydream.costs.workload.operator import bare_name, itemsize
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.memory.allocations import (
     BEFORE,
@@ -182,5 +182,5 @@ def _read_bytes(held: Allocations, row: int) -> int:
 def first_factor(name: str, shapes: str) -> Argument:
     """Return the tensor that a call works on: its first argument, or of `addmm` the one behind the bias."""
     arguments = parse_shapes(shapes) or []
-    place = FIRST.get(bare_name(name), 0)
+    place = operator(name).first
     return arguments[place] if place < len(arguments) else ()

@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from daydream.collect.load import load
+from daydream.costs.operators import Operator, operator
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
 from daydream.memory.enclosing import innermost, rows_that
@@ -27,14 +28,7 @@ EARLIER = "held before"  # a phase and a layer that no row tells
 NOWHERE = "no layer"
 NO_PHASE = "unknown"
 INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
-ATTENTION = regex(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
-LOSS = regex(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
 NODE_RANGE = "autograd::engine::evaluate_function: "
-ONLY_ALLOCATE = {
-    *(f"aten::{how}{like}" for how in ("empty", "zeros", "ones", "full") for like in ("", "_like")),
-    *(f"aten::{how}" for how in ("empty_strided", "resize_", "resize_as_", "new_empty", "new_empty_strided",
-      "new_zeros", "new_ones", "new_full", "empty_permuted", "clone", "contiguous", "copy_")),
-}  # fmt: skip
 OUTSIDE = (
     "The context of a device (300 to 600 MiB), NCCL and what libraries allocate by themselves are outside "
     "the allocator and not recorded."
@@ -246,7 +240,7 @@ def operators(held: Allocations) -> list[str | None]:
     """Return the operator that asked for each allocation; the one above it where that only allocates."""
     trace = held.trace
     names = trace.text("name")
-    tells = trace.is_kind("operator") & ~rows_that(trace, ONLY_ALLOCATE.__contains__)
+    tells = trace.is_kind("operator") & ~rows_that(trace, lambda name: "allocates" in operator(name).traits)
     row = innermost(trace, held["begin_row"], tells)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = np.append(trace["name"], UNKNOWN)[row].tolist()
@@ -255,12 +249,20 @@ def operators(held: Allocations) -> list[str | None]:
     ]
 
 
+def _of_scores(op: Operator) -> bool:
+    return op.is_batched or op.is_softmax or op.name == "masked_fill"
+
+
+def _of_logits(op: Operator) -> bool:
+    return op.family == "softmax" or op.name.startswith(("nll_loss", "cross_entropy"))
+
+
 def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) -> str | None:
     """Return the optimization that would make an allocation smaller, None where none is known."""
     phase = int(held["phase"][row])
-    if kind in ("activation", "temporary") and ATTENTION.search(op):
+    if kind in ("activation", "temporary") and _of_scores(operator(op)):
         return "flash-attention"
-    if kind in ("activation", "temporary") and (LOSS.search(op) or phase == PHASES.index("loss")):
+    if kind in ("activation", "temporary") and (_of_logits(operator(op)) or phase == PHASES.index("loss")):
         return "fused-cross-entropy"
     if kind == "temporary":
         return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"

@@ -12,20 +12,11 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.device_work import ITEM_BYTES
+from daydream.costs.operators import Operator, operator
 from daydream.memory.argument_bytes import arguments_of
 from daydream.memory.enclosing import innermost, rows_that
 from daydream.text import bytes_text
 from daydream.trace.trace import Trace
-
-WEIGHTS = {  # operator -> the arguments that a module owns: weight and bias, running mean and variance
-    "aten::linear": (1, 2), "aten::embedding": (0,), "aten::embedding_bag": (0,), "aten::prelu": (1,),
-    "aten::layer_norm": (2, 3), "aten::rms_norm": (2,), "aten::group_norm": (2, 3),
-    "aten::batch_norm": (1, 2, 3, 4), "aten::instance_norm": (1, 2, 3, 4),
-    **dict.fromkeys(
-        (f"aten::conv{transposed}{size}d" for transposed in ("", "_transpose") for size in (1, 2, 3)), (1, 2)
-    ),
-}  # fmt: skip
-RUNNING = 3  # from this argument on they are running mean and variance, which no optimizer updates
 
 
 def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
@@ -34,7 +25,7 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     In the order of use. Of a call within another of the same kind (autocast repeats it) the outer one counts.
     """
     names = trace.text("name")
-    kinds = rows_that(trace, WEIGHTS.__contains__)
+    kinds = rows_that(trace, lambda name: _owns_parameters(operator(name)))
     rows = np.flatnonzero(kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank))
     rows = rows[trace["shapes"][rows] >= 0]
     if not len(rows):
@@ -50,7 +41,8 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     for row in rows.tolist():
         name, layer = names[trace["name"][row]], _text(trace, "layer", row)
         arguments = arguments_of(trace, row)
-        for place in WEIGHTS[name]:
+        op = operator(name)
+        for place in op.parameters:
             shape = arguments[place] if place < len(arguments) else ()
             if (
                 not isinstance(shape, tuple)
@@ -61,9 +53,15 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
             seen.add((layer, name, place))
             found.append({
                 "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
-                "dtype": _text(trace, "dtype", row) or "", "requires_grad": place < RUNNING,
+                "dtype": _text(trace, "dtype", row) or "", "requires_grad": op.roles[place] != "statistic",
             })  # fmt: skip
     return found
+
+
+def _owns_parameters(op: Operator) -> bool:
+    """Return whether modules call it with their parameters; the work is within, but in `embedding`."""
+    calls_others = "composite" in op.traits and "loss" not in op.traits
+    return bool(op.parameters) and (calls_others or op.name == "embedding")
 
 
 def not_counted(trace: Trace, rank: int, device: int) -> list[str]:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from daydream.lazy import regex
+from daydream.costs.operators import operator
 from daydream.memory.enclosing import rows_that
 from daydream.trace.trace import Trace
 
-PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|addmv|mv)$")
 MIB = 2**20
 # getChosenWorkspaceSize of PyTorch 2.6, aten/src/ATen/cuda/CublasHandlePool.cpp: bytes by vendor and compute
 # capability. CUBLAS_WORKSPACE_CONFIG, which changes them, is in no trace.
@@ -23,9 +22,8 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
     A workspace belongs to a handle, and each thread has its own: that of the backward pass, too.
     """
-    mine = (
-        rows_that(trace, PRODUCT.match) & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
-    )
+    mine = rows_that(trace, lambda name: operator(name).family == "matmul") & trace.is_kind("operator")
+    mine &= np.maximum(trace["rank"], 0) == rank
     threads = len(np.unique(trace["tid"][mine]))
     described = description_of(trace, rank, device)
     vendor = str(trace.metadata.get("vendor"))

@@ -8,14 +8,14 @@ from math import prod
 import numpy as np
 
 from daydream.costs.device.call_scaling import memory_bandwidth
-from daydream.costs.kernels import floor_ns, work
-from daydream.costs.workload.matrix import attention
+from daydream.costs.kernels import floor_ns, is_matrix, work
+from daydream.costs.operators import operators_that
+from daydream.costs.workload.formulas import attention
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-from daydream.model.precision import tasks_in_matrix_units
 
 FUSED_ATTENTION_OP = (
     r"_scaled_dot_product_(flash|efficient|cudnn|fused)|_flash_attention|_efficient_attention"
@@ -26,7 +26,6 @@ SOFTMAX = r"(?i)soft_?max"
 OTHER_SOFTMAX = r"(?i)log_?soft_?max|nll_loss|cross_entropy"
 BACKWARD = r"(?i)backward"
 EXPONENTIAL, LARGEST = r"exp_kernel|aten::exp\b", r"MaxOps|aten::a?max\b"
-BATCHED = r"aten::(bmm|baddbmm|matmul)$"
 BETWEEN = ("element-wise", "softmax", "copy", "reduction")
 BETWEEN_KERNEL = r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy|triu_tril"  # or makes a mask
 BETWEEN_COPY = r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
@@ -44,7 +43,7 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
         chains of the forward and of the backward pass, a group of kernels each.
     """
     device = graph.select(on="gpu")
-    matrix = device.where(kind="kernel").where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = device.where(kind="kernel").where(lambda tasks: is_matrix(graph, tasks))
     rest = device - matrix
     parts = rest.stretches(matrix, on_lane=True)
     empty = Groups(device, np.full(len(device), -1), [])
@@ -85,7 +84,7 @@ def fused_attention_ns(graph: Graph, chains: Groups, *, backward: bool) -> tuple
     """
     tasks = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    products = tasks_in_matrix_units(graph, tasks)
+    products = is_matrix(graph, tasks)
     floor, rate = floor_ns(graph), memory_bandwidth(graph)
     of_products = np.bincount(number, tasks.duration_ns * products, len(chains))
     time = np.maximum(of_products * (1.25 if backward else 1.0), floor)
@@ -140,7 +139,7 @@ def _with_products(graph: Graph, parts: Groups, matrix: Selection, fits: Selecti
     batched = np.zeros(graph.size, bool)
     known = matrix.op != None  # noqa: E711 - an array, compared one by one
     batched[matrix.ids] = ~known
-    batched[matrix.where(op=BATCHED).ids] = True
+    batched[matrix.where(op=operators_that(lambda op: op.is_batched or op.name == "matmul")).ids] = True
     for lane in np.unique(lanes[matrix.ids]).tolist():
         on_lane[lane] = graph.ids[lanes[graph.ids] == lane]
         place[on_lane[lane]] = np.arange(len(on_lane[lane]))

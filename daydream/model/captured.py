@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from daydream.costs.device.roofline import names_fit
+from daydream.costs.kernel_names import names_fit
 from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups

@@ -11,16 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.costs.device.fusion import parting_calls
+from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import work
-from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.costs.operators import MATRIX_FAMILIES, operators_that
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-
-PRODUCT = r"(?i)gemm|cutlass|cublas|conv(?!ert)|wgrad|dgrad|fprop|flash|fmha|nccl|rccl"
-PRODUCT_OPERATOR = (
-    r"^aten::(_?(add|b|badd|scaled_)?mm|baddbmm|matmul|linear|\w*convolution\w*|_?scaled_dot\w*)$"
-)
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 
 
 def can_fuse(groups: Groups) -> Groups:
@@ -52,8 +47,11 @@ def can_fuse(groups: Groups) -> Groups:
 
 def _unfusible(tasks: Selection) -> Selection:
     """Return products, collectives and copies over the link among some tasks."""
-    family = work(tasks.graph, tasks).family.astype(str)
-    products = tasks.of(tasks.ids[np.isin(family, MATRIX_FAMILIES)], tasks.words)
-    unknown = tasks.of(tasks.ids[family == "None"], tasks.words)
-    by_name = unknown.where(kind="kernel", name=PRODUCT) | unknown.where(op=PRODUCT_OPERATOR)
+    amounts = work(tasks.graph, tasks)
+    products = tasks.where(lambda _: amounts.is_of(*MATRIX_FAMILIES))
+    unknown = tasks.where(lambda _: amounts.is_of(None))
+    by_name = unknown.where(kind="kernel").where(
+        lambda kernels: kernels_are(kernels, *MATRIX_CLASSES, "collective", "partial sum")
+    )
+    by_name = by_name | unknown.where(op=operators_that(lambda op: op.is_matrix))
     return products | by_name | tasks.where(kind="collective") | tasks.where(kind="memcpy", name=OVER_LINK)

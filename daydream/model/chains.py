@@ -14,8 +14,9 @@ from math import prod
 import numpy as np
 
 from daydream.arrays import distinct_rows, unique
-from daydream.costs.device.call_scaling import NO_WORK, memory_bandwidth
+from daydream.costs.device.call_scaling import memory_bandwidth, works
 from daydream.costs.kernels import floor_ns, work
+from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
@@ -23,7 +24,7 @@ from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_lau
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-from daydream.model.chain_bounds import PRODUCT_OPERATOR, can_fuse
+from daydream.model.chain_bounds import can_fuse
 
 REDUCTIONS = ("reduction", "softmax", "normalization")
 CAST = r"^aten::(to|_to_copy)$"
@@ -301,7 +302,13 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
     casts = call_rows(graph, tasks.ids, CAST) >= 0
     # A copy changes no type; what a product casts are its own operands, as autocast makes them.
-    found[casts & ((tasks.kind == "memcpy") | (call_rows(graph, tasks.ids, PRODUCT_OPERATOR) >= 0))] = OTHER
+    found[
+        casts
+        & (
+            (tasks.kind == "memcpy")
+            | (call_rows(graph, tasks.ids, operators_that(lambda op: op.is_matrix)) >= 0)
+        )
+    ] = OTHER
     works, around = _works(graph)
     own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call
@@ -314,7 +321,7 @@ def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """
     trace = graph.trace
     assert trace is not None  # noqa: S101 - checked where the tasks were chosen
-    texts = [not NO_WORK.search(text) for text in trace.text("name")]
+    texts = [works(text) for text in trace.text("name")]
     working = trace.is_kind("operator") & np.array([*texts, False])[trace["name"]]
     parent = np.asarray(trace["parent"], np.int64)
     above = np.zeros(len(trace), bool)

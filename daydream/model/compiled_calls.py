@@ -18,8 +18,9 @@ from daydream.collect.live.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
+from daydream.costs.operators import MATRIX_FAMILIES, operator
 from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name, itemsize
+from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.profiler_overhead import overhead_scale
@@ -63,19 +64,6 @@ LIBRARY_CALL_NS = 1_700  # more than the operator itself: called from Python, it
 FUSED_LOOP_NS = 1_000
 # Of autograd's walks over its graph, a node: before a backward pass and after it (parameters.py).
 WALK_NS = (150, 250)
-# Operators that a compiler takes apart; what does the work is within.
-COMPOSITE = {
-    "linear",
-    "matmul",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math",
-}
 RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
 
@@ -282,7 +270,8 @@ def _library_calls(graph: Graph) -> str:
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
     names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
-    stay = sorted(name for name in names if bare_name(name) not in COMPOSITE)
+    # What calls others, a compiler takes apart: what does the work is within.
+    stay = sorted(name for name in names if "composite" not in operator(name).traits)
     return "^(" + "|".join(stay) + ")$" if stay else ""
 
 

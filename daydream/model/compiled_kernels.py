@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.costs.kernels import work
+from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import forward_rows
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.graph.calls import call_rows
@@ -114,13 +115,16 @@ NORM_PASSES = 3  # a normalization takes its mean, its variance, and writes
 SOFTMAX_PASSES = 2  # the gradient of a softmax takes a sum, and writes
 # A call's seeds: blocks of 8 x 8 with dropout less those without, the first one (16 to 29 us).
 SEEDS_NS = 20_000
-DRAWS = r"^aten::(bernoulli|normal|uniform|exponential)_$"
 DROPOUT = regex(r"^aten::((feature_|alpha_)?dropout_?|native_dropout)$")
 
 
 def draws(tasks: Selection) -> np.ndarray:
     """Return which tasks draw random numbers for a tensor: bool, shape (tasks,)."""
-    return call_rows(tasks.graph, tasks.ids, DRAWS) >= 0
+    return call_rows(tasks.graph, tasks.ids, _fills()) >= 0
+
+
+def _fills() -> str:
+    return operators_that(lambda op: op.formula == "write" and "random" in op.traits)
 
 
 def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
@@ -133,7 +137,7 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
     """
     graph = compiled.graph
     added = np.zeros(len(graph.alive))
-    call = call_rows(graph, compiled.ids, DRAWS)
+    call = call_rows(graph, compiled.ids, _fills())
     drawn = np.flatnonzero((call >= 0) & np.append(call[1:] != call[:-1], True))
     if not len(drawn):
         return added

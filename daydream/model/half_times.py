@@ -18,20 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from daydream.costs.device.retime import Retimed, held_up, measured_first, retime
-from daydream.costs.device.roofline import device_or_none, names_fit, runs_in_tf32
+from daydream.costs.device.roofline import device_or_none, runs_in_tf32
 from daydream.costs.devices import Device
-from daydream.costs.kernels import floor_ns, grid_blocks, units_of, work
+from daydream.costs.kernel_names import kernel_class, kernels_are, names_fit
+from daydream.costs.kernels import floor_ns, grid_blocks, is_matrix, units_of, work
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
-from daydream.model.precision import tasks_in_matrix_units
 
 
 class Sort(NamedTuple):
-    """Kernels that stream: which they are, and what they take in 16 bits of their time in 32."""
+    """Kernels that stream: their classes, and what they take in 16 bits of their time in 32."""
 
-    name: str
-    kernels: re.Pattern[str]
+    classes: tuple[str, ...]
     keeps: float
     doubt: float
 
@@ -39,23 +38,17 @@ class Sort(NamedTuple):
 # Half the bytes are half the time only where nothing but bytes counts. From kernels that ran in both types
 # on one card, two development pairs: a ViT with bfloat16 on an A100 (`vit_a100`: GELU 0.56 and 0.61,
 # gradients of biases 0.55 to 0.66, strided copies 0.83, concatenations 0.92, layout changes 0.85), an MLP
-# with float16 on a T4 (`t4_mlp_amp`: ReLU 0.47 and 0.53, sums of few blocks 0.88 and 0.93). The first sort
-# that fits counts.
+# with float16 on a T4 (`t4_mlp_amp`: ReLU 0.47 and 0.53, sums of few blocks 0.88 and 0.93).
 SORTS = (
     # cuDNN's for float16; for bfloat16 torch takes its own, which cuDNN's 32-bit ones leave behind
     # (ATen/native/Normalization.cpp, _select_batch_norm_backend): somewhere from 0.5 to 1.
-    Sort("batch norm", regex(r"(?i)bn_(fw|bw)|batch_?norm"), 0.75, 0.35),
+    Sort(("batch norm",), 0.75, 0.35),
     # Vector loads of 16 B: the bytes halve, arithmetic in 32 bits and conversions stay.
-    Sort("vectorized", regex(r"vectorized_elementwise|triton_poi"), 0.55, 0.2),
-    Sort("reduction", regex(r"reduce_kernel|triton_(red|per)|reduction"), 0.63, 0.25),
+    Sort(("vectorized",), 0.55, 0.2),
+    Sort(("reduction", "partial sum"), 0.63, 0.25),
     # One element a thread at a time (offsets, strides, indices): elements count, not their bytes.
-    Sort(
-        "one by one",
-        regex(r"(?i)elementwise_kernel|CatArray|nchwTo|nhwcTo|transpose|index|gather|scatter|embedding|pool"),
-        0.87,
-        0.2,
-    ),
-    Sort("unknown", regex(r""), 0.7, 0.35),
+    Sort(("element-wise", "copy", "layout", "index"), 0.87, 0.2),
+    Sort((), 0.7, 0.35),  # all others
 )
 FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits for memory's latency
 # A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
@@ -65,7 +58,6 @@ DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so 
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
 
-ATTENTION_KERNEL = re.compile(r"(?i)fmha_cutlass|AttentionKernel|AttentionBackwardKernel|mem_eff")
 # torch's 32-bit attention multiplies on tensor cores since the A100, three TF32 products for each
 # (CUTLASS, OpMultiplyAddFastF32): on vector units `vit_a100` would run at 1.2 of their peak. Before, on
 # vector units. The new kernel's share of the 16-bit peak, as a part of the old one's share of its own,
@@ -115,8 +107,8 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
         return Narrowed(found, np.full(len(kernels), 0.4))
     old = found.before_ns
     new, model = found.duration_ns.astype(np.float64), found.model.copy()
-    matrix = tasks_in_matrix_units(graph, kernels)
-    attention = names_fit(kernels, ATTENTION_KERNEL.search)
+    matrix = is_matrix(graph, kernels)
+    attention = kernels_are(kernels, "attention")
     stream = ~matrix & ~attention
     times, doubt = _streaming(graph, kernels, device)
     new[stream], model[stream] = times[stream], "bytes"
@@ -131,14 +123,17 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     return Narrowed(measured_first(graph, kernels, chosen, dtype=dtype), doubt)
 
 
+def sort_of(name: str | None) -> Sort:
+    """Return the sort of a kernel's name."""
+    return next((sort for sort in SORTS if kernel_class(name) in sort.classes), SORTS[-1])
+
+
 def _streaming(graph: Graph, kernels: Selection, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """Return times of kernels that move half the bytes, and their doubt."""
     old = kernels.duration_ns.astype(np.float64)
     floor = np.minimum(floor_ns(graph), old)
-    keeps, doubt = np.zeros(len(old)), np.zeros(len(old))
-    for sort in reversed(SORTS):
-        mine = names_fit(kernels, sort.kernels.search)
-        keeps[mine], doubt[mine] = sort.keeps, sort.doubt
+    sorts = [sort_of(name)[1:] for name in kernels.name.tolist()]
+    keeps, doubt = np.array(sorts, float).reshape(-1, 2).T
     few = _leaves_units_idle(graph, kernels, device) & (keeps < FEW_BLOCKS)
     keeps[few], doubt[few] = FEW_BLOCKS, FEW_BLOCKS_DOUBT
     # Arithmetic stays in 32 bits: of shapes it is next to nothing, counters may tell of more.
@@ -205,9 +200,7 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
         part of the time, at 90 %, shape (kernels,), float64.
     """
     recurrent = work(graph, kernels).family == "recurrent"
-    convolution = (work(graph, kernels).family == "convolution") | names_fit(
-        kernels.name, re.compile(r"(?i)conv|fprop|dgrad|wgrad|winograd").search
-    )
+    convolution = (work(graph, kernels).family == "convolution") | kernels_are(kernels, "convolution")
     doubt = np.where(convolution, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
     doubt = np.where(recurrent, FEW_ROWS_DOUBT, doubt)
     found: np.ndarray = np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from daydream.costs.kernel_names import TO_DEVICE
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
 
-TO_DEVICE = r"HtoD|HostToDevice"
 WORKER_LOADER = "MultiProcessing"  # in torch's range, where workers made the batch
 LEAST_CYCLES = 4  # of a pattern, to be seen as one
 UNLIKE = 0.3  # deviation of the waits' logarithms: those in a burst are short against the others

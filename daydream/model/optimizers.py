@@ -11,7 +11,9 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
+from daydream.costs.kernel_names import kernels_are
 from daydream.costs.kernels import grid_blocks, updated_by_grids, work
+from daydream.costs.operators import operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.calls import shapes_in
 from daydream.graph.graph import Graph
@@ -95,7 +97,6 @@ TAKES = {
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }
 CLASS_IN_RANGE = regex(r"Optimizer\.step#(\w+)\.step")
-PRODUCT, PRODUCT_KERNEL = r"^aten::(add|b|badd)?mm$", r"(?i)gemm"
 SCALES = regex(r"aten::(_foreach_)?mul_$")
 FUSED_UPDATE_OP = r"_fused_(adam|sgd|adagrad|lamb)"
 FUSED_UPDATE_KERNEL = (
@@ -260,7 +261,9 @@ def _multiplies_matrices(graph: Graph, classes: set[str]) -> bool:
     if classes and classes <= BY_CLASS.keys() | TAKES.keys():
         return False
     updates = graph.select(phase="optimizer")
-    return bool(len(updates.where(op=PRODUCT) | updates.where(kind="kernel", name=PRODUCT_KERNEL)))
+    products = updates.where(op=operators_that(lambda op: op.family == "matmul"))
+    named = updates.where(kind="kernel").where(lambda kernels: kernels_are(kernels, "product"))
+    return bool(len(products | named))
 
 
 def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:

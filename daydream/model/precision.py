@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from math import ceil
 
 import numpy as np
 
 from daydream.arrays import distinct, percentile, unique
 from daydream.costs.device.call_scaling import memory_bandwidth
-from daydream.costs.device.roofline import is_matrix_kernel, names_fit
-from daydream.costs.kernels import floor_ns, value_ns, work
-from daydream.costs.workload.calls import NOT_MAIN
-from daydream.costs.workload.operator import COMPILED, bare_name
+from daydream.costs.kernels import floor_ns, is_matrix, value_ns, work
+from daydream.costs.operators import Operator, nodes_that, operator
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import instances
@@ -27,24 +24,6 @@ from daydream.text import counted
 NARROW = ("float16", "bfloat16")
 NARROWER = regex(r"float[48]_")
 LAUNCH = r"Launch(Cooperative)?Kernel|ModuleLaunch"
-HELPER = regex(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
-PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
-# Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
-ARGUMENTS = {
-    "addmm": (1, 2, 0),
-    "mm": (0, 1, None),
-    "linear": (0, 1, 2),
-    **dict.fromkeys(
-        (
-            "convolution",
-            "_convolution",
-            "cudnn_convolution",
-            "miopen_convolution",
-            "convolution_overrideable",
-        ),
-        (0, 1, 2),
-    ),
-}
 # One launch of a foreach kernel holds so many tensors and elements (blocks x chunk) of one list:
 # ATen/native/cuda/MultiTensorApply.cuh, depth 1.
 TENSORS_A_LAUNCH, ELEMENTS_A_LAUNCH = 110, 320 * 65_536
@@ -68,7 +47,7 @@ def main_dtype(graph: Graph, kernels: Selection) -> tuple[str | None, float, str
     Returns:
         the type (None for unknown), its share of the time, 0 to 1, and `matrix kernels` or `kernels`.
     """
-    matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    matrix = kernels.where(lambda tasks: is_matrix(graph, tasks))
     judged, what = (matrix, "matrix kernels") if len(matrix) else (kernels, "kernels")
     types = judged.group_by("dtype")
     if not len(types):
@@ -117,28 +96,10 @@ def wide_kernels(graph: Graph) -> Selection:
     wide = passes.where(dtype="float32").need("32-bit kernels in the forward or backward pass")
     calls = graph.select(kind="cpu", name=LAUNCH).on_lanes_of(graph.select(kind="cpu", op=r"."))
     alone = wide.where(lambda tasks: np.isin(tasks.launch, calls.ids))
-    alone -= wide.where(op=r".") | wide.where(name=COMPILED.pattern)
+    alone -= wide.where(op=r".") | wide.where(name=r"^triton_")
     if len(alone):
         graph.note(f"Left as they are: {counted(len(alone), 'kernel')} that no operator launched.")
     return wide - alone
-
-
-def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
-    """Return a mask of products, convolutions, attention and recurrent layers, by shapes, else by name.
-
-    Libraries of convolutions name their layout changes, sums of parts and batch normalizations alike.
-
-    Args:
-        graph: the graph of the trace.
-        tasks: kernels.
-
-    Returns:
-        shape (tasks,), bool.
-    """
-    amounts = work(graph, tasks)
-    helpers = names_fit(tasks, HELPER.search)
-    found: np.ndarray = (amounts.flop > 0) & amounts.is_matrix | is_matrix_kernel(tasks) & ~helpers
-    return found
 
 
 def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
@@ -178,7 +139,7 @@ def operand_elements(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarr
     found = []
     for op, text in zip(tasks.op.tolist(), tasks.shapes.tolist(), strict=True):
         if (op, text) not in known:
-            known[op, text] = _operands(bare_name(op or ""), text)
+            known[op, text] = _operands(op or "", text)
         found.append(known[op, text])
     table = np.array(found, np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
@@ -186,13 +147,19 @@ def operand_elements(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _operands(op: str, text: str | None) -> tuple[int, int, int]:
     arguments = parse_shapes(text) or []
-    if op not in ARGUMENTS:
+    row = operator(op)
+    if not has_weight(row):
         return next((elements(one) for one in arguments if elements(one)), -1), -1, -1
-    sizes = [
-        (elements(arguments[place]) or -1) if place is not None and place < len(arguments) else -1
-        for place in ARGUMENTS[op]
-    ]
-    return sizes[0], sizes[1], sizes[2]
+    found = []
+    for roles in (("input",), ("weight", "factor"), ("bias",)):
+        places = [place for place in row.places(*roles) if place < len(arguments)]
+        found.append((elements(arguments[places[0]]) or -1) if places else -1)
+    return found[0], found[1], found[2]
+
+
+def has_weight(op: Operator) -> bool:
+    """Return whether a product or convolution has a weight; products of two activations (bmm) have none."""
+    return op.is_linear or (op.family == "convolution" and "weight" in op.roles)
 
 
 def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
@@ -210,14 +177,14 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
         kernels, one a cast (some twice); and elements, shape (casts,), int64, -1 if unknown.
     """
     calls = matrix.where(phase=("forward", "loss")).where(
-        lambda tasks: np.array([bare_name(op or "") in ARGUMENTS for op in tasks.op.tolist()], bool)
+        lambda tasks: of_tasks(tasks, "op", lambda op: has_weight(operator(op)), bool)
     )
     first = calls.group_by("call").first() if len(calls) else calls
     _, weight, bias = operand_elements(first)
     parameters, steps = update_of(matrix.graph).elements, len(unique(first.step))
     if not (weight > 0).any() and parameters > 0 and len(first):
         weight = np.full(len(first), parameters * steps // len(first))
-    nodes = matrix.where(phase="backward").group_by("step", within=PRODUCT_NODE).first()
+    nodes = matrix.where(phase="backward").group_by("step", within=nodes_that(has_weight)).first()
     ids, sizes = [first.ids], [weight]
     if len(nodes):
         by_step = np.lexsort((np.arange(len(first)), first.step))

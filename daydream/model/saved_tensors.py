@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from daydream.costs.operators import saved_by
 from daydream.costs.workload.calls import forward_rows, innermost_makers, nodes, nodes_above
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.graph.groups import Groups
@@ -18,29 +19,7 @@ from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 NODE = r"^\w+Backward\d*$"
-NOTHING = regex(
-    r"^((Unsafe|Neg)?View(As\w+)?|ReshapeAlias|Alias|AsStrided|T|Transpose|Permute|Expand|Unsqueeze|Squeeze|"
-    r"Slice|Select|Split\w*|Unbind|Narrow\w*|Diagonal|Unfold|Cat|Stack|Repeat|Flip|Roll|Clone|ToCopy|Tril|Triu|"
-    r"ConstantPadNd|PixelShuffle|Upsample\w+[123]D|Add|Sub|Rsub|Neg|Sum|Mean|Cumsum)Backward\d*$"
-    r"|^(Mul|Div)Backward[13]$"
-)
-INPUTS = regex(
-    r"^(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Linear|Matmul|(Cudnn|Miopen|Mkldnn)?Convolution|Mul|Div|Addcmul|Addcdiv|"
-    r"Gelu|Silu|Mish|Glu|Hardswish|Hardsigmoid|Softplus|PreluKernel|Clamp\w*|Abs|Log|Log1P|Sin|Cos|Erf|Where|"
-    r"MaskedFill|Embedding|Index|IndexSelect|Gather|Maximum|Minimum|(Adaptive)?AvgPool[23]D|Var|VarMean|"
-    r"BinaryCrossEntropy\w*|MseLoss|SmoothL1Loss)Backward\d*$|^(Pow|LeakyRelu|Elu|Hardtanh)Backward0?$"
-)
 BY_SCALAR = regex(r"^(Mul|Div)Backward0?$")
-COUNTS = (  # tensors a node; one where nothing is said
-    (regex(r"^(Addmm|Mm|Bmm|Baddbmm|Linear|(Cudnn|Miopen)?Convolution|Mul|Div)Back"), 2),
-    (regex(r"^MaxPool2DWithIndicesBack"), 2),
-    (regex(r"^FusedRmsNormBack"), 3),
-    (regex(r"^NativeGroupNormBack"), 4),
-    (regex(r"^(NativeLayerNorm|ScaledDotProductFlashAttentionForCpu)Back"), 5),
-    (regex(r"^(Native|Cudnn|Miopen)BatchNormBack"), 6),
-    (regex(r"^ScaledDotProduct(Flash|Efficient)AttentionBack"), 7),
-    (regex(r"^MkldnnRnnLayerBack"), 11),
-)
 UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or before its work, or behind it
 
 
@@ -121,9 +100,10 @@ def _counts(trace: Trace) -> np.ndarray:
 
 
 def _count(node: str) -> int:
-    if NOTHING.match(node) or not re.match(NODE, node):
+    if not re.match(NODE, node):
         return 0
-    return next((count for pattern, count in COUNTS if pattern.match(node)), 1)
+    saved = saved_by(node)
+    return 1 if saved is None else sum(saved)
 
 
 def _when_saved(trace: Trace) -> np.ndarray:
@@ -148,7 +128,8 @@ def _when_saved(trace: Trace) -> np.ndarray:
 def _when(node: str) -> int:
     if not re.match(NODE, node):
         return UNKNOWN
-    return NONE if NOTHING.match(node) else BEFORE if INPUTS.match(node) else BEHIND
+    inputs, results = saved_by(node) or (0, 1)  # a function of one's own: its result
+    return BEHIND if results else BEFORE if inputs else NONE
 
 
 def _with_a_number(trace: Trace, made: np.ndarray, callers: np.ndarray) -> np.ndarray:

@@ -143,7 +143,7 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
         the graph, and how long such calls took, in ns.
     """
     from daydream.collect.derive.quality import LOADS, LOADS_NS, WAITS, WORTH_SAYING
-    from daydream.costs.device.roofline import names_fit  # what looks at recordings comes with it
+    from daydream.costs.kernel_names import names_fit  # what looks at recordings comes with it
 
     (step,) = graph.steps
     if graph.trace is None or not step.get("covered"):

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import field
 
 from daydream.costs.contention import Evidence, measured_contention
-from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.costs.kernels import is_matrix
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, KERNEL
@@ -94,8 +94,9 @@ def between(choice: Choice | None, untouched: Graph, graph: Graph) -> Contention
         return None
     factor: np.ndarray | float = choice.matrix_factor
     if choice.matrix_factor != choice.other_factor:
-        names = np.array([*graph.texts["name"], ""], dtype=object)
-        factor = np.where(is_matrix_kernel(names)[graph.name], choice.matrix_factor, choice.other_factor)
+        kernels = graph.select(kind="kernel")
+        factor = np.full(len(graph.name), choice.other_factor)
+        factor[kernels.ids[is_matrix(graph, kernels)]] = choice.matrix_factor
     return Contention(untouched, factor, choice.transfer_factor)
 
 

@@ -339,7 +339,7 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
     if not len(kernels):
         return ()
     amounts = work(graph, kernels)
-    rate = peaks(number_formats(kernels, amounts, device), device)
+    rate = peaks(number_formats(kernels, device), device)
     arithmetic = np.nan_to_num(np.where(amounts.flop > 0, amounts.flop / rate, 0))
     memory = np.nan_to_num(np.where(amounts.nbytes > 0, amounts.nbytes / device.bandwidth, 0))
     took = kernels.duration_ns

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import field
 
 from daydream.arrays import distinct_rows
+from daydream.costs.kernel_names import TO_DEVICE
 from daydream.errors import DaydreamError, NotApplicableError
 from daydream.graph.calls import call_rows, has_device_work
 from daydream.graph.graph import Graph
@@ -27,7 +28,7 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
-from daydream.model.loading import TO_DEVICE, untraced_waits
+from daydream.model.loading import untraced_waits
 from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict

@@ -12,7 +12,7 @@ import pytest
 
 import daydream
 from daydream.costs.kernels import work_of_rows
-from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.costs.operators import MATRIX_FAMILIES
 
 torch = pytest.importorskip("torch")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")

@@ -111,8 +111,8 @@ def test_amp_takes_the_ratio_of_the_tables_times_and_the_model_for_the_rest():
     apply(parse("amp"), graph, {})
     recorded = graph.select(kind="kernel").where(lambda tasks: tasks.dtype == "float16")
     least = floor_ns(graph)
-    unknown = least + SORTS[-1].keeps * (400_000 - least)  # a kernel whose name says nothing
-    assert recorded.duration_ns.tolist() == [225_000, round(unknown)]
+    elementwise = least + SORTS[-2].keeps * (400_000 - least)  # an element a thread
+    assert recorded.duration_ns.tolist() == [225_000, round(elementwise)]
     assert "Times by model, as shares of the time before: table 69%, bytes 31%." in graph.facts.notes
 
 

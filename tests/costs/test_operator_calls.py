@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from work_traces import Call, Kernel, graph_of
 
-from daydream.costs import resized_work, work
+from daydream.costs import work
+from daydream.costs.resize.growth import resized_work
 from daydream.graph.graph import Graph
 
 MM = [[64, 32], [32, 16]]

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from daydream.costs.workload.operator import FORMULAS, operator_work
+from daydream.costs.operators import rows
+from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
 
 N = 2 * 3 * 4 * 4  # elements of the small images below
@@ -117,7 +118,7 @@ def test_work_counted_by_hand(op, shapes, hint, family, flop, elements, extra):
 def test_every_family_is_counted_by_hand():
     shown = {"transfer", *(family for _, _, _, family, *_ in BY_HAND)}
     found = set()
-    for name in FORMULAS:
+    for name in rows():
         for shapes in ("[[4,4],[4,4],[4,4]]", "[[2,4,4,4],[4,4,4,4],[2,4,4,4],[2,4,4,4]]", "[[[4]],[[4]]]"):
             amount = operator_work(name, shapes, (2, 4, 4, 4))
             found |= {amount.family} if amount is not None else set()
@@ -155,7 +156,7 @@ def test_what_shapes_do_not_tell_stays_unknown(op, shapes):
 )  # fmt: skip
 @pytest.mark.parametrize("hint", [None, (1,), (2, 3, 4, 5)])
 def test_no_formula_stumbles_over_odd_shapes(shapes, hint):
-    for name in FORMULAS:
+    for name in rows():
         amount = operator_work(name, shapes, hint)
         assert amount is None or min(amount.flop or 0, amount.elements or 0, amount.extra_bytes) >= 0, name
 

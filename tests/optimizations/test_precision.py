@@ -24,13 +24,14 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
+from daydream.costs import is_matrix
 from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.model.half_times import DOUBT_OF_PRODUCTS, LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
 from daydream.model.optimizers import update_of
-from daydream.model.precision import TO_32_REACHES, dispatch_ns, tasks_in_matrix_units, weight_casts
+from daydream.model.precision import TO_32_REACHES, dispatch_ns, weight_casts
 from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import find
 
@@ -676,7 +677,7 @@ def test_the_casts_of_a_recorded_autocast_are_found_from_the_kernels_between():
 
     between = kernels - copies
     types = flow(graph, between)
-    weights, _ = weight_casts(between.where(lambda tasks: tasks_in_matrix_units(graph, tasks)))
+    weights, _ = weight_casts(between.where(lambda tasks: is_matrix(graph, tasks)))
     predicted = int(types.to_16.sum() + types.to_32.sum()) + len(weights)
     # 167 of 197: masks and what feeds several products are missed. No constant is fitted to this trace.
     assert predicted == pytest.approx(len(recorded_casts), rel=0.2)

@@ -24,9 +24,10 @@ import numpy as np
 from daydream.arrays import distinct
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.devices import device_of
+from daydream.costs.kernel_names import TO_DEVICE, TO_HOST
 from daydream.costs.kernels import floor_ns, recorded_duration_ns, work, work_of_rows
+from daydream.costs.operators import MATRIX_FAMILIES, operator
 from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -43,17 +44,17 @@ BEST = 0.95  # quantile of rates, of the usual times of calls
 # Results larger than malloc's usual threshold come on fresh pages: their time is one of size.
 LEAST_RATE = 8.0
 SMALL_BYTES = 256 * 1024
-RANDOM = regex(r"bernoulli|normal|uniform|random|exponential|multinomial|dropout|poisson")
 PACKED = 3.0  # times that an operand is moved which is packed first: read, written, read
 USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
 SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
-NO_WORK = regex(
-    r"^aten::(empty|empty_like|empty_strided|new_empty|view|_unsafe_view|reshape|transpose|t|permute|expand|"
-    r"expand_as|as_strided_?|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|detach_?|alias|"
-    r"resolve_\w+|resize_|result_type|item|_local_scalar_dense|is_nonzero|set_|view_as|flatten|lift_fresh|"
-    r"to|_reshape_alias|data_ptr|movedim|broadcast_\w+|is_same_size|record_stream)$|^autograd::engine::|"
-    r"^(detach_?|torch::autograd::AccumulateGrad)$|Backward\d*$|^(Optimizer|nn\.Module|ProfilerStep|enumerate)"
+BOOKKEEPING = regex(  # of autograd, modules and optimizers around the operators that work
+    r"^autograd::engine::|^torch::autograd::AccumulateGrad$|Backward\d*$|^(Optimizer|nn\.Module|ProfilerStep|enumerate)"
 )
+
+
+def works(name: str) -> bool:
+    """Return whether a call does work of its own: it is no view, and nothing that only allocates or asks."""
+    return operator(name).traits.isdisjoint(("view", "no-work")) and not BOOKKEEPING.search(name)
 
 
 def scaled_time(
@@ -128,7 +129,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     names = selection.name
     launches = calls_of(trace).launches_work | calls_of(trace).wraps
     for index in np.flatnonzero(~known & (rows >= 0) & (old > SHORT_NS)).tolist():
-        if not launches[rows[index]] and not NO_WORK.search(names[index] or ""):
+        if not launches[rows[index]] and works(names[index] or ""):
             overhead[index] = min(old[index], table.typical_ns)
             model[index] = "cpu overhead"
     return overhead, model
@@ -189,7 +190,7 @@ def _call_table(graph: Graph) -> _Table:
     above = np.maximum(time - needed, typical)
     overhead = np.minimum(time, np.minimum(above, limit))
     names = np.asarray(trace["name"], np.int64)[rows]
-    slow = np.array([bool(RANDOM.search(text)) for text in trace.text("name")] or [False])[names]
+    slow = np.array(["random" in operator(text).traits for text in trace.text("name")] or [False])[names]
     vectorized = (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
     overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
     fitted = np.zeros(count, bool)
@@ -382,7 +383,7 @@ def pinned(copies: Selection) -> Selection:
 
 
 def _names(direction: str) -> str:
-    return r"HtoD|HostToDevice" if direction == "HtoD" else r"DtoH|DeviceToHost"
+    return TO_DEVICE if direction == "HtoD" else TO_HOST
 
 
 def _rate(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.device.table import KernelTable
+from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import forward_rows
-from daydream.costs.workload.operator import bare_name
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph

@@ -16,11 +16,11 @@ import numpy as np
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.kernels import work
+from daydream.costs.operators import MATRIX_FAMILIES, bare_name, operator
 from daydream.costs.resize.growth import growth_of, resized_shapes
-from daydream.costs.resize.new_shapes import CONVOLUTIONS, is_feature
+from daydream.costs.resize.new_shapes import is_feature
 from daydream.costs.resize.prior_resizes import SCALAR_BYTES
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name
 from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -28,16 +28,6 @@ from daydream.graph.selection import Selection
 from daydream.text import listed
 from daydream.trace.trace import Trace
 
-BATCH_FIRST = {
-    "conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution", "miopen_convolution", "batch_norm",
-    "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "group_norm",
-}  # fmt: skip
-BY_TOKEN = {
-    "linear": 0,
-    "addmm": 1,
-    "layer_norm": 0,
-    "native_layer_norm": 0,
-}  # and which argument is no parameter
 # Their tensors are batch x length x heads x width; those of other attention batch x heads x length x width.
 LENGTH_SECOND = ("_flash_attention", "_efficient_attention")
 MOST = 0.5  # of the time of work that grows: where less has shapes, they do not tell the answer
@@ -54,11 +44,19 @@ def recorded_batch(graph: Graph | Trace) -> int | None:
     leading = Counter[Shape]()
     for name, arguments, times in _calls(graph):
         first = _tensor(arguments, 0)
-        if name in BATCH_FIRST or "attention" in name:
+        op = operator(name)
+        if (
+            op.formula == "convolution"
+            or "statistic" in op.roles
+            or name == "group_norm"
+            or "attention" in name
+        ):
             sure.update({size: times for size in first[:1] if len(first) > (3 if "attention" in name else 2)})
         elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
             sure[_tensor(arguments, 1)[0]] += times
-        elif name in BY_TOKEN and len(given := _tensor(arguments, BY_TOKEN[name])) > 1:
+        elif (op.formula in ("linear", "addmm") or name.endswith("layer_norm")) and len(
+            given := _tensor(arguments, op.first)
+        ) > 1:
             # A third dimension may stand first, where sequences do; a second one may be batch and sequence.
             (likely if len(given) > 2 else perhaps)[given[0]] += times
             leading[given[:-1]] += times * (len(given) > 2 and given[0] > 1)
@@ -100,7 +98,7 @@ def recorded_length(graph: Graph | Trace) -> int | None:
         first = _tensor(arguments, 0)
         if "attention" in name and len(first) == 4:
             sure[first[1 if name.startswith(LENGTH_SECOND) else 2]] += times
-        elif name in ("softmax", "_softmax") and len(first) > 2 and first[-1] == first[-2]:
+        elif operator(name).is_softmax and len(first) > 2 and first[-1] == first[-2]:
             sure[first[-1]] += times
         elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
             sure[_tensor(arguments, 1)[1]] += times
@@ -129,7 +127,8 @@ def is_feature_size(graph: Graph, size: int) -> bool:
 def is_channel_size(graph: Graph, size: int) -> bool:
     """Tell whether convolutions have channels of a size: these stand before the length, not behind it."""
     return any(
-        name in CONVOLUTIONS and size in _tensor(arguments, 0)[1:2] for name, arguments, _ in _calls(graph)
+        operator(name).formula == "convolution" and size in _tensor(arguments, 0)[1:2]
+        for name, arguments, _ in _calls(graph)
     )
 
 

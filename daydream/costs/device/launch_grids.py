@@ -20,22 +20,23 @@ from math import ceil, isqrt
 import numpy as np
 
 from daydream.costs.device.retime import retime
-from daydream.costs.device.roofline import is_matrix_kernel, names_fit
-from daydream.costs.kernels import WEIGHT_GRADIENT, elements_a_block, elements_a_thread, grid_blocks
+from daydream.costs.kernel_names import kernels_are, names_fit
+from daydream.costs.kernels import (
+    WEIGHT_GRADIENT,
+    elements_a_block,
+    elements_a_thread,
+    grid_blocks,
+    is_matrix,
+)
 from daydream.costs.resize.new_shapes import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 
-GEMM = regex(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
-CONVOLUTION = regex(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
-FUSED_ATTENTION = regex(r"flash|fmha|attention", re.IGNORECASE)
-REDUCTION = regex(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
 # ATen's PersistentSoftmax.cuh: 4 warps a block, of a row or two (up to 2**7); SoftMax.cu: a block a row.
 WARP_SOFTMAX = regex(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
 BLOCK_SOFTMAX = regex(r"cunn_SoftMax\w+<")
 WARPS, SHORT_ROW = 4, 7
-SPLIT_SUM = regex(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
 MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
 LEAST_LENGTH = 8
 
@@ -113,17 +114,17 @@ class _Kernels:
         blocks = grid_blocks(tasks.graph, tasks)
         self.block = np.array([known[name] for name in names], np.int64)
         self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
-        self.product = is_matrix_kernel(tasks)
+        self.product = is_matrix(tasks.graph, tasks)
         self.names, self.blocks = names, blocks
         # The third size of other grids, of convolutions and layout changes, is no batch of products.
-        batched = names_fit(tasks, GEMM.search) & ~names_fit(tasks, CONVOLUTION.search)
+        batched = kernels_are(tasks, "product")
         self.batch = np.where(self.product & batched, _deep(tasks), 1)
-        self.fused = names_fit(tasks, FUSED_ATTENTION.search)
-        self.reduces = names_fit(tasks, REDUCTION.search)
+        self.fused = kernels_are(tasks, "attention")
+        self.reduces = kernels_are(tasks, "softmax", "reduction")
         self.steps = max(len(np.unique(tasks.step)), 1)
         lane = tasks.graph.columns["lane"][tasks.ids]
         self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
-        split = names_fit(tasks, SPLIT_SUM.search)[self.order]
+        split = kernels_are(tasks, "partial sum")[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
         sums = names_fit(tasks, re.compile(WEIGHT_GRADIENT).search)
         self.weight_gradient = sums & (self.batch == 1)

@@ -27,13 +27,12 @@ from daydream.costs.device.roofline import (
     PAPER_SPEEDUPS,
     Change,
     device_or_none,
-    is_matrix_kernel,
     is_tf32_kernel,
-    names_fit,
 )
 from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, device_of, find_device
-from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
+from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
+from daydream.costs.kernels import bound, counted_tasks, is_matrix, number_formats, peaks, units_of, work
 from daydream.costs.workload.counters import (
     bound_by_l2,
     counted_l2_bytes,
@@ -43,15 +42,10 @@ from daydream.costs.workload.counters import (
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
-from daydream.lazy import regex
 from daydream.text import counted as number_of
 from daydream.trace.valid import LONGEST_NS
 
 RULES = ("counters", "shapes", "names")
-# Kernels that by their names read and write, and calculate next to nothing.
-STREAMING_NAME = regex(
-    r"(?i)elementwise|reduce_kernel|CatArray|copy|fill|softmax|norm|multi_tensor|adam|dropout|triton_(poi|red|per)"
-)
 NAMED = {"compute": "products", "memory": "element-wise work or the like"}
 BY = {"compute": "arithmetic", "memory": "memory", "latency": "neither (latency)"}
 
@@ -111,8 +105,8 @@ def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
 def named_kind(kernels: Selection) -> np.ndarray:
     """Return what names say bounds each kernel: compute, memory, or None; texts (object)."""
     found = np.full(len(kernels), None, dtype=object)
-    found[names_fit(kernels, STREAMING_NAME.search)] = "memory"
-    found[is_matrix_kernel(kernels)] = "compute"
+    found[kernels_are(kernels, *STREAMING_CLASSES)] = "memory"
+    found[kernels_are(kernels, *MATRIX_CLASSES)] = "compute"
     return found
 
 
@@ -231,7 +225,7 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
         NotApplicableError: the device is not in the table.
     """
     device, amounts = device_of(graph), work(graph, kernels)
-    rate = peaks(number_formats(kernels, amounts, device), device)
+    rate = peaks(number_formats(kernels, device), device)
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
     known &= np.isfinite(rate) | (amounts.flop == 0)
     arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, 0.0)
@@ -397,7 +391,7 @@ def retime_untyped(
     Raises:
         NotApplicableError: the device has no units for the type of the 16-bit kernels.
     """
-    products = work(graph, selection).is_matrix | is_matrix_kernel(selection)
+    products = is_matrix(graph, selection)
     products &= selection.dtype == None  # noqa: E711 - a column of texts and None
     if not products.any():
         return products, np.zeros(0, np.int64), np.zeros(0)
@@ -481,5 +475,5 @@ def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retim
         )
     names = selection.name
     wide = (selection.dtype == "float32") & ~is_tf32_kernel(names)
-    by = np.where(wide, np.where(is_matrix_kernel(names), *PAPER_SPEEDUPS), 1.0)
+    by = np.where(wide, np.where(is_matrix(selection.graph, selection), *PAPER_SPEEDUPS), 1.0)
     return sped_up(old, by, np.where(wide, "paper", "unchanged"))

@@ -17,12 +17,12 @@ with peak rates (matrix kernels) or with bytes and bandwidth (all others).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import re
 
 import numpy as np
 
 from daydream.costs.devices import Device, device_of, device_properties, under_load
+from daydream.costs.kernel_names import OVER_LINK, names_fit
 from daydream.costs.kernels import (
     LATENCY_SHARE,
     TF32_KERNEL,
@@ -32,6 +32,7 @@ from daydream.costs.kernels import (
     floor_ns,
     formats_of,
     grid_blocks,
+    is_matrix,
     peaks,
     recorded_duration_ns,
     units_of,
@@ -39,7 +40,6 @@ from daydream.costs.kernels import (
     work_of_rows,
 )
 from daydream.costs.resize.new_shapes import output_tiles, tile_elements
-from daydream.costs.workload.calls import MATRIX_KERNEL
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -222,11 +222,6 @@ FIXED_OF_PRODUCTS = 2.5
 ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
 
 
-def is_matrix_kernel(names: np.ndarray | Selection) -> np.ndarray:
-    """Mask of the names, or of the tasks with names, of matrix libraries' kernels."""
-    return names_fit(names, MATRIX_KERNEL.search)
-
-
 def is_tf32_kernel(names: np.ndarray | Selection) -> np.ndarray:
     """Mask of the names, or of the tasks with names, of kernels that multiply in TF32."""
     return names_fit(names, TF32_KERNEL.search)
@@ -284,7 +279,7 @@ class Change:
         self.old = selection.duration_ns.astype(np.float64)
         self.work = work(graph, selection)
         self.source = device_or_none(graph)
-        self.matrix = self.work.is_matrix | (is_matrix_kernel(self.names) & self._may_multiply())
+        self.matrix = is_matrix(graph, selection)
         if assumed is not None:
             unknown = self.matrix & (self.dtypes == None)  # noqa: E711 - a column of texts and None
             self.dtypes = np.where(unknown, assumed, self.dtypes)
@@ -310,16 +305,6 @@ class Change:
         self.affected = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
-
-    def _may_multiply(self) -> np.ndarray:
-        """Mask of the kernels in a type that the device multiplies, or in none that is known.
-
-        A kernel of indices or of a mask may have a name like a product's (`attention_mask_kernel`).
-        """
-        source = self.source
-        if source is None:
-            return np.ones(len(self.dtypes), bool)
-        return for_each(self.dtypes, lambda dtype: dtype is None or source.multiplies(dtype), bool)
 
     def predict(self) -> tuple[np.ndarray, np.ndarray]:
         """Return new durations, and the model behind each: roofline, ratio, paper or unchanged."""
@@ -379,7 +364,7 @@ class Change:
             beside = self._beside(grids, limit, (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns))
             terms = np.where(known & self._more() & (grids.resident > 1), beside, terms)
         new = np.where(known, np.maximum(floor + terms, at_peak), ratio)
-        over_link: np.ndarray = names_fit(self.names, _crosses_link)
+        over_link: np.ndarray = names_fit(self.names, re.compile(OVER_LINK).search)
         over_link &= self.work.family == "transfer"
         new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
         return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
@@ -481,27 +466,3 @@ class Change:
         half = self.typed & (self.dtypes == "float32") & is_among(self.new_dtypes, HALF) & ~self.tf32
         new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         return new, np.where(half, "paper", "ratio").astype(object)
-
-
-def _crosses_link(name: str | None) -> bool:
-    return any(word in (name or "") for word in ("HtoD", "DtoH", "HostToDevice", "DeviceToHost"))
-
-
-def names_fit(names: np.ndarray | Selection, search: Callable[[str], object]) -> np.ndarray:
-    """Return a mask of the names that fit; each distinct one is looked at once, as names are few.
-
-    Args:
-        names: texts (object), None for unknown, shape (tasks,); or tasks, whose names are meant.
-        search: gives anything true for a name that fits: `re.compile(...).search`.
-
-    Returns:
-        shape (tasks,), bool.
-    """
-    if isinstance(names, Selection):
-        return of_tasks(names, "name", lambda name: _fits(search, name), bool)
-    return for_each(names, lambda name: _fits(search, name), bool)
-
-
-@lru_cache(maxsize=1 << 16)
-def _fits(search: Callable[[str], object], name: str | None) -> bool:
-    return bool(name and search(name))

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import asdict
 
-from daydream.costs.workload.operator import bare_name
+from daydream.costs.operators import bare_name
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.errors import FileError
 from daydream.files.atomic import write_whole

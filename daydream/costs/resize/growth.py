@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.costs.operators import MATRIX_FAMILIES, bare_name
 from daydream.costs.resize.new_shapes import Resize, Resized, as_text, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of, forward_rows
-from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph

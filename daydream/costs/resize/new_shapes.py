@@ -27,30 +27,12 @@ from math import ceil, prod
 
 import numpy as np
 
+from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import bare_name, shapes_work
+from daydream.costs.workload.operator import shapes_work
 from daydream.costs.workload.shapes import Amount, Argument, Shape, all_tensors, elements, parse_shapes
 from daydream.graph.graph import Graph
 from daydream.lazy import regex
-
-WEIGHT_ARGUMENTS = {  # where operators take a parameter; of `addmm` the weight comes transposed
-    "linear": (1, 2), "addmm": (0, 2), "embedding": (0,), "conv1d": (1, 2), "conv2d": (1, 2),
-    "conv3d": (1, 2), "convolution": (1, 2), "layer_norm": (2, 3), "native_layer_norm": (2, 3),
-    "batch_norm": (1, 2, 3, 4), "native_batch_norm": (1, 2, 3, 4), "cudnn_batch_norm": (1, 2, 3, 4),
-    "miopen_batch_norm": (1, 2, 3, 4), "cudnn_convolution": (1,), "miopen_convolution": (1, 2),
-    "group_norm": (2, 3), "mkldnn_rnn_layer": (1, 2, 3, 4), "conv_transpose2d": (1, 2),
-    # Losses and softmax take no parameters, the weights of classes at most.
-    "softmax": (), "_softmax": (), "_softmax_backward_data": (), "log_softmax": (), "_log_softmax": (),
-    "_log_softmax_backward_data": (), "cross_entropy_loss": (2,), "nll_loss": (2,), "nll_loss_nd": (2,),
-    "nll_loss_forward": (2,), "nll_loss_backward": (3,),
-    "sum": (),  # of a gradient over samples or tokens, as large as a weight it may be
-}  # fmt: skip
-# Products with a matrix: where the left factor stands; the right one is the next argument.
-PRODUCTS = {
-    "mm": 0, "_int_mm": 0, "_scaled_mm": 0, "_sparse_mm": 0, "addmm": 1, "_addmm_activation": 1,
-}  # fmt: skip
-BATCHED = ("bmm", "baddbmm")
-LINEAR = ("linear", "mkldnn_linear", "mkldnn::_linear_pointwise")
 
 
 def parameter_shapes(calls: Calls) -> set[Shape]:
@@ -61,7 +43,7 @@ def parameter_shapes(calls: Calls) -> set[Shape]:
         found.add(tuple(parameter.get("shape") or ()))
     for name, shapes, _ in calls.keys:
         recorded = parse_shapes(shapes) or []
-        for place in WEIGHT_ARGUMENTS.get(bare_name(name), ()):
+        for place in operator(name).parameters:
             if place < len(recorded) and isinstance(recorded[place], tuple):
                 found.add(tuple(recorded[place]))  # type: ignore[arg-type]
     return found | {(shape[1], shape[0]) for shape in found if len(shape) == 2}
@@ -75,27 +57,23 @@ def is_feature(calls: Calls, size: int) -> bool:
     square = (size, size)
     for name, shapes, _ in calls.keys:
         tensors = [part for part in (parse_shapes(shapes) or []) if isinstance(part, tuple)]
-        bare = bare_name(name)
-        if (
-            bare in BATCHED
-            and len(tensors) > 1
-            and all(len(t) == 3 and t[-2:] == square for t in tensors[:2])
-        ):
+        op = operator(name)
+        if op.is_batched and len(tensors) > 1 and all(len(t) == 3 and t[-2:] == square for t in tensors[:2]):
             return True
-        if "attention" in bare and tensors and tensors[0][-2:] == square:
+        if op.family == "attention" and tensors and tensors[0][-2:] == square:
             return True
     return (size,) in parameter_shapes(calls)
 
 
 def factors_of(name: str, arguments: list[Argument]) -> tuple[Shape, Shape] | None:
     """Return the factors of a product with a matrix, None for any other call."""
-    at = 0 if name in LINEAR else PRODUCTS.get(name)
-    if at is None or len(arguments) < at + 2:
+    op = operator(name)
+    if op.formula not in ("mm", "addmm", "linear") or len(arguments) < op.first + 2:
         return None
-    left, right = arguments[at : at + 2]
+    left, right = arguments[op.first : op.first + 2]
     if not (isinstance(left, tuple) and isinstance(right, tuple)):
         return None
-    if name in LINEAR:
+    if op.formula == "linear":
         return (left, right) if len(left) > 1 and right else None
     return (left, right) if len(left) == len(right) == 2 else None
 
@@ -105,12 +83,6 @@ def forward_keys(calls: Calls) -> list[tuple[str, str, Shape | None]]:
     code = calls.trace.code("phase", "forward")
     mine = calls.which[(calls.trace["phase"] == code) & (calls.which >= 0)]
     return [calls.keys[place] for place in np.unique(mine).tolist()]
-
-
-PICKS = {
-    "index", "index_select", "index_add", "index_put", "index_copy", "_index_put_impl",
-}  # fmt: skip
-SOFTMAX = {"softmax", "_softmax", "_softmax_backward_data", "_safe_softmax"}
 
 
 def flattened_sizes(calls: Calls, old: int, parameters: set[Shape]) -> set[int]:
@@ -144,7 +116,7 @@ def routed_rows(calls: Calls, flattened: set[int]) -> set[int]:
     )
     found: set[int] = set()
     for name, shapes in pairs:
-        if bare_name(names[name]) in PICKS:
+        if bare_name(names[name]).lstrip("_").startswith("index"):
             source, *others = all_tensors(parse_shapes(trace.text("shapes")[shapes]) or []) or [()]
             if len(source) > 1 and source[0] in flattened:
                 found.update(shape[0] for shape in others if len(shape) == 1)
@@ -158,9 +130,9 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
     second product's other factor.
     """
     trace = calls.trace
-    bare = [bare_name(name) for name in trace.text("name")]
+    ops = [operator(name) for name in trace.text("name")]
     kinds = np.array(
-        [1 if name in BATCHED else 2 if name in SOFTMAX else 3 if name == "copy" else 0 for name in bare]
+        [1 if op.is_batched else 2 if op.is_softmax else 3 if op.name == "copy" else 0 for op in ops]
     )
     mask = np.zeros(len(trace), bool)
     keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
@@ -178,8 +150,6 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
 
 TILE = regex(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
 LARGEST = (256, 128)  # of the tiles in use; without one in the name, so many there are at least
-CONVOLUTIONS = {"convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "miopen_convolution"}
-FIRST = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # the first factor's place
 
 
 def output_tiles(graph: Graph, names: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -195,7 +165,7 @@ def tile_elements(graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np
     """
 
     def size(_: str, op: str, arguments: list[Argument]) -> int:
-        return -1 if op in CONVOLUTIONS else prod(result_size(op, arguments))
+        return -1 if operator(op).formula == "convolution" else prod(result_size(op, arguments))
 
     results = _of_products(graph, names, calls, size)
     sizes = {name: named_tile(name or "") for name in set(names.tolist())}
@@ -239,13 +209,17 @@ def named_tile(kernel: str) -> tuple[int, int] | None:
 
 def result_size(op: str, arguments: list[Argument]) -> tuple[int, int, int]:
     """Return batch, rows and columns of a product's result (`op` without its library); zeros for others."""
-    place = FIRST.get(op, 0)
-    factors = [part for part in arguments[place : place + 2] if isinstance(part, tuple) and len(part) > 1]
-    if op not in FIRST or len(factors) < 2:
+    product = operator(op)
+    factors = [
+        part
+        for part in arguments[product.first : product.first + 2]
+        if isinstance(part, tuple) and len(part) > 1
+    ]
+    if product.formula not in ("linear", "mm", "bmm", "addmm", "baddbmm") or len(factors) < 2:
         return 0, 0, 0
     left, right = factors
-    columns = right[-2] if op == "linear" else right[-1]
-    batch = left[0] if op in ("bmm", "baddbmm") else 1
+    columns = right[-2] if product.formula == "linear" else right[-1]
+    batch = left[0] if product.is_batched else 1
     return batch, prod(left[:-1]) // max(batch, 1), columns
 
 
@@ -274,7 +248,7 @@ class Resize:
             factors = factors_of(bare_name(name), parse_shapes(shapes) or [])
             if factors is not None:
                 self.rows.add(prod(factors[0][:-1]))
-                if bare_name(name) not in LINEAR:
+                if operator(name).formula != "linear":
                     self.parameters |= {factors[1], factors[1][::-1]}
         self.sizes = {old: new}
         if old > 3:  # of fewer, pairs are as many as the tokens, or one
@@ -292,7 +266,7 @@ class Resize:
         where none does. `scores`: the call works on those of an attention, which hold a length twice.
         """
         name = bare_name(name)
-        self._twice = scores or not self.shared or name in BATCHED or _is_of_scores(name, arguments)
+        self._twice = scores or not self.shared or operator(name).is_batched or _is_of_scores(name, arguments)
         readings = self._readings(name, arguments, hint)
         for changed, new_hint in readings:
             amount = shapes_work(name, changed, new_hint)
@@ -310,7 +284,7 @@ class Resize:
         heads = self._heads_as_long(name, arguments)
         if heads is not None:
             return [(heads, hint)]
-        weights = WEIGHT_ARGUMENTS.get(name)
+        weights = operator(name).parameters if operator(name).roles else None
         if name == "index_select" and arguments[:1] and arguments[0] in self.parameters:
             weights = (0,)  # as within `embedding`: the indices are no parameter, whatever their number
         found = []
@@ -334,9 +308,9 @@ class Resize:
         Of its six products, forward and backward, one operand or the result is the scores, so all have the
         work of the first.
         """
-        if not (self.shared and name in BATCHED):
+        if not (self.shared and operator(name).is_batched):
             return None
-        at = FIRST[name]
+        at = operator(name).first
         square = (self.old, self.old)
         factors = [part for part in arguments[at : at + 2] if isinstance(part, tuple) and part[-2:] == square]
         if len(factors) < 2 or len(factors[0]) != 3:
@@ -359,10 +333,10 @@ class Resize:
 
     def _product(self, name: str, arguments: list[Argument], left: Shape, right: Shape) -> list[Argument]:
         """Return the arguments of a product with a matrix where its rows, or what it sums over, changed."""
-        if name in LINEAR:
+        if operator(name).formula == "linear":
             rows = self._tensor((*left[:-1], 0), equal_first=True, is_weight=False)[:-1]
             return [(*rows, left[-1]), *arguments[1:]]
-        at = PRODUCTS[name]
+        at = operator(name).first
         (m, k), n = left, right[1]
         if self._sums_over_rows(left, right):
             summed = self._size(k)
@@ -416,4 +390,4 @@ class Resize:
 def _is_of_scores(name: str, arguments: list[Argument]) -> bool:
     """Tell whether a softmax is over squares in four dimensions, as only scores are."""
     first = arguments[0] if arguments else ()
-    return name in SOFTMAX and isinstance(first, tuple) and len(first) == 4 and first[2] == first[3]
+    return operator(name).is_softmax and isinstance(first, tuple) and len(first) == 4 and first[2] == first[3]

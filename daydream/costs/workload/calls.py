@@ -15,7 +15,6 @@ Work of the rows of a trace in the user's cache: FLOP, bytes, family and call of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,13 +24,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daydream.arrays import distinct_rows, once, unique
-from daydream.costs.workload.operator import (
-    MATRIX_FAMILIES,
-    has_formula,
-    hints_of,
-    itemsize,
-    operator_work,
-)
+from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
+from daydream.costs.operators import MATRIX_FAMILIES, operator
+from daydream.costs.workload.operator import hints_of, itemsize, operator_work
 from daydream.costs.workload.shapes import Amount, Shape
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
@@ -39,17 +34,6 @@ from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MATRIX_KERNEL = regex(
-    r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
-    r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::|matmul|fused_moe|attention",  # not GammaBeta
-    re.IGNORECASE,
-)
-NOT_MAIN = regex(
-    r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
-    r"batched_transpose|PackTensor|bn_fw|bn_bw|^triton_(poi|red|per)_",
-    re.IGNORECASE,
-)
 
 # What else a call of a family may be made of: the slow path of `_foreach_add_` is `add_` for each tensor.
 DONE_BY = {
@@ -117,7 +101,7 @@ class Calls:
         trace = self.trace
         names = trace.text("name")
         self._take_what_is_told()
-        told = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
+        told = np.array([bool(operator(name).formula) for name in names] + [False])
         rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
         rows = rows[self.which[rows] < 0]
         if not len(rows):
@@ -231,7 +215,7 @@ class Calls:
         if not len(rows):
             return share
         names = trace.text("name")
-        matrix = np.array([bool(MATRIX_KERNEL.search(n) and not NOT_MAIN.search(n)) for n in names] + [False])
+        matrix = np.array([kernel_class(name) in MATRIX_CLASSES for name in names] + [False])
         is_matrix_call = np.isin(self.which, _places(self.families, set(MATRIX_FAMILIES)))[self.owner[rows]]
         by_library = is_matrix_call & matrix[trace["name"][rows]]
         group = np.where(by_library, len(names), trace["name"][rows])  # all matrix kernels of a call together

@@ -15,34 +15,20 @@ that records only the size of a weight has the weight's shape in the call around
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from daydream.collect.derive.device_work import ITEM_BYTES
-from daydream.costs.workload import matrix, streaming
-from daydream.costs.workload.matrix import Formula, tensors
-from daydream.costs.workload.shapes import Amount, Argument, Shape, elements, parse_shapes
-from daydream.lazy import regex
+from daydream.costs.operators import operator
+from daydream.costs.workload import formulas
+from daydream.costs.workload.formulas import Call
+from daydream.costs.workload.shapes import Amount, Argument, Shape, parse_shapes
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **streaming.LOOKUPS}
-NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | streaming.WINDOWS
-NEEDS_WEIGHT = matrix.NEEDS_WEIGHT
-MATRIX_FAMILIES = ("matmul", "convolution", "attention", "recurrent")
-COMPILED = regex(r"triton_(poi|red|per)_")  # Inductor's kernels: pointwise, reduction, persistent
-
-
-def bare_name(op: str) -> str:
-    """Return an operator's name without its namespace `aten`, overload and in-place underscore."""
-    name = op.removeprefix("aten::")
-    if "::" not in name:
-        name = name.split(".")[0]
-    return name.removesuffix("_")
-
-
-def has_formula(op: str) -> bool:
-    """Tell whether the work of an operator follows from shapes."""
-    return bare_name(op) in FORMULAS or matrix.formula_of(op) is not None
+NEEDS_OUTPUT = ("convolution", "conv_transpose", "pooling", "max_pooling")  # formulas: the hint is the output
+NEEDS_WEIGHT = "gradient_of_weight"  # and the weight
 
 
 def operator_work(op: str, shapes: str | None, hint: Shape | None = None) -> Amount | None:
@@ -57,21 +43,19 @@ def operator_work(op: str, shapes: str | None, hint: Shape | None = None) -> Amo
 
 def shapes_work(op: str, arguments: list[Argument], hint: Shape | None = None) -> Amount | None:
     """Return the work of a call with these arguments, as `parse_shapes` gives them."""
-    if COMPILED.match(op):
-        return _compiled(arguments)
-    formula = FORMULAS.get(bare_name(op)) or matrix.formula_of(op)
-    return None if formula is None else formula(arguments, hint)
+    row = operator(op)
+    if not row.formula:
+        return None
+    formula: Callable[[Call], Amount | None] = getattr(formulas, row.formula)
+    try:
+        return formula(Call(row, arguments, hint))
+    except (IndexError, ValueError):  # a tensor or a dimension that it needs was not recorded
+        return None
 
 
 def itemsize(dtype: str | None) -> int | None:
     """Return the bytes of an element, None for an unknown type."""
     return None if dtype is None else ITEM_BYTES.get(dtype)
-
-
-def _compiled(arguments: list[Argument]) -> Amount | None:
-    """A fused kernel reads or writes each buffer it is given; its arithmetic is not recorded."""
-    found = tensors(arguments)
-    return Amount("element-wise", None, sum(map(elements, found))) if found else None
 
 
 LOOK_AHEAD = 24  # rows after a call in which its output shows up as somebody's input
@@ -82,14 +66,14 @@ def hints_of(trace: Trace, operators: np.ndarray, rows: np.ndarray) -> tuple[lis
 
     `operators` are all operator rows of the trace, `rows` those of interest.
     """
-    bare = [bare_name(name) for name in trace.text("name")]
-    needs_output = np.array([name in NEEDS_OUTPUT for name in bare] + [False])[trace["name"][rows]]
-    needs_weight = np.array([name in NEEDS_WEIGHT for name in bare] + [False])[trace["name"][rows]]
+    needed = [operator(name).formula for name in trace.text("name")]
+    needs_output = np.isin([*needed, ""], NEEDS_OUTPUT)[trace["name"][rows]]
+    needs_weight = np.array([*needed, ""])[trace["name"][rows]] == NEEDS_WEIGHT
     hints: dict[Shape, int] = {}
     found = np.full(len(rows), UNKNOWN, np.int64)
     if not needs_output.any() and not needs_weight.any():
         return [], found
-    search = _Search(trace, bare)
+    search = _Search(trace, needed)
     keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
     order = operators[np.lexsort([np.asarray(key)[operators] for key in keys])]
     place = np.full(len(trace), UNKNOWN, np.int64)
@@ -110,8 +94,8 @@ def hints_of(trace: Trace, operators: np.ndarray, rows: np.ndarray) -> tuple[lis
 class _Search:
     """Shapes of a trace's calls, each text parsed once."""
 
-    def __init__(self, trace: Trace, bare: list[str]) -> None:
-        self.trace, self.bare = trace, bare
+    def __init__(self, trace: Trace, formulas: list[str]) -> None:
+        self.trace, self.formulas = trace, formulas
         self._parsed: dict[int, list[Shape]] = {}
 
     def tensors(self, row: int) -> list[Shape]:
@@ -135,8 +119,8 @@ class _Search:
                 return None
             inside = self._inside(later, row)
             first = self.tensors(later)[:1]
-            if not first or (inside and self._name(later) in NEEDS_OUTPUT):  # the same call further in
-                continue
+            if not first or (inside and self.formulas[self.trace["name"][later]] in NEEDS_OUTPUT):
+                continue  # the same call further in
             if first[0] == images and (kernel is None or inside):
                 continue
             if first[0] == kernel and inside:
@@ -145,13 +129,10 @@ class _Search:
                 return first[0]
         return None
 
-    def _name(self, row: int) -> str:
-        return self.bare[self.trace["name"][row]]
-
     def _transposed(self, row: int) -> bool:
         """Say whether a convolution is transposed: `conv_transpose2d` calls `convolution`."""
-        while row >= 0 and "conv" in self._name(row):
-            if "transpose" in self._name(row):
+        while row >= 0 and "conv" in (name := self.trace.text("name")[self.trace["name"][row]]):
+            if "transpose" in name:
                 return True
             row = int(self.trace["parent"][row])
         return False

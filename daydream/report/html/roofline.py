@@ -63,7 +63,7 @@ def picture(graph: Graph) -> Html:
     if device is None or not points:
         return element("p", NO_PEAKS if device is None else NO_WORK, class_="help")
     amounts = work(graph, kernels)
-    formats = number_formats(kernels, amounts, device)[(amounts.flop > 0) & (amounts.nbytes > 0)]
+    formats = number_formats(kernels, device)[(amounts.flop > 0) & (amounts.nbytes > 0)]
     used = sorted({name for name in formats.tolist() if name in device.tflops}) or [UNTYPED]
     return joined(
         element("p", _covered(points, int(kernels.duration_ns.sum())), class_="help"),
