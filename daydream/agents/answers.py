@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from daydream.report.text.layout import printable, shortened
+from daydream.report.format import printable, shortened
 
 Json: TypeAlias = Mapping[str, Any]
 Range: TypeAlias = list[int] | None

@@ -60,7 +60,7 @@ def _compare(
     from daydream.cli.progress import Progress
     from daydream.errors import GraphError
     from daydream.predict.compare import compare
-    from daydream.report.text.difference import difference_text
+    from daydream.report.view import view
 
     if as_json and as_markdown:
         raise click.UsageError("give either --json or --markdown", click.get_current_context())
@@ -81,11 +81,11 @@ def _compare(
     if as_json:
         print_json(found.to_json())
     elif as_markdown:
-        from daydream.report.markdown import comparison_markdown
+        from daydream.report.markdown import markdown
 
-        click.echo(comparison_markdown(found), nl=False)
+        click.echo(markdown(view(found)), nl=False)
     else:
-        print_screen(difference_text(found, top=top or SHOWN, verbose=verbose, fitted=top is None))
+        print_screen(view(found, top=top or SHOWN, verbose=verbose))
 
 
 def _predicted(replay: Replay, options: dict[str, Any], trace: list[str]) -> Prediction:
@@ -117,7 +117,7 @@ command = Compare(
         ),
         click.Option(
             ["--top"], type=click.IntRange(1), metavar="N",
-            help=f"How many rows of each part to show, by default up to {SHOWN}; --json has all.",
+            help=f"How many rows of each part to show, by default {SHOWN}; --json has all.",
         ),
         verbose_option("phases, layers and kernels, and what runs meanwhile"),
         json_option(),

@@ -159,7 +159,7 @@ def _show(
     from daydream.cli.failures import of_optimizations
     from daydream.cli.output import print_json, print_screen
     from daydream.predict.confirm import confirmation
-    from daydream.report.text.confirmation import confirmation_text
+    from daydream.report.view import view
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
     replay = daydream.replay(trace, table=table)
@@ -169,7 +169,7 @@ def _show(
     if as_json:
         print_json(found.to_json())
     else:
-        print_screen(confirmation_text(found, verbose=verbose))
+        print_screen(view(found, verbose=verbose))
 
 
 def _parameters() -> list[click.Parameter]:

@@ -42,7 +42,8 @@ def _explain(
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
     from daydream.predict.explain import explain
-    from daydream.report.text.explain import explain_json, explain_text
+    from daydream.report.view import view
+    from daydream.report.views.explanation import explain_json
     from daydream.transforms.compose import parse
 
     ctx = click.get_current_context()
@@ -59,12 +60,12 @@ def _explain(
         if html is not None:
             from daydream.cli.written import write_html
 
-            said = write_html(html, replay, None, force=force, ranked=False, progress=progress)
+            said = write_html(html, explanation, force=force, ranked=False, progress=progress)
             click.echo(said, err=True)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
-    print_screen(explain_text(explanation, verbose=verbose))
+    print_screen(view(explanation, verbose=verbose))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     if best is not None:
         print_next(*best.command[1:], *again)

@@ -46,8 +46,8 @@ def _import(
     """
     from daydream.cli.output import check, print_json, print_screen, quoted, trace_name
     from daydream.cli.progress import Progress
-    from daydream.report.text.overview import rows_by_kind
-    from daydream.report.text.results import import_text
+    from daydream.report.overview import rows_by_kind
+    from daydream.report.views.records import imported
 
     if output is not None and output.endswith(NOT_PARQUET):
         raise click.BadParameter(
@@ -77,7 +77,7 @@ def _import(
             "notes": trace.metadata.get("notes", []),
         })  # fmt: skip
         return
-    print_screen(import_text(trace, kinds))
+    print_screen(imported(trace, kinds))
     click.echo(f"wrote {target} ({target.stat().st_size:,} bytes)", err=True)
     click.echo(f"next: daydream info {quoted(target)}", err=True)
 

@@ -30,8 +30,8 @@ def _info(
     """
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.report.text.overview import overview
-    from daydream.report.text.overview_text import info_text
+    from daydream.report.overview import overview
+    from daydream.report.view import view
 
     if trace is None and named is None:
         raise click.UsageError("missing argument 'TRACE'", click.get_current_context())
@@ -46,7 +46,7 @@ def _info(
         print_json({"trace": trace, **found.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    print_screen(info_text(found, verbose=verbose))
+    print_screen(view(found, verbose=verbose))
     if found.replay is not None:
         print_next("explain", *again)
 

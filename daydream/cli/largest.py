@@ -17,7 +17,7 @@ def show_largest(
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
     from daydream.predict.memory import largest
-    from daydream.report.text.peak_memory import largest_text
+    from daydream.report.view import view
 
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
@@ -26,7 +26,7 @@ def show_largest(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
         return
-    print_screen(largest_text(found))
+    print_screen(view(found))
     again = trace_words(trace, step_marker, steps)
     size = found.fits
     if not any(step.get("covered") for step in recording.metadata["steps"]):

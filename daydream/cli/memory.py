@@ -102,13 +102,13 @@ def _memory(
 
 def _show_snapshot(snapshot: str, allocator: Settings | None, capacity: int | None, *, as_json: bool) -> None:
     from daydream.cli.output import print_json, print_screen
-    from daydream.report.text.memory import memory_text
+    from daydream.report.view import view
 
     report = _of_snapshot(snapshot, allocator, capacity)
     if as_json:
         print_json(report.to_json())
     else:
-        print_screen(memory_text(report))
+        print_screen(view(report, verbose=True, most=6))
 
 
 def _of_snapshot(snapshot: str, settings: Settings | None, capacity: int | None) -> MemoryReport:

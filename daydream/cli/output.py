@@ -12,8 +12,7 @@ import math
 import os
 import re
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ import click
 from daydream.errors import OutputError, TraceError
 
 if TYPE_CHECKING:
-    from daydream.report.text.layout import Screen
+    from daydream.report.blocks import Block
 
 PACKED = ".gz"
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
@@ -104,7 +103,7 @@ def free_name(stem: str, suffix: str) -> str:
 
 def quoted(path: str | os.PathLike[str]) -> str:
     """Return a path as typed in a shell, without what could steer a terminal."""
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
 
     return printable(shlex.quote(os.fspath(path)))
 
@@ -114,19 +113,16 @@ SCHEMA = 1
 
 def print_next(*words: str) -> None:
     """Say on stderr what may be typed next."""
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
 
     click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 
 
-def print_screen(screen: Screen) -> None:
-    """Print a report: fitted to a terminal and with colour there, else its plain text."""
-    if sys.stdout.isatty():
-        from daydream.report.text.console import show
+def print_screen(blocks: Sequence[Block]) -> None:
+    """Print a view: fitted to a terminal and with color there, else its plain text."""
+    from daydream.report.text import show
 
-        show(screen)
-    else:
-        click.echo(screen)
+    show(blocks)
 
 
 def print_json(result: Mapping[str, Any]) -> None:

@@ -53,7 +53,8 @@ def _rank(
     from daydream.predict.curves import curves, drawable
     from daydream.predict.rank import rank
     from daydream.predict.suggest import typed
-    from daydream.report.text.ranking import best_of, ranking_text
+    from daydream.report.view import view
+    from daydream.report.views.ranking import best_of
 
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress, typical=True)
@@ -79,8 +80,7 @@ def _rank(
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, fitted=top is None, undrawn=undrawn)
-    print_screen(text)
+    print_screen(view(ranking, top=top or SHOWN, verbose=verbose, undrawn=undrawn))
     best = best_of(ranking)
     if best is None:
         side = "gpu" if ranking.bound == "GPU" else "cpu"
@@ -105,7 +105,7 @@ command = click.Command(
         capacity_option(),
         click.Option(
             ["--top"], type=click.IntRange(1), metavar="N",
-            help=f"How many rows of each table to show, by default up to {SHOWN}; --json has all.",
+            help=f"How many rows of each table to show, by default {SHOWN}; --json has all.",
         ),
         click.Option(
             ["--pairs"], type=click.IntRange(0, 20), default=PAIRS, show_default=True, metavar="N",

@@ -30,7 +30,7 @@ def _replay(
     import daydream
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.report.text.results import replay_text
+    from daydream.report.view import view
 
     check_files(output, html, force=force, chakra=True)
     with Progress() as progress:
@@ -44,7 +44,7 @@ def _replay(
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
-        print_screen(replay_text(result, verbose=verbose))
+        print_screen(view(result, verbose=verbose))
     tell(written)
     if not written and not as_json:
         print_next("explain", *again)

@@ -115,7 +115,7 @@ def _scaling(
     from daydream.predict.contention_option import MEASURED
     from daydream.predict.scaling import scaling
     from daydream.report.scaling_plot import check_plot, draw
-    from daydream.report.text.scaling import scaling_text
+    from daydream.report.view import view
 
     if plot is not None:
         check_plot(plot)
@@ -140,7 +140,7 @@ def _scaling(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
     else:
-        print_screen(scaling_text(found))
+        print_screen(view(found))
     if plot is not None:
         click.echo(f"wrote {plot}", err=True)
     elif not as_json:

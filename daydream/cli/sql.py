@@ -39,8 +39,8 @@ def _sql(
     """
     from daydream.cli.output import print_json, print_screen
     from daydream.integrations.sql import query as ask
-    from daydream.report.text.layout import Screen, Words
-    from daydream.report.text.tool import tool_text
+    from daydream.report.blocks import Text
+    from daydream.report.views.records import records
 
     if schema:
         _show_schema(as_json=as_json)
@@ -52,15 +52,15 @@ def _sql(
     if as_json:
         print_json({"trace": trace, "query": query, **found.to_json()})
         return
-    text = tool_text({"rows": found.records()}, verbose=verbose)
-    more = [Words(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
-    print_screen(Screen([*text.blocks, *more]))
+    rows = records({"rows": found.records()}, verbose=verbose)
+    more = [Text(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
+    print_screen([*rows, *more])
 
 
 def _show_schema(*, as_json: bool) -> None:
     from daydream.cli.output import print_json, print_screen
     from daydream.integrations.sql_tables import TABLES
-    from daydream.report.text.layout import Facts, Screen, Title
+    from daydream.report.blocks import Block, Facts, Title
 
     if as_json:
         print_json({
@@ -73,9 +73,9 @@ def _show_schema(*, as_json: bool) -> None:
             ]
         })  # fmt: skip
         return
-    blocks: list[Title | Facts | str] = []
+    blocks: list[Block] = []
     for name, table in TABLES.items():
-        blocks += [*([""] if blocks else []), Title(f"{name}: {table.meaning}")]
+        blocks.append(Title(f"{name}: {table.meaning}"))
         if table.query is not None:
             extra = [column for column in table.columns if column not in TABLES["events"].columns]
             columns = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
@@ -85,7 +85,7 @@ def _show_schema(*, as_json: bool) -> None:
         else:
             columns = [(column, f"{kind}, {meaning}") for column, (kind, meaning) in table.columns.items()]
         blocks.append(Facts(columns))
-    print_screen(Screen(blocks))
+    print_screen(blocks)
 
 
 command = click.Command(

@@ -93,7 +93,7 @@ def _sweep(
     from daydream.errors import DaydreamError
     from daydream.predict.contention_option import MEASURED
     from daydream.predict.sweep import sweep
-    from daydream.report.text.sweep import sweep_text
+    from daydream.report.view import view
 
     optimizations: list[Optimization] = ctx.meta[CHOSEN]
     fixed = option_values(optimizations, options)
@@ -118,7 +118,7 @@ def _sweep(
     if as_json:
         print_json(found.to_json())
     else:
-        print_screen(sweep_text(found, top=top))
+        print_screen(view(found, top=top))
     if output is not None:
         click.echo(f"wrote {output}", err=True)
     elif not as_json and found.scenarios:

@@ -34,8 +34,8 @@ def _tool(
     belong to it.
     """
     from daydream.cli.output import print_json, print_screen
-    from daydream.report.text.layout import Facts, Screen
-    from daydream.report.text.tool import tool_text
+    from daydream.report.blocks import Facts
+    from daydream.report.views.records import records
     from daydream.tools.finding import find_tool, tools
     from daydream.tools.run import run_tool
 
@@ -43,7 +43,7 @@ def _tool(
         if as_json:
             print_json({"tools": [{"name": each, "summary": said} for each, said in tools().items()]})
             return
-        print_screen(Screen([Facts(list(tools().items()))]))
+        print_screen([Facts(list(tools().items()))])
         return
     if name is None:
         lacks = "missing argument 'NAME'; `daydream tool --list` shows the tools"
@@ -57,7 +57,7 @@ def _tool(
     if as_json:
         print_json(found)
     else:
-        print_screen(tool_text(found, verbose=verbose))
+        print_screen(records(found, verbose=verbose))
 
 
 command = click.Command(

@@ -30,7 +30,7 @@ def show_trace(
     from daydream.cli.output import print_json, print_next, print_screen
     from daydream.cli.progress import Progress
     from daydream.memory.report import memory_of
-    from daydream.report.text.trace_memory import trace_memory_text
+    from daydream.report.view import view
 
     check_files(output, html, force=force)
     again = trace_words(trace, step_marker, steps)
@@ -53,7 +53,7 @@ def show_trace(
     if as_json:
         print_json(report.to_json())
     else:
-        print_screen(trace_memory_text(report, verbose=verbose))
+        print_screen(view(report, verbose=verbose))
     tell(written)
     if not written and not as_json and (whatif := _advice(report)) is not None:
         print_next("whatif", whatif, *["--factor", "0.5"] * (whatif == "batch-size"), *again)
@@ -66,7 +66,7 @@ def _show_view(
     from daydream.cli.output import print_json, print_screen
     from daydream.cli.progress import Progress
     from daydream.memory.views import view_of
-    from daydream.report.text.memory_views import view_text
+    from daydream.report.view import view as shown
 
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
@@ -75,7 +75,7 @@ def _show_view(
     if as_json:
         print_json(view.to_json())
     else:
-        print_screen(view_text(view, verbose=verbose))
+        print_screen(shown(view, verbose=verbose))
 
 
 def _advice(report: MemoryReport) -> str | None:

@@ -161,7 +161,7 @@ def _whatif(
     import daydream
     from daydream.cli.output import free_name, print_json, print_next, print_screen
     from daydream.cli.progress import Progress
-    from daydream.report.text.results import whatif_text
+    from daydream.report.view import view
 
     check_files(output, html, force=force, chakra=True)
     with Progress() as progress, stdout_for_the_result():
@@ -179,7 +179,7 @@ def _whatif(
     if as_json:
         print_json(comparison.to_json())
     else:
-        print_screen(whatif_text(comparison, verbose=verbose, suggestion=then))
+        print_screen(view(comparison, verbose=verbose, suggestion=then))
     tell(written)
     if (above := above_gate(comparison, fail_above)) is not None:
         click.echo(above, err=True)

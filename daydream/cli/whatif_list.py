@@ -39,7 +39,7 @@ def list_text(optimizations: list[Optimization], broken: Mapping[str, str] | Non
 
     At last those that are `broken`, with what is wrong with each.
     """
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
     from daydream.transforms.stages import TITLES
 
     margin = max((len(each.name) for each in optimizations), default=0) + 4

@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
+    from daydream.predict.explain import Explanation
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
@@ -37,8 +38,7 @@ def ranking_option() -> click.Option:
 
 def write_html(
     output: str,
-    replay: Replay,
-    comparison: Prediction | None,
+    result: Replay | Prediction | Explanation,
     *,
     force: bool,
     ranked: bool,
@@ -53,13 +53,14 @@ def write_html(
         from daydream.predict.rank import rank
 
         begin = time.perf_counter()
-        capacity = None if comparison is None else comparison.capacity_bytes
+        replay: Replay = vars(result).get("replay", result)
+        capacity = getattr(result, "capacity_bytes", None)
         ranking = rank(replay, pairs=0, with_curves=False, capacity=capacity, progress=progress)
         taken = time.perf_counter() - begin
         tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
         said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"
     progress(f"writing {output}", -1.0)
-    write(output, replay, comparison, ranking=ranking, memory=memory, force=force)
+    write(output, result, ranking=ranking, memory=memory, force=force)
     return said
 
 
@@ -118,7 +119,9 @@ def write_files(
         said.append(f"wrote {output}   open it at https://ui.perfetto.dev")
     if html is not None:
         said.append(
-            write_html(html, replay, comparison, force=force, ranked=ranked, progress=progress, memory=memory)
+            write_html(
+                html, comparison or replay, force=force, ranked=ranked, progress=progress, memory=memory
+            )
         )
     return said
 
