@@ -76,6 +76,6 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
         graph.insert_before(begins, "Memcpy DtoH of found_inf", kind="memcpy", duration_ns=tiny, **flag)
         cost = graph.facts.launch_cost_ns
         waits = graph.insert_before(begins, "synchronize", duration_ns=cost, phase="other", op="aten::item")
-        waits.start_waiting(stream)
+        waits.wait_for(stream)
     graph.note(said)
     graph.note("This is the scaler's cost alone; amp or autocast predict what 16 bits gain.")

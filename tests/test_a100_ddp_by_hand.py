@@ -47,7 +47,7 @@ class Recorded:
 
 @pytest.fixture(name="replay")
 def fixture_replay() -> daydream.Replay:
-    return shared_replay(TRACE).as_recorded()  # sums are made of recorded times
+    return shared_replay(TRACE).recording  # sums are made of recorded times
 
 
 def recorded(replay: daydream.Replay, step: int) -> Recorded:

@@ -23,7 +23,7 @@ BUSY = ("gpu_bound", None)  # one thread, which waits for the loss at the end of
 
 @pytest.fixture(scope="module")
 def replay():
-    return daydream.replay(falsify.recorded(BUSY)[0]).as_recorded()
+    return daydream.replay(falsify.recorded(BUSY)[0]).recording
 
 
 def judged(replay, truths):
@@ -74,7 +74,7 @@ def test_a_copy_whose_device_row_was_lost_makes_no_other_copy_work(replay):
         dict(trace.metadata),
     )
 
-    answer = daydream.whatif(daydream.replay(derive(rows)).as_recorded(), "scale", on="gpu", factor=0.5)
+    answer = daydream.whatif(daydream.replay(derive(rows)).recording, "scale", on="gpu", factor=0.5)
 
     assert answer.simulated_ns / answer.replayed_ns == pytest.approx(
         falsify.recorded(BUSY)[1]["gpu", 0.5], rel=0.01

@@ -56,7 +56,7 @@ def trace(program: str, window: str, tmp_path_factory: pytest.TempPathFactory) -
 
 def as_recorded(trace: daydream.Trace) -> daydream.Replay:
     """A machine has no profiler whose cost could be taken out."""
-    return daydream.replay(trace).as_recorded()
+    return daydream.replay(trace).recording
 
 
 def test_replay_meets_the_recorded_run(trace):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def dying(_shared):
         os._exit(3)
 
     return die
+
+
+def dying_once(mark):
+    def answer(item):
+        if item == 7 and not mark.exists():
+            mark.touch()
+            os._exit(3)
+        return item
+
+    return answer
 
 
 def sleeping(seconds):
@@ -103,6 +114,29 @@ def test_a_scheduler_that_runs_already_serves_one_question_after_the_other(sched
         assert sum(seen == 1 for _, _, seen in found) == len({process for _, process, _ in found})
     with pytest.raises(TraceError, match=r"^no such thing$"):
         map_on(f"dask:{scheduler}", refusing, "no such thing", range(9))
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_when_a_worker_of_an_executor_is_killed(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        client.get_executor(pure=False) as executor,
+    ):
+        found = map_on(executor, dying_once, tmp_path / "died", range(50))
+
+    assert found == list(range(50))
+    assert (tmp_path / "died").exists()
+
+
+def test_an_executor_that_is_given_is_left_running():
+    with ThreadPoolExecutor(2) as executor:
+        assert engine_of(executor).executor is executor
+        assert not engine_of(executor).elsewhere
+        for amount in (100, 200):
+            found = map_on(executor, adding, amount, range(50))
+            assert [answer for answer, _, _ in found] == [amount + item for item in range(50)]
 
 
 @pytest.mark.parametrize("engine", ["local", "processes:2"])
@@ -185,7 +219,7 @@ def test_without_dask_the_engine_says_what_to_install(monkeypatch):
 @pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
     need_dask()
-    monkeypatch.setattr("daydream.parallel.dask_workers.ANSWER_S", 1)
+    monkeypatch.setattr("daydream.parallel.map_on.ANSWER_S", 1)
 
     with pytest.raises(DaydreamError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
         map_on("dask:tcp://127.0.0.1:1", adding, 1, [1])

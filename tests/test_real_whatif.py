@@ -139,7 +139,7 @@ def optimizer_cpu_ns(replay: daydream.Replay) -> float:
 def test_a_fused_optimizer_saves_its_cpu_time_where_the_cpu_is_the_limit(name):
     # CPU-bound on an A100 and on an RTX 2080 Ti: what goes is the CPU time from the optimizer's first
     # operator to its last; what stays is one launch, and Python before, behind and for each tensor.
-    replay = shared_replay(name).as_recorded()  # sums are made of recorded times
+    replay = shared_replay(name).recording  # sums are made of recorded times
 
     fused = daydream.whatif(replay, "fused-adam")
 
@@ -162,7 +162,7 @@ def test_a_fused_optimizer_hides_behind_the_gpu_where_the_gpu_is_the_limit():
 @pytest.mark.parametrize("name", [A100_DDP, V100_LOADER_0, RTX_LINEAR])
 def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
     # CPU-bound traces of three GPUs: faster kernels are hidden, the optimizer's CPU time is not.
-    replay = shared_replay(name).as_recorded()
+    replay = shared_replay(name).recording
 
     both = daydream.whatif(replay, "amp+fused-adam", **{"amp.model": "paper"})
     fused = daydream.whatif(replay, "fused-adam")

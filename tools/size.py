@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(223_080, 198, 11.50),
     "surface": Budget(122_810, 124, 10.27),
     "product": Budget(614_790, 531, 10.80),
-    "tests": Budget(504_360, 368, 11.18),
+    "tests": Budget(504_670, 368, 11.18),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
     "C": Budget(654, 4, 0.00),

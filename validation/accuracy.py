@@ -211,7 +211,7 @@ def _machines(folder: Path, programs: Mapping[str, Callable[[], Machine]]) -> Ma
 
 def _errors(trace: daydream.Trace, truths: dict[str, float], without: Iterable[str] = ()) -> dict[str, float]:
     graph = daydream.build(trace, without=list(without))
-    before = daydream.replay(graph).as_recorded()  # the machine has no profiler
+    before = daydream.replay(graph).recording  # the machine has no profiler
     errors = {}
     for change, knobs in CHANGES.items():
         ((on, factor),) = knobs.items()

@@ -149,7 +149,7 @@ def judge(seed: int, weights: Mapping[Source, float], number: int) -> Judged:
     trace, truths = recorded(source)
     try:
         replay = daydream.replay(mutated(trace, names, 10_000 * seed + number))
-        replay = replay.as_recorded() if truths else replay  # the machine has no profiler
+        replay = replay.recording if truths else replay  # the machine has no profiler
         hold(found, replay, {} if "device work lost" in names else truths, asked)
     except DaydreamError as error:
         found.refused = len(asked)

@@ -168,7 +168,7 @@ def _judge(question: Question, before: Path, after: Path) -> Iterator[Row]:
 
 @cache
 def _replay(path: Path) -> Any:
-    return daydream.replay(path).as_recorded()  # the truth was recorded with the profiler, too
+    return daydream.replay(path).recording  # the truth was recorded with the profiler, too
 
 
 @cache

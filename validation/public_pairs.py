@@ -98,7 +98,7 @@ Answer = tuple[float, float, float, ranges.Pair]  # before, predicted and measur
 
 
 def _step(title: str, before: Path, after: Path, name: str, options: dict[str, Any]) -> Answer:
-    replay = daydream.replay(before).as_recorded()  # both steps were recorded with the profiler
+    replay = daydream.replay(before).recording  # both steps were recorded with the profiler
     comparison = daydream.whatif(replay, name, **options)
     measured = daydream.replay(after).measured_ns
     pair = ranges.of_comparison(GROUP, title, comparison, measured / comparison.replayed_ns)

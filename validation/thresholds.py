@@ -73,7 +73,7 @@ def ask(path: Path, changes: list[tuple[str, float, float | None]], *, told: boo
             tables = [table[name] for table in (graph.columns, graph.links, graph.doubtful) for name in table]
             key = hash((*(np.asarray(column).tobytes() for column in tables),))
             if key not in known:
-                before = daydream.replay(graph).as_recorded()
+                before = daydream.replay(graph).recording
                 asked = [daydream.whatif(before, "scale", on=on, factor=times) for on, times, _ in changes]
                 known[key] = [
                     [each.simulated_ns, each.predicted_low_ns, each.predicted_high_ns, change[2]]

@@ -12,6 +12,8 @@ from daydream.trace.step_range import TYPICAL, is_range
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from daydream.parallel.engines import Engine
 
 
@@ -21,7 +23,7 @@ def load(
     steps: str | None = None,
     ranks: Sequence[int] | None = None,
     progress: Callable[[str, float], None] | None = None,
-    engine: str | Engine = "local",
+    engine: str | Engine | Executor = "local",
     max_unpacked: int | None = None,
     etrecord: str | os.PathLike[str] | None = None,
 ) -> Trace:
@@ -31,7 +33,8 @@ def load(
     loaded. `"typical"` are those that stand for a long recording, as `whatif` and all other questions about a
     file take them; by default all are read. `"auto"` finds steps by the period of the launches, where a
     profiler's file is imported.
-    `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
+    `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`,
+    or an executor of `concurrent.futures`.
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
     `etrecord` is the ETRecord of the program that an ExecuTorch ETDump is of.
 

@@ -116,7 +116,9 @@ class Graph(NotebookTables):
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
-        self.doubtful = Table.of("src", "dst", "latency_ns")  # what may follow other work: no row tells
+        # What may follow other work: no row tells.
+        self.doubtful = Table.of("src", "dst", "latency_ns", "from_start", "cause")
+        self.waits_released = False  # what may be a wait is one
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
@@ -241,26 +243,14 @@ class Graph(NotebookTables):
         twin.columns.put("gap_ns", gap_ns)
         return twin
 
-    def doubted_links(self) -> np.ndarray:
-        """Return which links keep the length of waits that may be for recorded work: bool, shape (links,)."""
-        src = self.links["src"]
-        return (self.links["cause"] == Cause.OUTSIDE) & (self.doubt[src] + self.gap_doubt[src] > 0)
-
     def released(self) -> Graph:
         """Return a copy in which what may be a wait is one: it takes no time, and follows what it waits for.
 
-        That is `doubt` and `gap_doubt` of tasks, and the launch latency of what is `doubtful`.
+        That is `doubt` and `gap_doubt` of tasks, and what is `doubtful`, with the usual launch latency.
         """
         parts = self.duration_ns * (1.0 - self.doubt), self.gap_ns * (1.0 - self.gap_doubt)
         twin = self.retimed(*np.rint(parts))
-        twin.links.keep(~self.doubted_links())
-        table = self.doubtful
-        # Those against program order are left out: another order has to be found task by task.
-        ahead = self.order[table["src"]] < self.order[table["dst"]]
-        if ahead.any():
-            src, dst, latency = (table[name][ahead] for name in table)
-            twin.write("latency_ns", dst, np.minimum(self.latency_ns[dst], self.facts.launch_latency_ns))
-            twin.links.add(src=src, dst=dst, latency_ns=latency, cause=int(Cause.EVENT))
+        twin.waits_released = True
         return twin
 
     def differs_in_times_only(self, other: Graph) -> bool:

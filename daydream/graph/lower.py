@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from daydream.errors import GraphError
 from daydream.graph.edits import around_points
-from daydream.graph.plan import Cause, Plan, around, stable_order
+from daydream.graph.plan import OF_NO_EDGE, Cause, Plan, around, stable_order
 from daydream.graph.select import priorities
-from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP, step_rank
+from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP, Table, step_rank
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -51,6 +51,7 @@ class Lowered(Struct):
     """A plan, and for each of its entries the graph's task and which copy of the window it is in.
 
     `gap_of` is the task whose gap an entry has: before the next copy that of the task before the window.
+    `doubtful` are the edges, as `Edges`, that count where doubtful waits are released.
     `copies` and `window` are what the plan was made with; a sole copy has no window.
     """
 
@@ -58,6 +59,7 @@ class Lowered(Struct):
     task: np.ndarray
     copy: np.ndarray
     gap_of: np.ndarray
+    doubtful: np.ndarray
     copies: int
     window: Window | None
 
@@ -77,6 +79,9 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
         lambda: _lower(graph, copies, window),
         structure=not graph.scheduled,
     )
+    if graph.waits_released:
+        kept = lowered
+        lowered = graph.derived(("released", copies, repr(window)), lambda: _released(graph, kept))
     duration = graph.duration_ns[lowered.task]
     gap = graph.gap_ns[lowered.gap_of]
     return replace(lowered, plan=lowered.plan.with_costs(duration, gap))
@@ -91,16 +96,18 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         _sync_edges(graph, tiles),
         *_wait_edges(graph, tiles),
         *_queue_edges(graph, tiles),
-        _link_edges(graph, tiles),
+        _link_edges(graph, tiles, graph.links),
     ]
-    edges = np.concatenate([np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in made], axis=1)
-    edges = edges.compress((edges[:2] >= 0).all(axis=0), axis=1)
+    edges = _joined(*made)
+    doubtful = _joined(_link_edges(graph, tiles, graph.doubtful))
+    doubtful[4] = Cause.EVENT
     own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), _releases(graph, tiles)]
     if (edges[0] >= edges[1]).any():
         rank = _topological(graph, tiles, edges)
         sequence = np.argsort(rank)
         own = [values[sequence] for values in own]
         edges[:2] = rank[edges[:2]]
+        doubtful[:2] = rank[doubtful[:2]]
     task, copy, lane, gap_of, release = own
     src, dst, latency, from_start, cause = edges
     priority = np.zeros(graph.size, np.int64)
@@ -120,7 +127,38 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         tuple(graph.scheduled),
         priority[task] if graph.scheduled else None,
     )
-    return Lowered(plan, task, copy, gap_of, copies, window)
+    return Lowered(plan, task, copy, gap_of, doubtful, copies, window)
+
+
+def _joined(*parts: Edges) -> np.ndarray:
+    """Return the edges of all parts that have both ends: int64, shape (5, edges)."""
+    edges = np.concatenate([np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in parts], axis=1)
+    return edges.compress((edges[:2] >= 0).all(axis=0), axis=1)
+
+
+def _released(graph: Graph, lowered: Lowered) -> Lowered:
+    """Return the plan in which what may be a wait is one.
+
+    Doubtful edges against the order of the plan are left out: another order has to be found task by task.
+    """
+    plan = lowered.plan
+    doubtful = lowered.doubtful.compress(lowered.doubtful[0] < lowered.doubtful[1], axis=1)
+    late = np.isin(plan.edge_dst, doubtful[1]) & (plan.edge_cause == Cause.LAUNCH)
+    latency = np.where(
+        late, np.minimum(plan.edge_latency_ns, graph.facts.launch_latency_ns), plan.edge_latency_ns
+    )
+    doubt = (graph.doubt + graph.gap_doubt)[lowered.task[plan.edge_src]]
+    stays = (plan.edge_cause != Cause.OUTSIDE) | (doubt == 0)
+    edges = plan.edge_src, plan.edge_dst, latency, plan.edge_from_start, plan.edge_cause
+    src, dst, latency, from_start, cause = (
+        np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)
+    )
+    tasks = plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns
+    made = Plan.from_edges(
+        *tasks, src, dst, latency, from_start, cause, scheduled=plan.scheduled, priority=plan.priority
+    )
+    made.cache.update({name: kept for name, kept in plan.cache.items() if name in OF_NO_EDGE})
+    return replace(lowered, plan=made)
 
 
 class _Tiles:
@@ -249,8 +287,8 @@ def _queue_edges(graph: Graph, tiles: _Tiles) -> Iterator[Edges]:
         yield np.where(src < dst, src, -1), dst, 0, False, Cause.QUEUE
 
 
-def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
-    """Return the edges of links.
+def _link_edges(graph: Graph, tiles: _Tiles, table: Table) -> Edges:
+    """Return the edges of links, or of doubtful ones.
 
     A link from a step into the next is recorded once where the window begins: its source lies before the
     window. In each further copy the same place of the copy before it takes the source's part:
@@ -263,7 +301,6 @@ def _link_edges(graph: Graph, tiles: _Tiles) -> Edges:
     A hand-off says "this thread reached this point", whoever runs there: for an end of it that was removed
     the task before (or behind) it on its lane stands in.
     """
-    table = graph.links
     name = graph.name
     lane = graph.lane
     src = table["src"].copy()

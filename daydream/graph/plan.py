@@ -74,6 +74,7 @@ TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
     "edge_from_start": np.bool_,
     "edge_cause": np.int8,
 }
+OF_NO_EDGE = "by_lane", "before", "completions", "last on lane"  # what `Plan.cache` holds of tasks alone
 NOT_NEGATIVE = ("lane", "duration_ns", "gap_ns", "release_ns")
 
 

@@ -470,28 +470,22 @@ class Selection(NotebookTables):
         graph.syncs.keep(~dropped)
         return calls
 
-    def wait_for(self, lane: str | Sequence[str], *, on: str | Sequence[str] | None = None) -> Selection:
-        """Let these calls return when what was launched on a lane before them has ended.
+    def wait_for(
+        self, lane: str | Sequence[str] | None = None, *, on: str | Sequence[str] | None = None
+    ) -> Selection:
+        """Let these calls return when what was launched on a lane, or on any, before them has ended.
 
         With `on` the calls return at once, and that lane's later work waits instead, as behind
         `cudaStreamWaitEvent`. Lanes are one for all calls or one for each.
         """
         graph = self._calls().graph
         own = graph.lane[self.ids]
-        source = lanes_for(graph, lane, own, on_device=True, new=False)
+        source = ALL_LANES if lane is None else lanes_for(graph, lane, own, on_device=True, new=False)
         if on is None:
             graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
         else:
             target = lanes_for(graph, on, own, on_device=True, new=False)
             graph.waits.add(record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0)
-        return self
-
-    def start_waiting(self, lane: str | None = None) -> Selection:
-        """Let these calls wait for all device work launched before them, or for that of one lane."""
-        graph = self._calls().graph
-        ids = self.ids
-        lanes = ALL_LANES if lane is None else lanes_for(graph, lane, graph.lane[ids], on_device=True)
-        graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)
         return self
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:

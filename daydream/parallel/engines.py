@@ -5,6 +5,7 @@
     dask[:N]                 a Dask cluster of N processes that is started for it and ended after it
     dask:tcp://HOST:PORT     the workers of a Dask scheduler that runs already
 
+In Python it may be any executor of `concurrent.futures`, too: `client.get_executor(pure=False)` of Dask.
 Answers and their order are the same on all of them. A worker makes its state (a trace's graph)
 once, from what it is sent; it reads no file of this machine unless it runs on it.
 
@@ -23,28 +24,26 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from daydream.errors import DaydreamError
 
-Answers = Generator[list[Any], None, None]
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 MOST_WORKERS = 4096
-DIED = (
-    "a worker process ended before it had answered: killed, out of memory perhaps, or never started.\n"
-    'Use fewer workers. A script of your own needs its calls under `if __name__ == "__main__":`.'
-)
 
 
 class Engine(Struct, frozen=True):
-    """What runs the work; `workers` None is one a core, `address` that of a scheduler."""
+    """What runs the work; `workers` None is one a core, `address` that of a scheduler, or an `executor`."""
 
     kind: str = "local"
     workers: int | None = None
     address: str | None = None
+    executor: Any = None
 
     @property
     def local(self) -> bool:
@@ -54,16 +53,20 @@ class Engine(Struct, frozen=True):
     @property
     def elsewhere(self) -> bool:
         """Whether workers may run on other machines, which do not see the files of this one."""
-        return self.address is not None
+        given = self.executor is not None
+        here = given and type(self.executor).__module__.startswith("concurrent.futures.")
+        return self.address is not None or (given and not here)
 
 
-def engine_of(text: str | Engine) -> Engine:
-    """Return the engine of a text such as `processes:4`.
+def engine_of(text: str | Engine | Executor) -> Engine:
+    """Return the engine of a text such as `processes:4`, or of an executor.
 
     Raises `DaydreamError` if there is none such, or if what it needs is not installed.
     """
     if isinstance(text, Engine):
         return text
+    if not isinstance(text, str):
+        return Engine("executor", executor=text)
     kind, _, detail = text.partition(":")
     if kind not in {"local", "processes", "dask"} or (kind == "local" and text != kind):
         raise DaydreamError(f"unknown engine {text!r}; choose local, processes[:N] or dask[:N|:ADDRESS]")

@@ -203,11 +203,6 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         return low <= high
 
     @property
-    def clear(self) -> bool:
-        """Whether the steps of one side are shorter than those of the other, a few of them aside."""
-        return not self.overlap
-
-    @property
     def new(self) -> list[Change]:
         """Kernels that only the step after has, those that take longest first."""
         return [each for each in self.kernels if each.state == "new"]

@@ -373,10 +373,11 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     graph, after = comparison.graph, comparison.after
     steps, timeline = [*after.step_times()], after.timeline
     path = timeline.path(after.copy, steps)
-    src, dst = graph.doubtful["src"], graph.doubtful["dst"]
+    links, src, dst = graph.links, graph.doubtful["src"], graph.doubtful["dst"]
+    doubt = graph.doubt + graph.gap_doubt
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
     part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
-    outside = graph.links["dst"][graph.doubted_links()]
+    outside = links["dst"][(links["cause"] == Cause.OUTSIDE) & (doubt[links["src"]] > 0)]
     part[(path.edge == Cause.OUTSIDE) & np.isin(path.task, outside)] = 1
     mine = timeline.copy == after.copy
     start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
@@ -388,10 +389,7 @@ def released(comparison: Prediction) -> tuple[int, str] | None:
     before, replayed_ns = comparison.replay.released, comparison.replayed_ns
     if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
-    changed, same = graph.released(), before.timeline.graph
-    if changed.differs_in_times_only(same):  # then it has the same plan
-        changed = same.retimed(changed.duration_ns, changed.gap_ns)
-    other_ns = before.mean_after(_settled(comparison, changed))
+    other_ns = before.mean_after(_settled(comparison, graph.released()))
     found = round(replayed_ns * other_ns / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None

@@ -259,10 +259,6 @@ class Replay(NotebookFigure):
             return 0.0
         return abs(relative(self.basis_ns, self.basis_measured_ns))
 
-    def as_recorded(self) -> Replay:
-        """Return the replay whose answers are about the recorded step, whatever the basis of this one."""
-        return self.recording
-
     @cached_property
     def held_ns(self) -> int:
         """How long a step waits for recorded starts, in ns on its chain of causes; mean over the steps.

@@ -33,6 +33,8 @@ from daydream.transforms.registry import Optimization, find
 from daydream.transforms.user_file import reason_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import pandas as pd
     import pyarrow as pa
 
@@ -190,7 +192,7 @@ def sweep(
     *,
     table: KernelTable | str | os.PathLike[str] | None = None,
     contention: ContentionOption = MEASURED,
-    engine: str | Engine = "local",
+    engine: str | Engine | Executor = "local",
     sort: Sort | None = None,
     capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -228,7 +230,7 @@ def sweep(
     for value in (*options.values(), *chain(*varied.values())):
         if runs_on.elsewhere and isinstance(value, str) and Path(value).is_file():
             raise DaydreamError(
-                f"{value} is a file of this machine, which the workers of {runs_on.address} need not see.\n"
+                f"{value} is a file of this machine, which workers elsewhere need not see.\n"
                 "Traces and optimizations of your own are sent, what options name is not: use the engine "
                 "processes, or local."
             )

@@ -140,7 +140,8 @@ class MemoryEvents:
         from pyarrow.parquet import ParquetFile
 
         try:
-            with ParquetFile(pa.BufferReader(base64.b64decode(text, validate=True))) as file:
+            source = pa.BufferReader(base64.b64decode(text, validate=True))
+            with ParquetFile(source, pre_buffer=False) as file:
                 given = file.schema_arrow
                 names = [name for name in given.names if name in COLUMNS]
                 if len(set(names)) < len(names):
@@ -149,7 +150,7 @@ class MemoryEvents:
                     raise TraceError(f"its memory events take {size:,} bytes, more than its size allows")
                 if any(given.field(name).type != pa.int64() for name in names):
                     raise TraceError("its memory events hold no integers")
-                table = file.read(names).combine_chunks()
+                table = file.read(names, use_threads=False).combine_chunks()
         except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
             raise TraceError("its memory events cannot be read") from None
         columns = {}

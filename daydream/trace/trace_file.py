@@ -54,7 +54,7 @@ def read_columns(
         StepRange.parse(steps)
     check_regular(path)
     try:
-        with _arrow_in_the_heap(), ParquetFile(path) as file:
+        with _arrow_in_the_heap(), ParquetFile(path, pre_buffer=False) as file:
             metadata = _metadata(path, file.schema_arrow.metadata)
             given = file.schema_arrow.names
             names = [name for name in given if name in FIELDS]

@@ -155,7 +155,7 @@ def test_ranks_that_are_all_alike_wait_for_nobody(replay):
 
 
 def test_recorded_collectives_are_resized():
-    before = daydream.replay(one_of_four(world_size=4)).as_recorded()
+    before = daydream.replay(one_of_four(world_size=4)).recording
     found = daydream.scaling(before, [1, 2, 4, 8, 64], cluster="dgx-a100")
     rows = {row.workers: row for row in found.rows}
 

@@ -236,5 +236,5 @@ def test_what_may_run_side_by_side_keeps_its_time(imported, how):
 
 def test_the_shared_overflowing_kernels_replay():
     replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
-    assert [step.measured_ns for step in replay.as_recorded().steps] == [1_000_000] * 3
+    assert [step.measured_ns for step in replay.recording.steps] == [1_000_000] * 3
     assert replay.max_error < 1e-6

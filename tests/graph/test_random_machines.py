@@ -26,7 +26,7 @@ WINDOW = (6, 9)
 def check(recipe: Recipe, folder: Path, *, sync_rows: bool) -> None:
     machine = recipe.machine()
     path = machine.run(steps=WINDOW[1] + 2).write(folder / "trace.json", *WINDOW, sync_rows=sync_rows)
-    replay = daydream.replay(daydream.load(path)).as_recorded()  # the machine has no profiler
+    replay = daydream.replay(daydream.load(path)).recording  # the machine has no profiler
     assert abs(replay.error) <= REPLAY
 
     for on in ("gpu", "cpu"):

@@ -338,16 +338,16 @@ def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
 # A call that waits, the word the scaler needs
 
 
-def test_calls_that_start_waiting_wait_for_the_lane_they_name():
+def test_calls_wait_for_the_lane_they_name():
     #  thread    |launch 6|launch 6|      stream 7  4|a 190|     stream 8  10|b 150|
     for lane, end in (("stream 7", 4 + 190), ("stream 8", 10 + 150), (None, 4 + 190)):
         graph = thread_and_stream(("a", 190, "forward"), ("b", 150, "forward"))
         graph.select(name="^b$").move("stream 8", follows=False)
         call = graph.insert("sync", kind="cpu", lane="thread 1", duration_ns=3)
-        call.start_waiting(lane)
+        call.wait_for(lane)
         assert simulate(graph).makespan_ns == max(end + 3, 4 + 190)
     with pytest.raises(GraphError, match="only CPU tasks"):
-        graph.select(name="^a$").start_waiting()
+        graph.select(name="^a$").wait_for()
 
 
 # TF32

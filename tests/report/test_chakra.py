@@ -161,7 +161,7 @@ def test_the_times_of_a_network_simulator_come_back(tmp_path):
 @pytest.mark.slow
 def test_ranks_that_met_come_back_from_a_log(tmp_path):
     trace = shared_trace("formats/kineto_distributed/mi300_ddp_4ranks_unfused")
-    replay = daydream.replay(trace).as_recorded()
+    replay = daydream.replay(trace).recording
     nodes = written(replay.timeline, tmp_path)
     times = run(nodes)
     lines = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
 LARGE = 1 << 20  # rows; below, what is freed is small beside what every process has
@@ -36,7 +40,7 @@ def import_trace(
     steps: str | None = None,
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
-    engine: str | Engine = "local",
+    engine: str | Engine | Executor = "local",
     max_unpacked: int | None = None,
     etrecord: StrPath | None = None,
 ) -> Trace:

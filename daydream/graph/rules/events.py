@@ -258,7 +258,7 @@ class _Search:
         return min(found, key=self.order.__getitem__, default=-1)
 
     def by_forks(self) -> Iterator[Row]:
-        """Find the waits of a stream that gets its next work later: the one other with more of the same thread."""
+        """Find waits of a stream that gets its next work later: the only other with more of that thread."""
         patterns: Patterns = defaultdict(list)
         for wait in self.waits:
             if wait.before < 0 or wait.source != wait.target:

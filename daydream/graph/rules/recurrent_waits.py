@@ -530,37 +530,23 @@ def _cut(draft: Draft, blocked: Pauses, *, keep_gaps: bool = False) -> tuple[np.
     """
     stops = np.full(len(blocked.task), -1)
     goes_on = stops.copy()
-    left = np.arange(len(stops))
-    while len(left):
-        # The last of each task first: what comes before it stays with the task.
-        again = np.append(~run_starts(blocked.task[left])[1:], False)
-        for inside in (True, False):
-            some = left[~again & (blocked.in_range[left] == inside)]
-            task = blocked.task[some]
-            begin = blocked.begin[some]
-            end = blocked.end[some]
-            until = draft.end_ns[task] + (0 if inside else draft.gap_ns[task])
-            order = np.maximum(begin * ORDER_STEP, draft.order[task]) + RESUME_PLACE
-            stops[some] = draft.turn_into_wait(
-                task,
-                begin,
-                begin,
-                until,
-                order=order,
-                inside=inside,
-                works_on=inside,
-            )
-            if keep_gaps and not inside:
-                continue
+    last = np.append(run_starts(blocked.task) | run_starts(blocked.in_range), True)[1 : len(stops) + 1]
+    following = np.append(blocked.begin, 0)[1:]
+    for inside in (False, True):  # what is left of the gap comes behind what is left of the task
+        some = np.flatnonzero(blocked.in_range == inside)[
+            ::-1
+        ]  # the first of a task decides what stays with it
+        task = blocked.task[some]
+        begin = blocked.begin[some]
+        end = blocked.end[some]
+        over = draft.end_ns[task] + (0 if inside else draft.gap_ns[task])
+        until = np.where(last[some], over, following[some])
+        order = np.maximum(begin * ORDER_STEP, draft.order[task]) + RESUME_PLACE
+        cut = partial(draft.turn_into_wait, inside=inside, works_on=inside)
+        stops[some] = cut(task, begin, begin, until, order=order)
+        if inside:
+            draft.gap_ns[stops[some][~last[some]]] = 0
+        if inside or not keep_gaps:
             order = np.maximum(end * ORDER_STEP, order) + RESUME_PLACE
-            goes_on[some] = draft.turn_into_wait(
-                stops[some],
-                begin,
-                end,
-                until,
-                order=order,
-                inside=inside,
-                works_on=inside,
-            )
-        left = left[again]
+            goes_on[some] = cut(stops[some], begin, end, until, order=order)
     return stops, goes_on

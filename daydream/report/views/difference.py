@@ -98,7 +98,7 @@ def _answer(found: Difference) -> list[Block]:
     one, two, start = found.before, found.after, found.started_from_ns
     if not one.prediction:
         said = step_change_text(one.simulated_ns, two.simulated_ns)
-        return [Headline(said if found.clear else f"{said}; the step times overlap, so this may be noise")]
+        return [Headline(f"{said}; the step times overlap, so this may be noise" if found.overlap else said)]
     measured = f"{_known(two)} {time_text(two.simulated_ns)}"
     if one.reason or found.error is None:
         return [Headline(f"{one.prediction}: predicted unknown, {measured} per step; no prediction to judge")]

@@ -167,13 +167,13 @@ def _of_parquet(path: Path, most: int) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
             groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
             size = sum(group.total_byte_size for group in groups)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             wanted = [name for name in file.schema_arrow.names if name in KNOWN or UNIT.fullmatch(name)]
-            records: list[dict[str, Any]] = file.read(wanted).to_pylist()
+            records: list[dict[str, Any]] = file.read(wanted, use_threads=False).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceError(
             f"{path} is not a readable parquet file ({str(error).splitlines()[0][:100]})."
