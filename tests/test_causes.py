@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from machine.programs import PROGRAMS
+from view_text import view_text
 
 import daydream
 from daydream.graph.plan import Cause
@@ -14,7 +15,6 @@ from daydream.graph.tables import KINDS
 from daydream.predict.breakdown import OF_KERNELS, parts_of_replay
 from daydream.predict.notes import waited_for_ns
 from daydream.report.html.page import page
-from daydream.report.text.results import whatif_text
 from daydream.simulate.critical_path import OF_EDGE, OF_KIND, ON_CPU, Bound, PathCause, by_bound
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
@@ -61,8 +61,8 @@ def test_a_key_is_a_word_of_json_and_of_text():
 
 def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison):
     before, after = (comparison.to_json()[side]["ns_by_cause"] for side in ("before", "after"))
-    lines = str(whatif_text(comparison, verbose=True)).splitlines()
-    rows = {name: (int(ns), cell) for name, ns, cell in ROW.findall(page(comparison.replay, comparison))}
+    lines = str(view_text(comparison, verbose=True)).splitlines()
+    rows = {name: (int(ns), cell) for name, ns, cell in ROW.findall(page(comparison))}
     large = [key for key, ns in before.items() if ns > LARGE * comparison.replayed_ns]
     assert len(large) > 1
     for cause in map(PathCause, large):

@@ -13,11 +13,11 @@ from graph.small_traces import launched, op, trace
 from hypothesis import given
 from hypothesis import strategies as st
 from shared import shared_trace
+from view_text import view_text
 
 import daydream
 from daydream.cli import main
 from daydream.predict.compare import ROWS, Work, changes_by
-from daydream.report.text.difference import difference_text
 
 US = 1_000
 STEPS = (0, 100, 200, 300)
@@ -91,7 +91,7 @@ def test_what_is_new_or_vanished_is_named():
     found = daydream.compare(before, after)
     assert [each.before for each in found.vanished] == [("pad",)]
     assert [each.after for each in found.new] == [("sort",)]
-    text = difference_text(found)
+    text = view_text(found)
     assert "new: sort" in text
     assert "vanished: pad" in text
 
@@ -147,7 +147,7 @@ def test_a_cpu_trace_is_compared_by_its_operators():
 
     assert (found.kernels, found.cpu) == ((), ())
     assert [figures(each) for each in found.operators] == [(1, 1, 60, 20)]
-    assert "CPU work" in difference_text(found)
+    assert "CPU work" in view_text(found)
 
 
 def test_what_else_is_different_is_said():

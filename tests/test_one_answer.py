@@ -17,13 +17,14 @@ from cli.terminal_session import daydream_on_terminal, without_codes
 from graph.random_machines import recipes
 from hypothesis import HealthCheck, given, settings
 from shared import TRACES
+from view_text import view_text
 
 import daydream
 from daydream.agents.answers import brief
 from daydream.errors import DaydreamError, NoMatchError
-from daydream.report.html.sections import cards
-from daydream.report.text.numbers import speedup, time_text
-from daydream.report.text.results import whatif_text
+from daydream.report.format import speedup, time_text
+from daydream.report.html.render import page_html
+from daydream.report.views.step import step_figures
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = [ROOT / "examples" / name for name in (
@@ -77,15 +78,16 @@ def test_every_place_gives_the_same_answer(replay, ranking):
         assert found.speedup == found.replayed_ns / found.predicted_ns
         assert agent["speedup"] == round(found.speedup, 4)
         times = speedup(found.replayed_ns, found.predicted_ns)
-        screen = str(whatif_text(found))
+        screen = str(view_text(found))
         first = re.search(r": (\S+) -> (\S+ \S+) per step, (\S+) \(", screen)
         assert first[3] == times
         last = re.findall(r"^ +the step +(\S+) +(\S+) +\S+$", screen, re.MULTILINE)[-1]
         assert (first[1], first[2].split()[0]) == last
-        html = cards(replay, found)
-        for what, figure in (("replayed", found.replayed_ns), ("predicted", found.predicted_ns)):
-            assert f"{what}</span><strong>{time_text(figure)}<" in html
-        assert f"speed-up</span><strong>{times}<" in html
+        html = page_html([step_figures(found)])
+        now = "replayed" if found.basis == "recorded" else found.basis
+        for what, figure in ((now, found.replayed_ns), ("predicted", found.predicted_ns)):
+            assert f"{what}</span> <strong>{time_text(figure)}<" in html
+        assert f"speed-up</span> <strong>{times}<" in html
         assert repr(found).endswith(f", {found.speedup:.2f}x>")
         for side, ns in (("before", found.replayed_ns), ("after", found.predicted_ns)):
             parts = document[side]["ns_by_cause"].values()

@@ -8,8 +8,8 @@ from graph.small_traces import call, kernel, launched, op, trace
 import daydream
 from daydream import Graph, Replay
 from daydream.graph.calls import in_replays
-from daydream.report.text.overview import Overview
-from daydream.report.text.results import likely_text
+from daydream.report.overview import Overview
+from daydream.report.views.step import likely_text
 
 
 def one_step(*rows, end: float) -> Replay:

@@ -10,11 +10,11 @@ import pytest
 from graph.small_traces import op, trace
 from machine.programs import PROGRAMS
 from two_streams import steps
+from view_text import view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.costs.kernel_names import family
-from daydream.report.text.ranking import ranking_text
 from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
 
@@ -91,7 +91,7 @@ def test_the_line_of_code_stands_beside_a_rank(tmp_path):
     codes = {each.optimization: each.code for each in ranking.optimizations}
     assert codes == {"halve-data": "DataLoader(dataset, num_workers=4)", "halve-long": None}
     assert ranking.to_json()["changes"][0]["code"] == codes["halve-data"]
-    lines = ranking_text(ranking, top=3).splitlines()
+    lines = view_text(ranking, top=3).splitlines()
     row = next(at for at, line in enumerate(lines) if line.startswith("  halve-data  "))
     assert lines[row + 1] == "      DataLoader(dataset, num_workers=4)"
 
@@ -236,7 +236,7 @@ def test_what_hardly_changes_the_step_is_no_gain(ranking):
     found = daydream.rank(ranking.replay, [hardly, halve_data, slow_data], with_curves=False)
     assert [each.changes_nothing for each in found.optimizations] == [False, True, False]
     assert found.pairs == []
-    screen = ranking_text(found, top=1, verbose=True)
+    screen = view_text(found, top=1, verbose=True)
     assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
 
 
@@ -244,7 +244,7 @@ def test_a_small_gain_is_told_once(ranking):
     def little(graph):
         graph.select(name="data").scale(0.99)  # 0.32 of 100 are saved: 1.00x, and no gain it is not
 
-    screen = ranking_text(daydream.rank(ranking.replay, [little], with_curves=False), top=1, verbose=True)
+    screen = view_text(daydream.rank(ranking.replay, [little], with_curves=False), top=1, verbose=True)
     assert "  little  " in screen
     assert "no gain" not in screen
 
@@ -253,8 +253,9 @@ def test_it_shows_itself(ranking):
     assert repr(ranking) == "<Ranking of 3 optimizations, halve-data first (1.19x)>"
     shown = ranking._repr_html_()
     optimizations = shown.partition("<table>")[2].partition("</table>")[0]
-    assert all(name in optimizations for name in ("halve-data", "halve-long", "slow-data"))
-    assert optimizations.count("<tr>") == 1 + 3 + 1 + 1  # head, single ones, a heading, the pair
+    assert all(name in optimizations for name in ("halve-data", "halve-long"))
+    assert "slower: slow-data 0.76x" in shown
+    assert optimizations.count("<tr>") == 1 + 2 + 1 + 1  # head, single ones, a heading, the pair
 
 
 def test_it_becomes_a_data_frame(ranking):

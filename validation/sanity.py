@@ -39,7 +39,7 @@ from daydream.graph.calls import device_work
 from daydream.graph.graph import Graph
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
-from daydream.report.text.explain import verdict
+from daydream.report.views.explanation import verdict
 from daydream.simulate.critical_path import Bound
 from daydream.transforms.registry import names
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from daydream.report.text.layout import printable, shortened
+from daydream.report.format import printable, shortened
 
 RECORDS = {  # `info` prints an object that no record describes
     "explain": "daydream.predict.explain.Explanation",

@@ -34,6 +34,7 @@ COMMANDS = {  # heading -> name -> its module, and what it does
     },
     "More": {
         "import": ("collect", "Turn a profiler's files into one small trace."),
+        "report": ("info", "Write one page about a trace, for the browser."),
         "memory": ("memory", "Who holds the peak, and does it fit?"),
         "sweep": ("sweep", "Predict every combination of some options' values."),
         "scaling": ("sweep", "One GPU's trace on many: throughput, efficiency."),
@@ -46,7 +47,7 @@ COMMANDS = {  # heading -> name -> its module, and what it does
 }
 KNOWN = {name: found for group in COMMANDS.values() for name, found in group.items()}
 ALIASES = {"diff": "compare", "record": "collect", "profile": "collect"}
-NEED_NUMPY = {"import", "info", "replay", "whatif", "rank", "sweep", "explain", "scaling", "compare"}
+NEED_NUMPY = set(KNOWN) - {"collect", "memory", "calibrate", "confirm", "tool", "sql", "mcp", "example"}
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 

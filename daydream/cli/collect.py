@@ -219,8 +219,8 @@ def import_(
         ranks (LIST): Ranks of the files in their order: 0,1,4.
         etrecord (FILE): ETRecord of an ETDump's program: layers and operators.
     """
-    from daydream.report.text.overview import rows_by_kind
-    from daydream.report.text.results import import_text
+    from daydream.report.overview import rows_by_kind
+    from daydream.report.views.records import imported
 
     if out.output is not None and out.output.endswith(NOT_PARQUET):
         text = "the output is a parquet trace; name it .parquet"
@@ -244,7 +244,7 @@ def import_(
         **about,
     }
     then = ["info", str(target)]
-    out.emit(result, lambda: import_text(trace, kinds), written=wrote(target), then=then)
+    out.emit(result, lambda: imported(trace, kinds), written=wrote(target), then=then)
 
 
 # Examples ------------------------------------------------------------------------------------------

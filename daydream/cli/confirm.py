@@ -98,7 +98,7 @@ def confirm(
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder
     from daydream.predict import confirm as confirms
-    from daydream.report.text.confirmation import confirmation_text
+    from daydream.report.view import view
 
     collecting.check_target(target, module=module)
     if out.output is not None:
@@ -134,5 +134,5 @@ def confirm(
             predicted = daydream.whatif(replay, change.optimizations, **(change.values or {}))
         found = confirms.confirmation(predicted, trace, changed)
         kept = filter(None, (done.path, done.changed)) if out.output is not None else ()
-        out.emit(found, lambda: confirmation_text(found, verbose=out.verbose), written=wrote(*kept))
+        out.emit(found, lambda: view(found, verbose=out.verbose), written=wrote(*kept))
         return done.exit_code

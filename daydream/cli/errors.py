@@ -147,7 +147,7 @@ def leave(code: int, before: Collection[threading.Thread]) -> NoReturn:
 
 def message(text: str) -> str:
     """Return an error as it is printed: `error:` before the first line, the others indented below it."""
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
 
     lines = [printable(line.strip()) for line in text.splitlines()]
     first, *others = [line for line in lines if line] or ["unknown error"]

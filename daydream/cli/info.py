@@ -1,20 +1,25 @@
-"""`daydream info`, `replay` and `compare`: what a trace holds, how well it replays, what changed."""
+"""`daydream info`, `replay`, `report` and `compare`: what a trace holds, how it replays, what changed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, HTML, NO_RANKING, SOME, TIMELINES, VERBOSE
-from daydream.cli.output import Output
+from daydream.cli.options import FORCE, HTML, NO_RANKING, SOME, TIMELINES, VERBOSE, output
+from daydream.cli.output import Output, trace_name
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.errors import GraphError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
+    from daydream.report.blocks import Block
 
 SHOWN = 3
 
@@ -26,15 +31,15 @@ def info(request: TraceRequest, out: Output) -> None:
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
-    from daydream.report.text.overview import overview
-    from daydream.report.text.overview_text import info_text
+    from daydream.report.overview import overview
+    from daydream.report.view import view
 
     with working() as progress:
         trace = request.load(progress)
         progress("replaying")
         found = overview(trace)
     then = [] if found.replay is None else ["explain", *request.words]
-    out.emit(found, lambda: info_text(found, verbose=out.verbose), then=then, trace=request.trace)
+    out.emit(found, lambda: view(found, verbose=out.verbose), then=then, trace=request.trace)
 
 
 @command(VERBOSE, TIMELINES, HTML, NO_RANKING, FORCE)
@@ -44,21 +49,45 @@ def replay(request: TraceRequest, out: Output) -> None:
     Any error here carries over to every prediction from this trace.
     """
     import daydream
-    from daydream.report.text.results import replay_text
+    from daydream.report.view import view
 
     out.check_files(chakra=True)
     with working() as progress:
         trace = request.load(progress, typical=out.output is None)
         progress("replaying")
         found = daydream.replay(trace)
-        written = out.write_files(found, None, progress)
+        written = out.write_files(found, progress, ranked=True)
     out.emit(
         found,
-        lambda: replay_text(found, verbose=out.verbose),
+        lambda: view(found, verbose=out.verbose),
         written=written,
         then=[] if written else ["explain", *request.words],
         trace=request.trace,
     )
+
+
+@command(output("Name of the page [default: that of the trace, .html]."), NO_RANKING, FORCE)
+def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
+    """Write one page about a trace: where the step's time goes, its timeline, and what would shorten it.
+
+    Args:
+        open_: Open the page in the browser.
+    """
+    import webbrowser
+
+    import daydream
+
+    name = Path(trace_name(request.traces)).stem
+    page = replace(out, html=out.output or f"{name}.html", output=None)
+    page.check_files()
+    with working() as progress:
+        trace = request.load(progress, typical=True)
+        progress("replaying")
+        found = daydream.replay(trace)
+        written = page.write_files(found, progress, ranked=True)
+    out.emit({"trace": request.trace, "page": page.html}, None, written=written)
+    if open_:
+        webbrowser.open(Path(str(page.html)).resolve().as_uri())
 
 
 class Compare(Changes):
@@ -70,6 +99,8 @@ class Compare(Changes):
 @command(
     click.Argument(["traces"], nargs=-1, required=True, metavar="BEFORE AFTER"),
     VERBOSE,
+    HTML,
+    FORCE,
     cls=Compare,
     types={"top": SOME},
 )
@@ -99,8 +130,8 @@ def compare(
     """
     import daydream
     from daydream.predict import compare as compares
-    from daydream.report.markdown import comparison_markdown
-    from daydream.report.text.difference import difference_text
+    from daydream.report.markdown import markdown as to_markdown
+    from daydream.report.view import view
 
     if len(request.traces) == 1:
         raise usage_error("missing argument 'AFTER'")
@@ -108,6 +139,7 @@ def compare(
         raise usage_error(f"two traces are compared, {len(request.traces)} are given")
     if out.as_json and markdown:
         raise usage_error("give either --json or --markdown")
+    out.check_files()
     with working() as progress:
         replays = []
         for each in request.each:
@@ -122,10 +154,11 @@ def compare(
             with change.checked(before.graph, request.each[0].words):
                 first = daydream.whatif(before, change.optimizations, **(change.values or {}))
         found = compares.compare(first, replays[1], names=(request.traces[0], request.traces[1]))
+        written = out.write_files(found, progress)
 
-    def screen() -> object:
+    def screen() -> str | Sequence[Block]:
         if markdown:
-            return comparison_markdown(found).rstrip("\n")
-        return difference_text(found, top=top or SHOWN, verbose=out.verbose, fitted=top is None)
+            return to_markdown(view(found)).rstrip("\n")
+        return view(found, top=top or SHOWN, verbose=out.verbose)
 
-    out.emit(found, screen)
+    out.emit(found, screen, written=written)

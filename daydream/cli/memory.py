@@ -78,25 +78,25 @@ def memory(
     out.check_files()
     if snapshot is not None:
         from daydream.memory.snapshot_memory import snapshot_memory
-        from daydream.report.text.memory import memory_text
+        from daydream.report.view import view
 
         with working() as progress:
             progress(f"replaying {snapshot}")
             report = snapshot_memory(
                 snapshot, settings=allocator, capacity_bytes=capacity, max_unpacked=request.max_unpacked
             )
-        out.emit(report, lambda: memory_text(report))
+        out.emit(report, lambda: view(report, verbose=True, most=6))
     elif any(sizes.values()):
         _show_largest(request, out, largest or "batch", capacity)
     elif by is not None:
         from daydream.memory.views import view_of
-        from daydream.report.text.memory_views import view_text
+        from daydream.report.view import view
 
         with working() as progress:
             trace = request.load(progress)
             progress("pairing allocations and frees")
-            view = view_of(trace, by)
-        out.emit(view, lambda: view_text(view, verbose=out.verbose))
+            uses = view_of(trace, by)
+        out.emit(uses, lambda: view(uses, verbose=out.verbose))
     else:
         _show_trace(request, out, allocator, capacity)
 
@@ -104,7 +104,7 @@ def memory(
 def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: int | None) -> None:
     import daydream
     from daydream.memory.report import memory_of
-    from daydream.report.text.trace_memory import trace_memory_text
+    from daydream.report.view import view
 
     written: list[str] = []
     with working() as progress:
@@ -114,7 +114,7 @@ def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: in
         if out.output is not None or out.html is not None:
             progress("replaying")
             replay = daydream.replay(trace)
-            written = out.write_files(replay, None, progress, memory=report, ranked=False)
+            written = out.write_files(replay, progress, memory=report)
     # What would shrink the largest holder that a change is known for.
     worst = max(report.devices, key=lambda each: each.peak_allocated_bytes or 0)
     change = next((each.whatif for each in worst.holders if each.whatif is not None), None)
@@ -123,7 +123,7 @@ def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: in
         words = ["whatif", change, *["--factor", "0.5"] * (change == "batch-size"), *request.words]
     out.emit(
         report,
-        lambda: trace_memory_text(report, verbose=out.verbose),
+        lambda: view(report, verbose=out.verbose),
         written=written,
         then=words,
     )
@@ -131,7 +131,7 @@ def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: in
 
 def _show_largest(request: TraceRequest, out: Output, what: Any, capacity: int | None) -> None:
     from daydream.predict import memory as predicts
-    from daydream.report.text.peak_memory import largest_text
+    from daydream.report.view import view
 
     with working() as progress:
         trace = request.load(progress)
@@ -147,7 +147,7 @@ def _show_largest(request: TraceRequest, out: Output, what: Any, capacity: int |
     judged = any(step.get("covered") for step in trace.metadata["steps"])  # no step: no change to ask about
     out.emit(
         found,
-        lambda: largest_text(found),
+        lambda: view(found),
         then=[*words, *request.words] if judged else [],
         trace=request.trace,
     )

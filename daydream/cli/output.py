@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ from daydream.errors import OutputError, TraceError
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.memory.result import MemoryReport
-    from daydream.predict.prediction import Prediction
-    from daydream.predict.replay import Replay
+    from daydream.report.blocks import Block
 
 SCHEMA = 1
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
@@ -48,7 +46,7 @@ class Output:
     def emit(
         self,
         result: Any,
-        screen: Callable[[], object] | None,
+        screen: Callable[[], str | Sequence[Block]] | None,
         *,
         written: Sequence[str] = (),
         then: Sequence[str] = (),
@@ -58,7 +56,7 @@ class Output:
 
         Args:
             result: an object with `to_json`, or what that returns.
-            screen: makes the text, or the `Screen`, that is printed where no JSON is wanted; None for none.
+            screen: makes the text or view that is printed where no JSON is wanted; None for none.
             written: a line for each file that was written.
             then: the words of the next command; left out with JSON.
             **head: what JSON begins with.
@@ -104,18 +102,16 @@ class Output:
 
     def write_files(
         self,
-        replay: Replay,
-        prediction: Prediction | None,
+        result: Any,
         progress: Progress,
         *,
         memory: MemoryReport | None = None,
-        ranked: bool = True,
+        ranked: bool = False,
     ) -> list[str]:
         """Write the timelines and the report that are wanted; return a line about each.
 
         Args:
-            replay: the replay that the answer is from.
-            prediction: the what-if that is answered, if one is.
+            result: what is answered. Timelines are of a `Replay` or a `Prediction`.
             progress: told what is being done.
             memory: who holds the memory, for the report.
             ranked: whether the report may rank what-ifs.
@@ -129,28 +125,32 @@ class Output:
 
                 ranking = None
                 if ranked and not self.no_ranking:
-                    begin, capacity = (
-                        time.perf_counter(),
-                        None if prediction is None else prediction.capacity_bytes,
+                    begin = time.perf_counter()
+                    ranking = rank(
+                        getattr(result, "replay", result),
+                        pairs=0,
+                        with_curves=False,
+                        capacity=getattr(result, "capacity_bytes", None),
+                        progress=progress,
                     )
-                    ranking = rank(replay, pairs=0, with_curves=False, capacity=capacity, progress=progress)
                     tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
                     taken = time.perf_counter() - begin
                     lines.append(
                         f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without"
                     )
-                write_html(path, replay, prediction, ranking=ranking, memory=memory, force=self.force)
+                write_html(path, result, ranking=ranking, memory=memory, force=self.force)
                 lines.append(f"wrote {path}   open it in a browser")
             elif path.endswith(".et"):
                 from daydream.report.chakra.file import write_chakra
 
-                written = write_chakra(path, (prediction or replay).timeline, force=self.force)
+                written = write_chakra(path, result.timeline, force=self.force)
                 lines.append(f"wrote {', '.join(map(str, written.files))}")
                 lines += [f"  note: {note}" for note in written.notes]
             else:
                 from daydream.report.perfetto.file import write
 
-                write(path, replay, prediction, force=self.force)
+                replay = getattr(result, "replay", result)
+                write(path, replay, None if result is replay else result, force=self.force)
                 lines.append(f"wrote {path}   open it at https://ui.perfetto.dev")
         return lines
 
@@ -162,21 +162,16 @@ def wrote(*paths: str | os.PathLike[str]) -> list[str]:
 
 def print_next(*words: str) -> None:
     """Print on stderr the command to try next."""
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
 
     click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 
 
-def print_screen(screen: object) -> None:
-    """Print a report: fitted to a terminal and with colour there, else its plain text."""
-    from daydream.report.text.layout import Screen
+def print_screen(screen: str | Sequence[Block]) -> None:
+    """Print a text, or a view: fitted to a terminal and with color there, else its plain text."""
+    from daydream.report.text import show
 
-    if isinstance(screen, Screen) and sys.stdout.isatty():
-        from daydream.report.text.console import show
-
-        show(screen)
-    else:
-        click.echo(screen)
+    click.echo(screen) if isinstance(screen, str) else show(screen)
 
 
 def print_json(result: Mapping[str, Any]) -> None:

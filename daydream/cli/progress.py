@@ -70,7 +70,7 @@ class Progress:
         from rich import progress  # only now: it takes longer than many an answer
         from rich.theme import Theme
 
-        from daydream.report.text.console import console
+        from daydream.report.text import console
 
         there = console(self._stream)
         if there.is_dumb_terminal:

@@ -15,7 +15,7 @@ from daydream.cli.source import TraceRequest, working
 SHOWN = 5
 
 
-@command(VERBOSE, types={"top": SOME, "pairs": click.IntRange(0, 20)})
+@command(VERBOSE, HTML, FORCE, types={"top": SOME, "pairs": click.IntRange(0, 20)})
 def rank(
     request: TraceRequest,
     out: Output,
@@ -49,8 +49,10 @@ def rank(
     from daydream.predict import curves
     from daydream.predict import rank as ranks
     from daydream.predict.suggest import typed
-    from daydream.report.text.ranking import best_of, ranking_text
+    from daydream.report.view import view
+    from daydream.report.views.ranking import best_of
 
+    out.check_files()
     with working() as progress:
         trace = request.load(progress, typical=True)
         if by == "memory" and trace.memory is None:
@@ -70,6 +72,7 @@ def rank(
         undrawn = not whole and not no_curves and curves.drawable(replay)
         if undrawn and not found.optimizations:  # then the screen is as with -v
             found.curves = curves.curves(replay)
+        written = out.write_files(found, progress)
     best = best_of(found)
     if best is None:
         words = ["scale", "--on", "gpu" if found.bound == "GPU" else "cpu", "--factor", "0.5"]
@@ -77,9 +80,8 @@ def rank(
         words = [best.optimization, *typed(best.options), *([] if table is None else ["--table", table])]
     out.emit(
         found,
-        lambda: ranking_text(
-            found, top=top or SHOWN, verbose=out.verbose, fitted=top is None, undrawn=undrawn
-        ),
+        lambda: view(found, top=top or SHOWN, verbose=out.verbose, undrawn=undrawn),
+        written=written,
         then=["whatif", *words, *request.words],
         trace=request.trace,
     )
@@ -100,7 +102,8 @@ def explain(
         whatif (NAME[+NAME...]): Explain the step after this change.
     """
     from daydream.predict import explain as explains
-    from daydream.report.text.explain import explain_json, explain_text
+    from daydream.report.view import view
+    from daydream.report.views.explanation import explain_json
     from daydream.transforms.compose import parse
 
     out.check_files()
@@ -110,13 +113,13 @@ def explain(
             whatif = "+".join(map(canonical, whatif.split("+")))
             checks.enter_context(Change(whatif, parse(whatif)).checked(replay.graph, request.words))
         found = explains.explain(replay, whatif, capacity=capacity, progress=progress)
-        written = out.write_files(replay, None, progress, ranked=False)
+        written = out.write_files(found, progress)
     best = next((cost.best for cost in found.worth_it if cost.best is not None), None)
     words = ["rank"] if best is None else best.command[1:]
     done = written or (best is None and whatif is not None)
     out.emit(
         explain_json(found),
-        lambda: explain_text(found, verbose=out.verbose),
+        lambda: view(found, verbose=out.verbose),
         written=written,
         then=[] if done else [*words, *request.words],
         trace=request.trace,

@@ -30,8 +30,8 @@ def sql(
         most: Most rows to read of the answer.
     """
     from daydream.integrations.sql import query as ask
-    from daydream.report.text.layout import Screen, Words
-    from daydream.report.text.tool import tool_text
+    from daydream.report.blocks import Block, Text
+    from daydream.report.views.records import records
 
     if schema:
         _show_schema(out)
@@ -40,17 +40,16 @@ def sql(
         raise usage_error("missing argument 'QUERY'; `daydream sql --schema` shows the tables")
     found = request.ask_rows("asking", lambda trace: ask(trace, query, most=most))
 
-    def screen() -> Screen:
-        text = tool_text({"rows": found.records()}, verbose=out.verbose)
-        more = [Words(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
-        return Screen([*text.blocks, *more])
+    def screen() -> list[Block]:
+        more = [Text(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
+        return [*records({"rows": found.records()}, verbose=out.verbose), *more]
 
     out.emit(found, screen, trace=request.trace, query=query)
 
 
 def _show_schema(out: Output) -> None:
     from daydream.integrations.sql_tables import TABLES
-    from daydream.report.text.layout import Facts, Screen, Title
+    from daydream.report.blocks import Block, Facts, Title
 
     entries = [
         {
@@ -63,15 +62,15 @@ def _show_schema(out: Output) -> None:
         }
         for name, table in TABLES.items()
     ]
-    blocks: list[Title | Facts | str] = []
+    blocks: list[Block] = []
     for name, table in TABLES.items():
         rows, known = [], TABLES["events"].columns if table.query is not None else {}
         extra = [column for column in table.columns if column not in known]
         if known:
             rows = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
         rows += [(column, ", ".join(table.columns[column])) for column in extra]
-        blocks += [*([""] if blocks else []), Title(f"{name}: {table.meaning}"), Facts(rows)]
-    out.emit({"tables": entries}, lambda: Screen(blocks))
+        blocks += [Title(f"{name}: {table.meaning}"), Facts(rows)]
+    out.emit({"tables": entries}, lambda: blocks)
 
 
 @command(click.Argument(["name"], required=False), VERBOSE)
@@ -88,15 +87,15 @@ def tool(
         range_ (RANGE): The part of the trace that the tool sees.
         list_: List the tools.
     """
-    from daydream.report.text.layout import Facts, Screen
-    from daydream.report.text.tool import tool_text
+    from daydream.report.blocks import Facts
+    from daydream.report.views.records import records
     from daydream.tools.finding import find_tool, tools
     from daydream.tools.run import run_tool
 
     if list_:
         known = tools()
         entries = [{"name": each, "summary": summary} for each, summary in known.items()]
-        out.emit({"tools": entries}, lambda: Screen([Facts(list(known.items()))]))
+        out.emit({"tools": entries}, lambda: [Facts(list(known.items()))])
         return
     if name is None:
         raise usage_error("missing argument 'NAME'; `daydream tool --list` shows the tools")
@@ -104,4 +103,4 @@ def tool(
     with working():
         cls = find_tool(name)  # before the trace is read, which takes longer
     found = request.ask_rows("running the tool", lambda trace: run_tool(cls, trace, range_))
-    out.emit(found, lambda: tool_text(found, verbose=out.verbose))
+    out.emit(found, lambda: records(found, verbose=out.verbose))

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daydream.report.text.layout import MARGIN, printable
-from daydream.report.text.numbers import step_change_text
+from daydream.report.format import printable, step_change_text
 
 PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
 MOST = 3
@@ -39,8 +38,8 @@ class Suggestions:
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
             step = step_change_text(*(each[key] for key in TIMES))
-            lines.append(f"{MARGIN}{printable(each['optimization'])}: {step}")
-            lines.append(f"{3 * MARGIN}{printable(each['code'])}")
+            lines.append(f"  {printable(each['optimization'])}: {step}")
+            lines.append(f"      {printable(each['code'])}")
         return lines
 
 

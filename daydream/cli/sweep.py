@@ -10,7 +10,17 @@ from typing import Any, Literal
 import click
 
 from daydream.cli.commands import Change, Changes, command, is_known, refused
-from daydream.cli.options import FORCE, MEASURED, SOME, Option, Parsed, numbers_of, output, typed_options
+from daydream.cli.options import (
+    FORCE,
+    HTML,
+    MEASURED,
+    SOME,
+    Option,
+    Parsed,
+    numbers_of,
+    output,
+    typed_options,
+)
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.errors import DaydreamError, GraphError
@@ -52,6 +62,7 @@ class Sweep(Changes):
         help="An option and its values: 1,2,4,...,64 or a,b; may be repeated.",
     ),
     output("Write all scenarios: .csv or .parquet."),
+    HTML,
     FORCE,
     cls=Sweep,
     types={"top": SOME},
@@ -86,13 +97,14 @@ def sweep(
     if change is None:
         raise usage_error("name an optimization, such as ddp; `daydream whatif --list` shows them")
     from daydream.predict import sweep as sweeps
-    from daydream.report.text.sweep import sweep_text
+    from daydream.report.view import view
 
     fixed = change.values or {}
     values = _values(change, varied)
     again = next((each for place, each in enumerate(request.traces) if each in request.traces[:place]), None)
     if again is not None:
         raise usage_error(f"the trace {again} is given twice")
+    replace(out, output=None).check_files()
     if out.output is not None:
         if not out.output.endswith(FORMATS):
             raise click.BadParameter(
@@ -119,6 +131,7 @@ def sweep(
             progress(f"writing {out.output}")
             found.save(out.output, force=out.force)
             written = [f"wrote {out.output}"]
+        written += replace(out, output=None).write_files(found, progress)
     words = []
     if found.scenarios and not written:  # the what-if of the first that may fit
         best = next(iter(found.possible), found.scenarios[0])
@@ -126,7 +139,7 @@ def sweep(
         named = "+".join(each.name for each in change.optimizations)
         words = ["whatif", named, *typed_options({**fixed, **best.options}), *typed_options(same)]
         words += replace(request, traces=(best.trace,)).words
-    out.emit(found, lambda: sweep_text(found, top=top), written=written, then=words)
+    out.emit(found, lambda: view(found, top=top), written=written, then=words)
     if not found.scenarios:
         raise DaydreamError("no scenario could be answered; the reasons are listed")
 
@@ -238,6 +251,7 @@ class Scaling(Changes):
 
 
 @command(
+    HTML,
     FORCE,
     cls=Scaling,
     types={
@@ -278,9 +292,10 @@ def scaling(
     """
     from daydream.predict import scaling as scales
     from daydream.report.scaling_plot import check_plot, draw
-    from daydream.report.text.scaling import scaling_text
+    from daydream.report.view import view
 
     values = change.values or {}
+    out.check_files()
     if plot is not None:
         check_plot(plot)
         out.check(plot)
@@ -305,14 +320,15 @@ def scaling(
         if plot is not None:
             progress(f"writing {plot}")
             draw(found, plot, force=out.force)
+        written = [*([f"wrote {plot}"] if plot else []), *out.write_files(found, progress)]
     words = ["whatif", "network", "--bandwidth-factor", "2"]
     if found.recorded_workers == 1:
         words = ["whatif", "ddp", "--workers", str(max(*workers, 2)), *typed_options(values)]
     words += typed_options({"contention": None if contention == MEASURED else contention})
     out.emit(
         found,
-        lambda: scaling_text(found),
-        written=[f"wrote {plot}"] if plot else [],
-        then=[] if plot else [*words, *request.words],
+        lambda: view(found),
+        written=written,
+        then=[] if written else [*words, *request.words],
         trace=request.trace,
     )

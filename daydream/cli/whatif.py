@@ -66,7 +66,7 @@ def whatif(
         raise usage_error("name an optimization, such as amp; `daydream whatif --list` shows them")
     import daydream
     from daydream.predict.prediction import predict
-    from daydream.report.text.results import whatif_text
+    from daydream.report.view import view
 
     out.check_files(chakra=True)
     typed, then, memory = [change.spec, *change.typed], None, None
@@ -79,7 +79,7 @@ def whatif(
             found = predict(replay, change.edit, contention=contention, capacity_bytes=capacity)
         if out.html:
             memory = _recorded_memory(trace, capacity)
-        written = out.write_files(replay, found, progress, memory=memory)
+        written = out.write_files(found, progress, memory=memory, ranked=True)
         if not out.as_json and "--" not in typed:
             from daydream.predict.suggest import suggestion
 
@@ -91,7 +91,7 @@ def whatif(
     above = above_gate(found, fail_above)
     out.emit(
         found,
-        lambda: whatif_text(found, verbose=out.verbose, suggestion=then),
+        lambda: view(found, verbose=out.verbose, suggestion=then),
         written=written,
         then=[] if above or written else ["whatif", *typed, *more],
     )
@@ -166,7 +166,7 @@ def list_text(optimizations: list[Optimization], broken: Mapping[str, str]) -> s
 
     Last those that are `broken`, with what is wrong with each.
     """
-    from daydream.report.text.layout import printable
+    from daydream.report.format import printable
     from daydream.transforms.stages import TITLES
 
     margin = max((len(each.name) for each in optimizations), default=0) + 4

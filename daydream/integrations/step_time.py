@@ -33,7 +33,7 @@ class StepTime:
         **options: Any,
     ) -> None:
         import daydream
-        from daydream.report.text.layout import printable
+        from daydream.report.format import printable
 
         self._replay = daydream.replay(trace)
         self.name = printable(str(trace) if isinstance(trace, str | os.PathLike) else "the trace")

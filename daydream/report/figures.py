@@ -15,11 +15,10 @@ from daydream.predict.prediction import Prediction
 from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scaling import Scaling
+from daydream.report.format import UNITS, printable, scale, shortened, speedup, time_text
 from daydream.report.step_figure import draw_step
-from daydream.report.text.breakdown import sections
-from daydream.report.text.difference import columns_of
-from daydream.report.text.layout import printable, shortened
-from daydream.report.text.numbers import UNITS, scale, speedup, time_text
+from daydream.report.views.breakdown import sections
+from daydream.report.views.difference import sides_of
 from daydream.simulate.critical_path import Bound, PathCause
 from daydream.simulate.timeline import Timeline
 
@@ -72,7 +71,7 @@ def _comparison(comparison: Prediction) -> Any:
 @_draw.register
 def _difference(difference: Difference) -> Any:
     one, two = difference.before, difference.after
-    names = columns_of(difference)
+    names = sides_of(difference)
     title = f"{names[0]} {time_text(one.simulated_ns)}, {names[1]} {time_text(two.simulated_ns)}"
     if not one.prediction:
         title += f", {speedup(one.simulated_ns, two.simulated_ns)}"
@@ -148,9 +147,9 @@ def _breakdowns(
     whole = max(sum(side["by_cause"].values()) for side in (before, after))
     unit, size, digits = scale(whole)
     for axes, (part, shown) in zip(figure.subplots(1, 2), sections((before, after), whole)[:2], strict=True):
-        labels = [printable(row[0]) for row in shown]
-        for offset, column, name, color in ((-0.2, 1, names[0], BEFORE), (0.2, 2, names[1], AFTER)):
-            values = [row[column] / size for row in shown]
+        labels = [printable(name) for name, _ in shown]
+        for offset, column, name, color in ((-0.2, 0, names[0], BEFORE), (0.2, 1, names[1], AFTER)):
+            values = [ns[column] / size for _, ns in shown]
             bars = axes.barh(
                 [place + offset for place in range(len(shown))], values, 0.4, label=name, color=color
             )

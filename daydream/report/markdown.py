@@ -1,4 +1,4 @@
-"""A comparison as Markdown, for a pull request: before, predicted and after, and what changed most.
+"""Views as Markdown, for a pull request: the answer and its first table, the rest folded away.
 
 Names come from traces, whoever wrote them: they stand between backticks, where a page takes them for
 neither markup nor people nor issues.
@@ -7,98 +7,85 @@ neither markup nor people nor issues.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from daydream.lazy import regex
-from daydream.report.text.difference import columns_of, side_text, step_remarks
-from daydream.report.text.layout import printable, shortened
-from daydream.report.text.numbers import percent, range_text, time_text
+from daydream.report.blocks import (
+    HEADING,
+    Block,
+    Code,
+    Facts,
+    Figures,
+    Headline,
+    Kind,
+    Notes,
+    Table,
+    Text,
+    Title,
+    flat,
+)
+from daydream.report.format import printable, shortened
 
-if TYPE_CHECKING:
-    from daydream.predict.compare import Change, Difference, Side
-
-MOST_CHANGES = 5
 NAME_WIDTH = 60
+ARROW = "->", "\N{RIGHTWARDS ARROW}"
+OF_TEXT = "-v adds: "  # what says this is of no use elsewhere
 MARKUP = regex(r"([\\`*_\[\]()|~$])")  # what GitHub's Markdown takes for its own in a sentence
-UNKNOWN = "unknown"
 
 
-def comparison_markdown(difference: Difference) -> str:
-    """Return a comparison as Markdown: a line that says it, a table, then what changed most and the notes."""
-    one, two = difference.before, difference.after
-    blocks = [f"**{_verdict(difference)}**", _table(_steps(difference))]
-    blocks += [sentence(line) for line in step_remarks(difference)]
-    changes = [each for each in difference.layers if each.change_ns][:MOST_CHANGES]
-    if len(changes) < 2:  # no layers are known
-        changes = [each for each in difference.operators if each.change_ns][:MOST_CHANGES]
-    inside = [_table(_changes(changes, columns_of(difference)))] if changes else []
-    inside.append("\n".join(f"- {sentence(side_text(each))}" for each in (one, two)))
-    notes = list(dict.fromkeys(difference.notes))
-    if notes:
-        inside += ["Notes:", "\n".join(f"- {sentence(note)}" for note in notes)]
-    details = "\n\n".join(inside)
-    blocks.append(f"<details><summary>Where it comes from</summary>\n\n{details}\n\n</details>")
-    return "\n\n".join(blocks) + "\n"
+def markdown(blocks: Sequence[Block]) -> str:
+    """Return a view as Markdown: what follows its first table is folded away."""
+    parts, folded = [], 0
+    for block in flat(blocks):
+        if isinstance(block, Text) and block.head == OF_TEXT:
+            continue
+        parts.append(_block(block))
+        if isinstance(block, Table) and not folded:
+            folded = len(parts)
+    shown, rest = parts[: folded or None], parts[folded:] if folded else []
+    if rest:
+        inside = "\n\n".join(rest)
+        shown.append(f"<details><summary>Where it comes from</summary>\n\n{inside}\n\n</details>")
+    return "\n\n".join(shown) + "\n"
 
 
-def _verdict(difference: Difference) -> str:
-    one, two, start = difference.before, difference.after, difference.started_from_ns
-    before = one.simulated_ns if start is None else start
-    change = _against(before, two.simulated_ns)
-    line = f"Step time {time_text(before)} → {time_text(two.simulated_ns)}: {change}"
-    if one.prediction:
-        if one.reason or difference.error is None:
-            return f"{line}; {sentence(one.prediction)} could not be predicted"
-        came = "as predicted" if difference.overlap else "not as predicted"
-        return f"{line}, {came} (error {percent(difference.error, signed=True)})"
-    return line if not difference.overlap else f"{line}; the step times overlap, so this may be noise"
+def _block(block: Block) -> str:
+    if isinstance(block, Headline):
+        return f"**{sentence(block.replace(*ARROW))}**"
+    if isinstance(block, Title):
+        return f"**{sentence(block.text)}**"
+    if isinstance(block, Code):
+        return f"in code: {code(block.code)}"
+    if isinstance(block, Figures):
+        said = [f"{name} {value}" + (f" ({more})" if more else "") for name, value, more in block.figures]
+        return sentence(", ".join([block.head, *said] if block.head else said))
+    if isinstance(block, Facts):
+        return "\n".join(f"- {sentence(f'{name}: {said}')}" for name, said in block.rows)
+    if isinstance(block, Notes):
+        return "\n".join(
+            [f"{sentence(block.title)}:", "", *(f"- {sentence(note)}" for note in block.sentences)]
+        )
+    if isinstance(block, Table):
+        return _table(block)
+    return sentence(block.head + block.text) if isinstance(block, Text) else ""
 
 
-def _steps(difference: Difference) -> list[list[str]]:
-    one, two, start = difference.before, difference.after, difference.started_from_ns
-    rows = [["", "step", "range", "against before"]]
-    if not one.prediction:
-        rows.append(["before", time_text(one.simulated_ns), _range(one), ""])
-    else:
-        rows.append(["before", UNKNOWN if start is None else time_text(start), "", ""])
-        step = UNKNOWN if one.reason else time_text(one.simulated_ns)
-        change = "" if one.reason or start is None else _against(start, one.simulated_ns)
-        rows.append([f"predicted: {code(one.prediction)}", step, _range(one), change])
-    before = one.simulated_ns if start is None else start
-    rows.append(["after", time_text(two.simulated_ns), _range(two), _against(before, two.simulated_ns)])
-    return rows
-
-
-def _range(side: Side) -> str:
-    if side.low_ns is None or side.high_ns is None or side.low_ns == side.high_ns:
-        return ""
-    return range_text(side.low_ns, side.high_ns)
-
-
-def _against(before_ns: int, after_ns: int) -> str:
-    """Return how much shorter or longer a step got: `47 % less (1.88x)`."""
-    if not before_ns or not after_ns:
-        return UNKNOWN
-    if before_ns == after_ns:
-        return "no change"
-    share = abs(after_ns / before_ns - 1)
-    return f"{percent(share)} {'less' if after_ns < before_ns else 'more'} ({before_ns / after_ns:.2f}x)"
-
-
-def _changes(changes: Sequence[Change], names: Sequence[str]) -> list[list[str]]:
-    rows = [["largest changes of a step's work", *names, "change"]]
-    for each in changes:
-        name = each.layer or each.operator or next(iter((*each.after, *each.before)), "?")
-        sign = "+" if each.change_ns > 0 else "-"
-        change = f"{sign}{time_text(abs(each.change_ns))}"
-        rows.append([code(name), time_text(each.before_ns), time_text(each.after_ns), change])
-    return rows
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    lines = [head, ["---", *("---:" for _ in head[1:])], *others]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _table(table: Table) -> str:
+    heads, texts = table.texts()
+    kept = table.used()
+    names = [table.columns[at].kind is Kind.NAME for at in kept]
+    lines = [[sentence(heads[at]) for at in kept], ["---" if name else "---:" for name in names]]
+    for row, cells in zip(table.rows, texts, strict=True):
+        if row.style == HEADING:
+            lines.append([f"**{sentence(cells[0])}**", *[""] * (len(kept) - 1)])
+        else:
+            shown = [cells[at] for at in kept]
+            lines.append(
+                [
+                    code(cell) if name and cell else sentence(cell)
+                    for cell, name in zip(shown, names, strict=True)
+                ]
+            )
+    more = f"\n\n{sentence(table.more)}" if table.more else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + more
 
 
 def code(name: str) -> str:

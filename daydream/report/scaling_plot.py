@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from io import BytesIO
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError, OutputError
 from daydream.files.atomic import write_whole
-from daydream.report.text.scaling import scaling_html
+from daydream.report.html.page import page
 
 if TYPE_CHECKING:
     from daydream.predict.scaling import Scaling
@@ -42,18 +41,9 @@ def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False)
     elif name.endswith(".svg"):
         content = _drawn(scaling, "svg")
     else:
-        content = _page(scaling).encode()
+        svg = _drawn(scaling, "svg").decode()
+        content = page(scaling, drawing=svg[svg.index("<svg") :]).encode()
     write_whole(name, lambda temporary: Path(temporary).write_bytes(content), force=force)
-
-
-def _page(scaling: Scaling) -> str:
-    svg = _drawn(scaling, "svg").decode()
-    said = "".join(f"<li>{html.escape(note)}</li>" for note in scaling.notes)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">'
-        '<head><meta charset="utf-8"><title>daydream scaling</title></head>\n'
-        f"<body>\n{svg[svg.index('<svg') :]}\n{scaling_html(scaling)}\n<ul>{said}</ul>\n</body></html>\n"
-    )
 
 
 def _drawn(scaling: Scaling, form: str) -> bytes:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.report.text.layout import printable, shortened
-from daydream.report.text.numbers import UNITS, time_text
+from daydream.report.format import UNITS, printable, shortened, time_text
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from shared import shared_trace
 from test_cli_golden import COMMANDS
 
 import daydream
-from daydream.report.text.numbers import speedup, time_text
+from daydream.report.format import speedup, time_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEXT = "next: daydream "

@@ -11,9 +11,9 @@ from graph.small_traces import op, trace
 from test_cli_json import parsed
 from test_cli_startup import HEAVY, modules_after
 from test_ranking import ALL, steps
+from view_text import view_text
 
 import daydream
-from daydream.report.text.ranking import ranking_text
 from daydream.transforms.registry import names
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -39,7 +39,7 @@ def fits(screen):
 
 @pytest.mark.parametrize(("name", "verbose"), [("rank", False), ("rank_verbose", True)])
 def test_the_screen_is_as_reviewed(name, verbose):
-    screen = ranking_text(daydream.rank(steps(), ALL), top=4, verbose=verbose) + "\n"
+    screen = view_text(daydream.rank(steps(), ALL), top=4, verbose=verbose) + "\n"
 
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("DAYDREAM_GOLDEN") == "write":
@@ -50,7 +50,7 @@ def test_the_screen_is_as_reviewed(name, verbose):
 
 def test_a_trace_to_which_nothing_applies_says_so_and_why():
     on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
-    screen = ranking_text(daydream.rank(on_cpu, ["amp", "fused-adam"], with_curves=False), top=4)
+    screen = view_text(daydream.rank(on_cpu, ["amp", "fused-adam"], with_curves=False), top=4)
 
     assert "no optimization applies to this trace" in screen
     assert "\nleft out\n  amp: " in screen

@@ -98,7 +98,7 @@ def test_a_kept_answer_loads_nothing_that_it_does_not_use(folder, tmp_path, args
     unused = {
         "csv", "difflib", "numpy.ma", "pyarrow",
         "daydream.costs.resize.growth", "daydream.predict.suggest", "daydream.graph.build",
-        "daydream.memory.lifetimes", "daydream.memory.narrow", "daydream.report.text.ranking",
+        "daydream.memory.lifetimes", "daydream.memory.narrow", "daydream.report.views.ranking",
     }  # fmt: skip
     assert (loaded & unused) - modules_of_bare_imports() == set()
 

@@ -10,13 +10,13 @@ import pytest
 from graph.small_traces import call, launched, op, trace
 from test_cli_json import parsed
 from test_cli_startup import HEAVY, modules_after
+from view_text import view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.cli.sweep import workers_of as numbers_in
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.trace_collectives import fitted_to_trace
-from daydream.report.text.scaling import scaling_text
 from daydream.simulate.ranks import factors_of, slowdown_of
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
@@ -73,8 +73,8 @@ def replay():
 
 def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
     legend = "exposed: transfers that the step waits for"
-    slowed = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
-    alone = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention="off"))
+    slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
+    alone = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention="off"))
 
     assert f"{legend}, and what they slow kernels that run meanwhile." in " ".join(slowed.split())
     assert f"{legend}." in " ".join(alone.split())
@@ -222,13 +222,11 @@ def test_a_trace_without_gradients_says_so():
 
 def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:128", jitter=0.02)
-    screen = scaling_text(found)
+    screen = view_text(found)
 
     lines = screen.splitlines()
     assert lines[0] == "1,024 workers: 29.69x the throughput of one, efficiency 2.90 %"
-    assert lines[1].startswith(
-        "  most is lost to inter-node bandwidth; from a step of 100.0 us on 1 worker, "
-    )
+    assert lines[1].startswith("  largest loss: inter-node bandwidth; from a step of 100.0 us on 1 worker, ")
     heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
     assert lines[3].split() == heads.split()
     assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]

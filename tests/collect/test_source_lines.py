@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from kineto_text import call, kernel, op, row, training
 from test_kineto import imported
+from view_text import view_text
 
 import daydream
 from daydream.collect.derive.source_lines import SourceLines, own_frame
-from daydream.report.text.explain import explain_text
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_explain_names_the_line_of_a_synchronization(tmp_path):
     (cost,) = [each for each in explanation.avoidable if each.sort == "synchronization"]
 
     assert cost.source == "net/train.py(12): log_loss"
-    assert "net/train.py(12): log_loss" in " ".join(explain_text(explanation, verbose=True).split())
+    assert "net/train.py(12): log_loss" in " ".join(view_text(explanation, verbose=True).split())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from view_text import view_text
 
 import daydream
 from daydream.collect.derive.collectives import host_collectives, match_collectives
 from daydream.graph.lint import problems
-from daydream.report.text.collected import collectives_of_steps
-from daydream.report.text.overview import overview
-from daydream.report.text.overview_text import info_text
+from daydream.report.overview import overview
+from daydream.report.views.overview import collectives_of_steps
 
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert {rank: len(times) for rank, times in by_rank.items()} == {"0": 20, "1": 20}
     assert trace.metadata["unprofiled_step_ns"] == by_rank["0"]
     assert "parameters_by_rank" not in trace.metadata  # they are the same
-    said = info_text(overview(trace), verbose=True)
+    said = view_text(overview(trace), verbose=True)
     assert "2 all_reduce of 1.5 MiB in total in a step, the same on every rank" in said
     assert "397,322 parameters" in said
     assert done.notes() == []

@@ -18,7 +18,7 @@ from daydream import attach_counters, build, counters_table
 from daydream.costs.counters.attaching import read_counted
 from daydream.costs.counters.joining import base_name
 from daydream.costs.counters.listing import counted_in
-from daydream.report.text.counted import counted_sentences
+from daydream.report.views.explanation import counted_sentences
 
 HEADER = (
     "Dispatch_Id,Process_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value,Start_Timestamp"

@@ -9,7 +9,7 @@ import daydream
 from daydream.predict.breakdown import Share
 from daydream.predict.explain import bound
 from daydream.predict.suggest import WhatIfResult
-from daydream.report.text.explain import verdict
+from daydream.report.views.explanation import verdict
 from daydream.simulate.critical_path import Bound, PathCause
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from graph.small_traces import call, kernel, launched, note, op, trace
 from machine.programs import PROGRAMS
+from view_text import view_text
 
 import daydream
 from daydream import GraphError
 from daydream.predict.breakdown import Behind
-from daydream.report.text.explain import beside, explain_text, sentence, verdict
+from daydream.report.views.explanation import beside, sentence, verdict
 from daydream.simulate.critical_path import PathCause
 
 KERNELS = PathCause.KERNELS
@@ -103,8 +104,8 @@ def test_exposed_communication_saves_what_nothing_else_hides():
     assert (cost.cost_ns, cost.saving_ns) == (80_000, 25_000)
     assert cost.best is None  # nothing else in the step could hide it, and its size is not known
     assert cost.limit.predicted_ns == 100_000
-    words = explain_text(explanation, verbose=True).split()
-    assert "without it the step would save 25.00 us" in " ".join(words)
+    words = view_text(explanation, verbose=True).split()
+    assert "removing it saves 25.00 us" in " ".join(words)
 
 
 #  thread 1  |launch 5|.5.|2 copy_ |5 copy call (waits 33) 4|1|python 45|    6 + 40 + 1 + 3 + 4 + 1 + 45 = 100
@@ -215,8 +216,8 @@ def test_a_long_pause_is_told_with_what_its_absence_would_save():
     cost = found(explanation, "idle gap")
     assert (cost.cost_ns, cost.saving_ns) == (3_000_000, 3_000_000)
     assert cost.best is None  # no change of the list removes it: a person has to look
-    assert "whatif scale" not in explain_text(explanation)
-    assert "see what this thread does there" in " ".join(explain_text(explanation).split())
+    assert "whatif scale" not in view_text(explanation)
+    assert "see what this thread does there" in " ".join(view_text(explanation).split())
 
 
 def test_the_line_of_code_that_makes_a_change_stands_beside_it():
@@ -224,7 +225,7 @@ def test_the_line_of_code_that_makes_a_change_stands_beside_it():
     best = found(explanation, "blocking copies from the device").best
 
     assert best.code == "losses.append(loss.detach())  # .item() when the loop is over"
-    assert " ".join(f"in code: {best.code}".split()) in " ".join(explain_text(explanation).split())
+    assert " ".join(f"in code: {best.code}".split()) in " ".join(view_text(explanation).split())
     told = next(each for each in explanation.to_json()["avoidable"] if each["sort"].startswith("blocking"))
     assert told["code"] == told["whatifs"][0]["code"] == best.code
 
@@ -243,7 +244,7 @@ def test_work_between_batches_is_told_where_the_program_is_known():
 
     cost = found(explanation, "work between batches")
     assert (cost.cost_ns, cost.source) == (60_000, line)
-    assert "DataLoader(dataset, num_workers=4" in " ".join(explain_text(explanation).split())
+    assert "DataLoader(dataset, num_workers=4" in " ".join(view_text(explanation).split())
 
 
 def test_without_a_device_the_operators_are_the_causes():
@@ -298,7 +299,7 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
                 assert answer.predicted_ns == asked.predicted_ns
             else:
                 assert answer.reason
-    text = explain_text(explanation)
+    text = view_text(explanation)
     assert text.isascii()
     assert "None" not in text
 

@@ -8,7 +8,7 @@ from shared import shared_replay
 
 import daydream
 from daydream.costs.devices import find_device
-from daydream.report.text.explain import beside
+from daydream.report.views.explanation import beside
 
 STEPS = 4
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from shared import shared_replay, shared_trace
+from view_text import view_text
 
 import daydream
-from daydream.report.text.explain import beside, explain_text, verdict
+from daydream.report.views.explanation import beside, verdict
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TRACES = (
@@ -124,7 +125,7 @@ def test_communication_beside_kernels_saves_less_than_its_share():
     assert explanation.share("exposed communication") > 0.5
     assert explanation.without_communication.saving_ns < 0.5 * explanation.communication.exposed_ns
     assert explanation.bound == "GPU"
-    assert "concurrent work then takes over" in " ".join(explain_text(explanation, verbose=True).split())
+    assert "(then limited by other work)" in " ".join(view_text(explanation, verbose=True).split())
 
 
 def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_were_recorded():
@@ -132,7 +133,7 @@ def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_wer
     wait = found(explanation, "synchronization")
 
     assert wait.source.endswith("_attn_mask_utils.py(429): _prepare_4d_attention_mask_for_sdpa")
-    assert wait.source in " ".join(explain_text(explanation, verbose=True).split())
+    assert wait.source in " ".join(view_text(explanation, verbose=True).split())
     alone = daydream.whatif(explanation.replay, "remove-sync", which="^aten::_local_scalar_dense$")
     assert wait.saving_ns == alone.replayed_ns - alone.predicted_ns > 0
     # Without frames operator and phase are named.
@@ -160,8 +161,9 @@ def test_a_rank_that_the_others_wait_for_is_named():
 def test_what_bounds_the_step_reads_as_reviewed(name):
     # What could be saved is left out: it changes with every optimization that gets better.
     explanation = explained(name)
-    whole = explain_text(explanation, verbose=True)
-    screen = re.split(r"\n(?:what could be avoided|large but not worth|notes)", whole)[0].rstrip() + "\n"
+    whole = view_text(explanation, verbose=True)
+    screen = re.split(r"\n(?:large but not worth|notes)", whole)[0].rstrip() + "\n"
+    screen = re.sub(r"biggest avoidable costs.*?\n\n", "", screen, flags=re.DOTALL)
     golden = GOLDEN / f"explain_{name.split('/')[-1].split('.')[0]}.txt"
     if os.environ.get("DAYDREAM_GOLDEN") == "write":
         golden.write_text(screen, encoding="utf-8")
@@ -171,7 +173,7 @@ def test_what_bounds_the_step_reads_as_reviewed(name):
 @pytest.mark.parametrize("name", TRACES)
 def test_shares_add_up_and_the_text_fits_a_terminal(name):
     explanation = explained(name)
-    text = explain_text(explanation, verbose=True)
+    text = view_text(explanation, verbose=True)
 
     assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
     assert all(len(each.selected) for each in explanation.causes)
@@ -183,7 +185,7 @@ def test_shares_add_up_and_the_text_fits_a_terminal(name):
 def test_no_large_cause_is_among_the_rest():
     # 37 % launches, 35 % Python, 29 % loading: the screen has room for the first one only.
     explanation = explained("cases/rtx4090laptop_mlp_training_20_iterations.json.gz")
-    screen = str(explain_text(explanation))
+    screen = str(view_text(explanation))
     for each in explanation.causes[:3]:
         assert each.cause.label in screen
     assert "without profiler" in screen

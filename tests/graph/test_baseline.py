@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_traces import op, trace
+from view_text import view_text
 
 import daydream
 from daydream.predict.basis import timed_steps
-from daydream.report.text.explain import explain_text
-from daydream.report.text.overview import overview
-from daydream.report.text.overview_text import info_text
-from daydream.report.text.ranking import ranking_text
-from daydream.report.text.results import replay_text, whatif_text
+from daydream.report.overview import overview
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MS = 1_000_000
@@ -91,7 +88,7 @@ def test_the_recorded_step_is_one_object_beside_the_answer():
     assert found.recorded.measured_ns == replay.measured_ns
     assert found.recorded.predicted_ns == 15_084_065
     assert found.speedup == pytest.approx(1.593, abs=1e-3)
-    assert "with the profiler: 16.91 -> 15.08 ms, 1.12x, replay error 0.00 %" in whatif_text(found)
+    assert "with the profiler: 16.91 -> 15.08 ms, 1.12x, replay error 0.00 %" in view_text(found)
 
 
 def test_the_step_is_scaled_to_the_measured_one_as_far_as_its_cpu_goes():
@@ -113,8 +110,8 @@ def test_a_recording_without_steps_says_that_it_is_taken_as_one():
     replay, screen = found.replay, found.to_json()
     ranking = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False)
     texts = [
-        whatif_text(found), replay_text(replay), ranking_text(ranking, top=1),
-        explain_text(daydream.explain(replay)), info_text(overview(recorded)),
+        view_text(found), view_text(replay), view_text(ranking, top=1),
+        view_text(daydream.explain(replay)), view_text(overview(recorded)),
     ]  # fmt: skip
     assert [str(text).splitlines()[0].strip() for text in texts] == [said] * len(texts)
     assert screen["notes"][0] == replay.to_json()["notes"][0] == ranking.to_json()["notes"][0] == said
@@ -124,7 +121,7 @@ def test_a_recording_without_steps_says_that_it_is_taken_as_one():
 def test_a_recording_without_a_task_has_no_step_that_could_be_named():
     empty = trace(steps=(0,), step_source="the whole recording: no markers, no period")
     assert empty.metadata["steps"] == []
-    assert "no steps found" not in str(info_text(overview(empty)))
+    assert "no steps found" not in str(view_text(overview(empty)))
 
 
 def test_a_change_that_leaves_nothing_of_the_step_is_refused_if_it_takes_work_away():
@@ -132,7 +129,7 @@ def test_a_change_that_leaves_nothing_of_the_step_is_refused_if_it_takes_work_aw
     recorded = trace(*rows, steps=(0, 20, 40, 60))
     found = daydream.whatif(recorded, "compile")  # no call of a library is known of these
     assert found.predicted_ns is found.predicted_low_ns is found.speedup is found.to_json()["speedup"] is None
-    assert "cannot be predicted" in whatif_text(found)
+    assert "cannot be predicted" in view_text(found)
     assert "nothing would be left of the step" in found.reason
     assert daydream.whatif(recorded, "scale", on="cpu", factor=0.0).predicted_ns == 0
 
@@ -146,4 +143,4 @@ def test_a_ranking_whose_intervals_tell_nothing_says_so():
     assert not ranking.cannot_tell
     told = ranking.but(optimizations=[wide])
     assert told.cannot_tell
-    assert ranking_text(told, top=1).splitlines()[0].startswith("this recording cannot tell what helps")
+    assert view_text(told, top=1).splitlines()[0].startswith("this recording cannot tell what helps")

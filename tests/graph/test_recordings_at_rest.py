@@ -11,7 +11,7 @@ from small_traces import NO_COST, op, trace
 import daydream
 from daydream import Trace
 from daydream.collect.derive.quality import unrest
-from daydream.report.text.overview import overview
+from daydream.report.overview import overview
 
 
 def recorded(

@@ -18,21 +18,23 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = str(ROOT / "examples" / "mlp_cpu.json.gz")
 ACTION = ROOT / ".github" / "actions" / "step-time"
 PLAIN = """\
-**Step time 5.282 ms → 5.282 ms: no change; the step times overlap, so this may be noise**
+**5.282 → 5.282 ms per step, 1.00x; the step times overlap, so this may be noise**
 
-|  | step | range | against before |
+|  | step, ms | range | speedup |
 | --- | ---: | ---: | ---: |
-| before | 5.282 ms | 5.128 to 5.476 ms |  |
-| after | 5.282 ms | 5.128 to 5.476 ms | no change |
+| `before` | 5.282 | 5.128 to 5.476 |  |
+| `after` | 5.282 | 5.128 to 5.476 | 1.00x |
 """
 PREDICTED = """\
-**Step time 5.282 ms → 5.282 ms: no change, not as predicted (error -26.3 %)**
+**fused-adam: predicted 3.894 ms, measured 5.282 ms per step; not as predicted, error -26.3 %**
 
-|  | step | range | against before |
+from 5.282 ms: predicted 1.36x, measured 1.00x
+
+|  | step, ms | range | speedup |
 | --- | ---: | ---: | ---: |
-| before | 5.282 ms |  |  |
-| predicted: `fused-adam` | 3.894 ms | 3.643 to 4.146 ms | 26.3 % less (1.36x) |
-| after | 5.282 ms | 5.128 to 5.476 ms | no change |
+| `before` | 5.282 |  |  |
+| `predicted: fused-adam` | 3.894 | 3.643 to 4.146 | 1.36x |
+| `after` | 5.282 | 5.128 to 5.476 | 1.00x |
 """
 
 
@@ -134,7 +136,7 @@ def test_the_action_comments_once_and_then_again_over_it(github):
     assert second.returncode == 0, second.stderr
     assert [each["id"] for each in handler.comments] == [40, 42]
     assert handler.comments[1]["body"] == second.stdout.removesuffix("\n")
-    assert "predicted: `fused-adam`" in handler.comments[1]["body"]
+    assert "`predicted: fused-adam`" in handler.comments[1]["body"]
     folder = Path(variables["RUNNER_TEMP"])
     assert (folder / "summary.md").read_text(encoding="utf-8").count("### Step time") == 2
     assert (folder / "output").read_text().splitlines()[0] == "speedup=1.0"

@@ -16,7 +16,7 @@ from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
-from daydream.report.text.peak_memory import memory_words
+from daydream.report.views.memory import memory_line
 
 MIB = 2**20
 KEYS = [
@@ -84,7 +84,7 @@ def test_json_has_the_promised_keys():
 
 def test_the_line_of_a_whatif():
     def line(**figures):
-        return str(memory_words(daydream.predict.memory.MemoryAnswer(prediction(**figures)))[0].text)
+        return str(memory_line(daydream.predict.memory.MemoryAnswer(prediction(**figures)))[0].text)
 
     gib = 2**30
     sizes = {"before_bytes": 12 * gib, "after_bytes": 8 * gib, "low_bytes": 8 * gib, "high_bytes": 8 * gib}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from recordings import Recording
+from view_text import view_text
 
 from daydream.memory.footprints import layer_needs, operator_footprints
 from daydream.memory.idle import idle
@@ -11,7 +12,6 @@ from daydream.memory.lifetimes import allocations
 from daydream.memory.views import NO_SHAPES, view_of
 from daydream.memory.weights import weights_of, without_head
 from daydream.memory.workspace import workspaces
-from daydream.report.text.memory_views import view_text
 
 FLOAT = ["float", "float"]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import PARAMETER, SGD, Recording, training_step
 from shared import shared_trace
+from view_text import view_text
 
 import daydream
 from daydream.memory.allocations import BEFORE
@@ -21,7 +22,6 @@ from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_of
 from daydream.report.html.page import page
 from daydream.report.perfetto.file import events as timeline_events
-from daydream.report.text.trace_memory import trace_memory_text
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
@@ -154,17 +154,17 @@ def test_sums_add_up_to_the_peak_of_any_history(asked):
 
 
 def test_the_first_screen_fits_a_terminal(training):
-    lines = str(trace_memory_text(memory_of(training))).splitlines()
+    lines = str(view_text(memory_of(training))).splitlines()
     assert len(lines) <= 24
     assert lines[0].startswith("cpu: peak 15.74 KiB allocated")
-    verbose = str(trace_memory_text(memory_of(training), verbose=True))
+    verbose = str(view_text(memory_of(training), verbose=True))
     assert "held at the peak, by phase" in verbose
 
 
 def test_names_from_a_trace_cannot_steer_a_terminal(tmp_path):
     recording = Recording()
     recording.inside("aten::mm\x1b[31m", ("a", 512), "a")
-    assert "\x1b" not in str(trace_memory_text(memory_of(recording.trace(tmp_path)), verbose=True))
+    assert "\x1b" not in str(view_text(memory_of(recording.trace(tmp_path)), verbose=True))
 
 
 def test_memory_over_time_begins_with_what_was_there(training):

@@ -30,7 +30,7 @@ def report(tmp_path_factory):
     replay = daydream.replay(folder / "step.json.gz")
     names = replay.graph.texts["name"]
     names[:] = [f"{NASTY} {name}" for name in names]
-    write(folder / "report.html", replay, daydream.whatif(replay, "scale", factor=0.5, on="gpu"))
+    write(folder / "report.html", daydream.whatif(replay, "scale", factor=0.5, on="gpu"))
     return folder / "report.html"
 
 
@@ -244,7 +244,7 @@ def test_the_page_says_most_without_its_programs(chromium, report, tmp_path):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_public_traces_have_a_report(chromium, tmp_path, name, width):
     replay = shared_replay(name)
-    write(tmp_path / "report.html", replay, daydream.whatif(replay, "scale", factor=0.5))
+    write(tmp_path / "report.html", daydream.whatif(replay, "scale", factor=0.5))
     chromium.open(tmp_path / "report.html", width=width)
     chromium.wait_for(READY)
 

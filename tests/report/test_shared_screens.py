@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 from shared import shared_replay
+from view_text import view_text
 
 import daydream
 from daydream.predict import curves as predicted
-from daydream.report.text.difference import difference_text
-from daydream.report.text.layout import Screen, Table
-from daydream.report.text.overview import Overview
-from daydream.report.text.overview_text import info_text
-from daydream.report.text.ranking import curve_rows
-from daydream.report.text.results import replay_text, whatif_text
+from daydream.report.overview import Overview
+from daydream.report.text import text_of
+from daydream.report.views.ranking import curve_table
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "shared"
 TRACES = {
@@ -36,26 +34,26 @@ TRACES = {
 
 
 def info(replay):
-    return info_text(Overview(replay.graph.trace, replay.graph, replay))
+    return view_text(Overview(replay.graph.trace, replay.graph, replay))
 
 
 def whatif(replay, **how):
     on = "gpu" if Overview(replay.graph.trace, replay.graph, replay).on_device else "cpu"
-    return whatif_text(daydream.whatif(replay, "scale", on=on, factor=0.5), **how)
+    return view_text(daydream.whatif(replay, "scale", on=on, factor=0.5), **how)
 
 
 def rank(replay):
-    return Screen([Table(curve_rows(list(predicted.curves(replay))[:10]))])
+    return text_of([curve_table(list(predicted.curves(replay))[:10])])
 
 
 def compare(replay):
-    return difference_text(daydream.compare(daydream.whatif(replay, "scale", on="cpu", factor=0.8), replay))
+    return view_text(daydream.compare(daydream.whatif(replay, "scale", on="cpu", factor=0.8), replay))
 
 
 SCREENS = {
     "info": info,
-    "replay": replay_text,
-    "replay_verbose": partial(replay_text, verbose=True),
+    "replay": view_text,
+    "replay_verbose": partial(view_text, verbose=True),
     "whatif": whatif,
     "whatif_verbose": partial(whatif, verbose=True),
     "rank": rank,

@@ -84,5 +84,5 @@
   }
 
   document.querySelectorAll(".sortable").forEach(enliven);
-  steps();
+  if (document.getElementById("steps-chart")) steps();
 })();

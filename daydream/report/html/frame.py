@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from daydream.errors import GraphError
-from daydream.report.html import bounds
-from daydream.report.html.elements import data, element
-from daydream.report.html.page import POLICY, asset
+from daydream.report.html.page import PROGRAMS, head, scripts
+from daydream.report.html.render import data, element
 from daydream.report.html.timelines import timelines
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
 
 MOST_SPANS = 2_000  # of one timeline: more than a cell is wide in pixels
-PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js")
 STYLE = "body{padding:0 8px}.toolbar{margin-top:4px}#timelines{min-height:0}.chart{max-height:330px}"
 LANE, HEAD, AROUND, HIGHEST = 38, 90, 130, 390  # pixels: of a lane, above a chart, around both; a chart
 
@@ -52,17 +50,15 @@ def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFr
             "there is no timeline after it"
         )
     said = timelines(comparison.replay, comparison, most)
-    page = "".join([
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="color-scheme" content="light dark"><title>daydream</title>',
-        f"<style>{asset('uPlot.min.css')}{bounds.style()}{asset('report.css')}{STYLE}</style></head><body>",
-        element("div", id="timelines"),
-        data("timeline-data", said),
-        f"<!--\nuPlot\n{asset('uPlot.LICENSE')}-->",
-        *(f"<script>{asset(name)}</script>" for name in PROGRAMS),
-        "</body></html>",
-    ])  # fmt: skip
+    page = "".join(
+        [
+            head("daydream", STYLE),
+            element("div", id="timelines"),
+            data("timeline-data", said),
+            *scripts(PROGRAMS[:-1]),
+            "</body></html>",
+        ]
+    )
     height = AROUND + sum(min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in said["timelines"])
     # Not `element`: what is printed of a text there has no line breaks, which end comments of a program.
     text = page.replace("&", "&amp;").replace('"', "&quot;")

@@ -11,8 +11,8 @@ import numpy as np
 
 from daydream.graph.graph import Graph
 from daydream.graph.tables import KINDS
+from daydream.report.format import printable, shortened
 from daydream.report.html.spans import WHY, Spans, Window, coarsened
-from daydream.report.text.layout import printable, shortened
 from daydream.trace.schema import PHASES
 
 MOST_SPANS = 150_000  # of one timeline: two of them, packed, take about 3 MB

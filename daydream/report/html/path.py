@@ -10,9 +10,9 @@ import numpy as np
 from daydream.graph.plan import Cause
 from daydream.graph.select import coded
 from daydream.graph.tables import CPU
-from daydream.report.text.numbers import count
 from daydream.simulate.critical_path import PathCause
 from daydream.simulate.timeline import Timeline
+from daydream.text import counted
 from daydream.trace.schema import PHASES
 
 MOST_STRETCHES = 40  # that are shown for themselves; what lies between them is summed up
@@ -122,7 +122,7 @@ class StepPath:
         by_cause = np.bincount(self.cause[part].astype(np.int64), delay, len(Cause))
         return Stretch(
             begin_ns=int((self.work_ns + self.delay_ns)[:begin].sum()),
-            lane=graph.lanes[lanes[0]].name if len(lanes) == 1 else count(len(lanes), "lane"),
+            lane=graph.lanes[lanes[0]].name if len(lanes) == 1 else counted(len(lanes), "lane"),
             phase=(PHASES[phases[0]] if phases[0] >= 0 else "") if len(phases) == 1 else "several",
             task=texts[most - 1] if most else "",
             tasks=end - begin,

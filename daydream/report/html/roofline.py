@@ -16,8 +16,9 @@ from daydream.costs.kernels import bound, number_formats, work
 from daydream.costs.workload.counters import reached_l2
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
-from daydream.report.html.elements import Html, element, joined
-from daydream.report.text.numbers import count, percent, time_text
+from daydream.report.format import percent, time_text
+from daydream.report.html.render import Html, element, joined
+from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.costs.devices import Device
@@ -150,7 +151,7 @@ def _svg(points: list[Point], device: Device, formats: list[str], cache: float |
 def _said(point: Point) -> str:
     layer = f"\nlayer {point.layer}" if point.layer else "\nlayer unknown"
     return (
-        f"{point.name}{layer}\n{count(point.kernels, 'kernel')}, {time_text(point.ns)}, "
+        f"{point.name}{layer}\n{counted(point.kernels, 'kernel')}, {time_text(point.ns)}, "
         f"known by {point.rule}\n"
         f"{point.intensity:.3g} FLOP/B, {point.rate / 1e3:.3g} TFLOP/s, bound by {WORDS[point.kind]}"
     )

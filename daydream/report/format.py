@@ -1,17 +1,14 @@
-"""Figures as people read them: times with their unit, shares, ratios, counts. ASCII only."""
+"""How figures and names are written: times with their unit, shares, ratios, counts. ASCII only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from daydream.predict.replay import Replay
+from daydream.lazy import regex
+from daydream.results import Predicted
 
-FAR = 0.1  # of the median step: a mean further from it needs a reason
-APART = 1.5  # times the median, or that part of it: a step that makes the difference
 UNITS = (("ms", 1_000_000), ("us", 1_000))
+INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 
 def time_text(ns: float) -> str:
@@ -26,49 +23,6 @@ def number(value: float) -> str:
         return "0"
     digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
     return f"{value:,.{digits}f}"
-
-
-def time_or_unknown(ns: float | None) -> str:
-    """Return a time as `time_text` does, `unknown` for None."""
-    return "unknown" if ns is None else time_text(ns)
-
-
-def measured_text(measured_ns: int | None) -> list[str]:
-    """Return the words about a measured step, none where it was not measured."""
-    return [] if measured_ns is None else [f"measured {time_text(measured_ns)}"]
-
-
-def replayed_text(replay: Replay) -> str:
-    """Return what the step of the answers replays in, with its error, and a steady step that differs."""
-    steady = time_text(replay.basis_ns)
-    if replay.basis != "recorded":
-        return f"{replay.basis} {steady} ({error_text(replay.basis_error, replay.error)})"
-    told = time_text(replay.replayed_ns)
-    after = "" if told == steady else f", steady {steady}"
-    return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
-
-
-def about_steps(replay: Replay) -> list[str]:
-    """Return why the mean step is far from the median, and which steps stand for all, where that is so."""
-    trace = replay.graph.trace
-    read = None if trace is None else trace.metadata.get("typical_run")
-    return [said for said in (far_mean(replay), read) if said]
-
-
-def far_mean(replay: Replay) -> str:
-    """Return why the mean step is far from the median, an empty text where it is not.
-
-    `the step is the mean: 2 of 30 steps take 4.0x the median`.
-    """
-    median, mean = replay.typical_measured_ns, replay.measured_ns
-    if not median or abs(mean - median) <= FAR * median:
-        return ""
-    times = [step.measured_ns / median for step in replay.steps]
-    odd = [each for each in times if (each > APART if mean > median else each < 1 / APART)]
-    if not odd:
-        return f"the step is the mean: steps take {min(times):.2f}x to {max(times):.2f}x the median"
-    takes = f"{'takes' if len(odd) == 1 else 'take'} {fsum(odd) / len(odd):.1f}x the median"
-    return f"the step is the mean: {len(odd):,} of {count(len(times), 'step')} {takes}"
 
 
 def range_text(low_ns: float, high_ns: float) -> str:
@@ -127,34 +81,14 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 
-class Change(Protocol):
-    """A step before and after a change, with its 90 % interval; in ns, None where that is not known."""
-
-    @property
-    def replayed_ns(self) -> int:
-        """The step before the change."""
-
-    @property
-    def predicted_ns(self) -> int | None:
-        """The step after the change."""
-
-    @property
-    def predicted_low_ns(self) -> int | None:
-        """The lower end of its interval."""
-
-    @property
-    def predicted_high_ns(self) -> int | None:
-        """The upper end of its interval."""
-
-
-def answer_text(answer: Change) -> str:
+def answer_text(answer: Predicted) -> str:
     """Return the step of an answer before and after its change, as `step_change_text` does."""
     return step_change_text(
         answer.replayed_ns, answer.predicted_ns, answer.predicted_low_ns, answer.predicted_high_ns
     )
 
 
-def speedup_of(answer: Change) -> str:
+def speedup_of(answer: Predicted) -> str:
     """Return how many times faster the step of an answer is, a dash if nothing is left of it."""
     if answer.predicted_ns is None:
         return "unknown"
@@ -182,11 +116,26 @@ def step_change_text(
     return told if low_ns is None or high_ns is None else told + likely_gain(before_ns, low_ns, high_ns)
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun: `1 step`, `2,000 steps`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def listed(parts: Sequence[str]) -> str:
     """Return a list in words: `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def printable(text: str) -> str:
+    """Return a name from a trace without what could steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text cut to a width, with dots where it was cut."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def tail(text: str, width: int) -> str:
+    """Return a path cut to a width: its end says more than its beginning."""
+    return text if len(text) <= width else "..." + text[3 - width :]
+
+
+def layer_name(layer: str) -> str:
+    """Return a layer's name, the same for all blocks of a stack: `h.*.mlp.fc`."""
+    return INSTANCE.sub("*", layer)

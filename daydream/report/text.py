@@ -1,0 +1,262 @@
+"""Views as text: aligned columns, wrapped lines, ASCII only; on a terminal fitted to its width, in color.
+
+rich is imported only where there is a terminal: see `cli.output` and `cli.progress`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+from unicodedata import east_asian_width
+
+from daydream.lazy import regex
+from daydream.report.blocks import (
+    FADED,
+    HEADING,
+    MARGIN,
+    NEUTRAL,
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Figures,
+    Headline,
+    Kind,
+    Notes,
+    Row,
+    Table,
+    Text,
+    Title,
+    flat,
+)
+from daydream.report.format import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 96  # longer lines of text are hard to read
+COLUMNS, LINES = 80, 24  # of a terminal that does not say
+LEAST_WIDTH, LEAST_NAME = 40, 16  # a terminal that is narrower breaks the lines itself
+KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
+ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
+GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range
+# The terminal's own colors, which can be read on light and on dark: no yellow, no white, nothing bright.
+BETTER, WORSE, TITLE, ASIDE = "green", "red", "bold", "dim"
+ANSWERS = {"yes": BETTER, "no": WORSE}
+
+
+class Piece(NamedTuple):
+    """A part of a line in one style."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Piece]
+
+
+def text_of(blocks: Sequence[Block]) -> str:
+    """Return a view as it is piped: no color, and tables as wide as their cells."""
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(blocks))
+
+
+def show(blocks: Sequence[Block], stream: TextIO | None = None) -> None:
+    """Print a view on stdout or a stream: fitted and colored on a terminal, else its plain text."""
+    stream = sys.stdout if stream is None else stream
+    if not stream.isatty():
+        stream.write(text_of(blocks) + "\n")
+        return
+    from rich.text import Text as Styled
+
+    there = console(stream)
+    for line in lines(blocks, there.width):
+        styled = Styled.assemble(*line)
+        if isinstance(line, Answer) and not there.options.ascii_only:
+            styled = Styled.assemble(*(Piece(piece.text.replace(*ARROW), piece.style) for piece in line))
+        there.print(styled, crop=False, soft_wrap=True)
+
+
+def console(stream: TextIO) -> Console:
+    """Return a console as wide as the terminal; it writes no codes with NO_COLOR or on a dumb terminal."""
+    from rich.console import Console
+
+    try:
+        own = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # no terminal of the system's
+        own = os.terminal_size((COLUMNS, LINES))
+    columns, height = shutil.get_terminal_size(own)  # stdout's or COLUMNS, where there are any
+    return Console(
+        file=stream,
+        width=max(columns or COLUMNS, LEAST_WIDTH),
+        height=height,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+class Answer(list[Piece]):
+    """The line of the answer, whose arrow a terminal may draw."""
+
+
+def lines(blocks: Sequence[Block], room: int | None = None) -> Iterator[Line]:
+    """Return the lines of a view in pieces; without `room`, the columns of a terminal, nothing is cut."""
+    last: Block | None = None
+    for block in flat(blocks):
+        apart = isinstance(block, Table | Title | Notes) and not isinstance(last, Title)
+        after = isinstance(last, Table | Notes) and not getattr(block, "aside", False)
+        if last is not None and (apart or after):
+            yield []
+        yield from _lines(block, min(room or WIDTH, WIDTH), room)
+        last = block
+
+
+def _lines(block: Block, width: int, room: int | None) -> Iterator[Line]:
+    if isinstance(block, Headline):
+        wide = width if room and len(block) > room else 10**6  # piped it is one line, however long
+        for line in _wrapped(block, "", 0, wide, MARGIN):
+            yield Answer(_judged(line))
+    elif isinstance(block, Title):
+        yield [Piece(printable(block.text), TITLE)]
+    elif isinstance(block, Text):
+        for line in _wrapped(block.text, block.head, block.margin, width):
+            yield [Piece(line, ASIDE if block.aside else "")]
+    elif isinstance(block, Code):
+        yield from _lines(Text(block.code, "in code: ", block.margin), width, room)
+    elif isinstance(block, Figures):
+        said = [
+            f"{name} {value}".strip() + (f" ({more})" if more else "") for name, value, more in block.figures
+        ]
+        whole = [printable(each).replace(" ", KEEP) for each in ([block.head, *said] if block.head else said)]
+        for line in _wrapped("   ".join(whole), "", MARGIN, width, 2 * MARGIN):
+            yield [Piece(line)]
+    elif isinstance(block, Facts):
+        yield from _facts(block, width)
+    elif isinstance(block, Notes):
+        yield [Piece(printable(block.title), TITLE)]
+        for sentence in block.sentences:
+            yield from _lines(Text(sentence, "- ", aside=block.aside), width, room)
+    elif isinstance(block, Table):
+        yield from _table(block, width, room)
+
+
+def _judged(line: str) -> Iterator[Piece]:
+    """Return a headline's pieces: what a change gives is green, what it costs is red."""
+    found = GAIN.search(line)
+    if found is None:
+        yield Piece(line)
+        return
+    begin, end = found.span()
+    yield from (Piece(line[:begin]), Piece(found[0], _style(Kind.RATIO, float(found[1].replace(",", "")))))
+    yield Piece(line[end:])
+
+
+def _facts(facts: Facts, width: int) -> Iterator[Line]:
+    margin = max((len(name) for name, _ in facts.rows), default=0) + 3 + MARGIN
+    for name, said in facts.rows:
+        head = (" " * MARGIN + printable(name)).ljust(margin)
+        answer = said.partition(":")[0] if facts.answers else ""
+        for part in said.split("\n"):
+            for line in _wrapped(part, head, 0, width, margin):
+                begin = margin + len(answer)
+                yield [
+                    Piece(line[:margin]),
+                    Piece(line[margin:begin], ANSWERS.get(answer, "")),
+                    Piece(line[begin:]),
+                ]
+                answer = ""
+            head = " " * margin
+
+
+def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
+    """Return a table that fits if it can: columns are left out and names cut, figures stay whole."""
+    heads, texts = table.texts()
+    heads = [printable(head) for head in heads]
+    named = [column.kind is Kind.NAME for column in table.columns]
+    for cells in texts:
+        for at, cell in enumerate(cells[: len(cells) if len(cells) > 1 else 0]):
+            bare = printable(cell.lstrip())
+            shown = table.columns[at].cut(bare) if named[at] else bare
+            cells[at] = " " * (len(cell) - len(bare)) + shown
+    body = [cells for row, cells in zip(table.rows, texts, strict=True) if row.style != HEADING]
+    wide = [max(map(_cells, [head, *(cells[at] for cells in body)])) for at, head in enumerate(heads)]
+    kept = _fitted(table, wide, room) if room is not None else table.used()
+    yield [Piece(_cell(table, at, heads[at], wide[at]), TITLE) for at in kept]
+    for row, cells in zip(table.rows, texts, strict=True):
+        if row.style == HEADING:
+            yield [Piece(" " * MARGIN + printable(cells[0]), TITLE)]
+        else:
+            yield [
+                Piece(_cell(table, at, cells[at], wide[at]), _cell_style(table, row, at, cells[at]))
+                for at in kept
+            ]
+        if row.below:
+            for line in _wrapped(row.below, "", 3 * MARGIN, width, 4 * MARGIN):
+                yield [Piece(line, ASIDE if row.style == FADED else "")]
+    if table.more:
+        yield from _lines(Text(table.more, aside=True), width, room)
+
+
+def _fitted(table: Table, wide: list[int], room: int) -> list[int]:
+    """Return the columns that fit, and make `wide`, that of the columns of names, so narrow that they do."""
+    kept = table.used()
+    names = [at for at in kept if table.columns[at].kind is Kind.NAME]
+    least = [min(each, LEAST_NAME) if at in names else each for at, each in enumerate(wide)]
+    spare = sorted((at for at in kept if table.columns[at].spare), key=lambda at: table.columns[at].spare)
+    for at in spare:
+        if sum(MARGIN + least[each] for each in kept) > room:
+            kept.remove(at)
+    for _ in names:
+        over = sum(MARGIN + wide[at] + (at > 0 and at in names) for at in kept) - room
+        longest = max((at for at in names if at in kept), key=lambda at: wide[at] - least[at])
+        wide[longest] = max(wide[longest] - max(over, 0), least[longest])
+    return kept
+
+
+def _cell(table: Table, at: int, text: str, width: int) -> str:
+    column = table.columns[at]
+    if column.kind is not Kind.NAME:
+        return " " * (MARGIN + width - _cells(text)) + text
+    gap = MARGIN + bool(at)  # words on the left side after figures on the right
+    text = column.cut(text, width) if _cells(text) > width else text
+    return " " * gap + text + " " * (width - _cells(text))
+
+
+def _cell_style(table: Table, row: Row, at: int, text: str) -> str:
+    if row.style == FADED:
+        return ASIDE
+    if row.style == NEUTRAL or not any(digit in text for digit in "123456789"):
+        return ""
+    return _style(table.columns[at].kind, row.cells[at])
+
+
+def _style(kind: Kind, cell: Cell) -> str:
+    """Return the color of a change in time, or of a ratio; none where nothing changed."""
+    if isinstance(cell, str | tuple) or cell is None:
+        return ""
+    gain = {Kind.CHANGE: -cell, Kind.RATIO: round(cell - 1, 2)}.get(kind, 0)
+    return BETTER if gain > 0 else WORSE if gain < 0 else ""
+
+
+def _cells(text: str) -> int:
+    """Return how many columns a text takes on a terminal."""
+    return len(text) if text.isascii() else sum(1 + (east_asian_width(char) in "WF") for char in text)
+
+
+def _wrapped(text: str, head: str, margin: int, width: int, hanging: int | None = None) -> list[str]:
+    """Return the lines of a text behind its head; they hang below the text, or below a long head's margin."""
+    before = " " * margin + printable(head)
+    if hanging is None:
+        hanging = margin if not head else len(before) if len(head) <= len("note: ") else margin + MARGIN
+    found = textwrap.wrap(
+        "".join(char if char == KEEP else printable(char) for char in text).replace(" %", f"{KEEP}%"), width,
+        initial_indent=before, subsequent_indent=" " * hanging, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace(KEEP, " ") for line in found] or [before.rstrip()]

@@ -1,0 +1,1 @@
+"""A function for each result: what is shown of it, as blocks."""

@@ -1,0 +1,89 @@
+"""What a tool or a query found, and what an import read: facts, and a table for each list of records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from daydream.report.blocks import Block, Cell, Column, Facts, Headline, Kind, Notes, Row, Table, Text, Title
+from daydream.report.format import time_text
+from daydream.text import bytes_text, counted
+
+if TYPE_CHECKING:
+    from daydream.trace.trace import Trace
+
+NAME_WIDTH = 60
+SHOWN = 15  # rows of a table
+
+
+def records(found: Mapping[str, Any], *, verbose: bool = False) -> list[Block]:
+    """Return the result of a tool; `verbose` with every row and whole names."""
+    facts = [(name, _fact(name, value)) for name, value in found.items() if not _is_table(value)]
+    blocks: list[Block] = [Facts(facts)] if facts else []
+    for name, rows in found.items():
+        if _is_table(rows):
+            blocks.append(Title(f"{name} ({counted(len(rows), 'row')})"))
+            blocks.append(_table(rows, verbose=verbose) if any(rows) else Text("none"))
+    return blocks or [Headline("nothing found")]
+
+
+def imported(trace: Trace, rows_by_kind: Mapping[str, int]) -> list[Block]:
+    """Return what an import found."""
+    metadata = trace.metadata
+    steps = metadata.get("steps", [])
+    covered = sum(bool(step.get("covered")) for step in steps)
+    kinds = ", ".join(f"{kind} {number:,}" for kind, number in rows_by_kind.items())
+    facts = [
+        ("read", str(metadata.get("source", ""))),
+        ("rows", f"{len(trace):,}: {kinds}"),
+        ("steps", f"{len(steps):,}, {covered:,} covered, from {metadata.get('step_source', '')}"),
+    ]
+    return [Facts(facts), Notes(metadata.get("notes", []))]
+
+
+def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    shown = rows if verbose else rows[:SHOWN]
+    width = 10**6 if verbose else NAME_WIDTH
+    columns = [
+        Column(_head(name), _kind(name, [row.get(name) for row in rows]), width=width, keep="both")
+        for name in names
+    ]
+    more = f"{counted(len(rows) - len(shown), 'more row')}: -v shows all." if rows[len(shown) :] else ""
+    cells = [Row([_cell(row.get(name)) for name in names]) for row in shown]
+    return Table(columns, cells, more=more, own_units=True)
+
+
+def _kind(name: str, values: Sequence[Any]) -> Kind:
+    """Return what a column holds, by its name; one with other values than numbers holds names."""
+    if any(
+        not isinstance(value, int | float) or isinstance(value, bool) for value in values if value is not None
+    ):
+        return Kind.NAME
+    if name.endswith("_ns"):
+        return Kind.TIME
+    return Kind.BYTES if name == "bytes" or name.endswith(("_bytes", " bytes")) else Kind.COUNT
+
+
+def _cell(value: Any) -> Cell:
+    if value is None:
+        return "-"
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _fact(name: str, value: Any) -> str:
+    cell, kind = _cell(value), _kind(name, [value])
+    if isinstance(cell, str) or cell is None or isinstance(cell, tuple):
+        return str(cell)
+    if kind in (Kind.TIME, Kind.BYTES):
+        return time_text(cell) if kind is Kind.TIME else bytes_text(cell)
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
+
+
+def _head(name: str) -> str:
+    """Return a column's name without its unit, which its cells have."""
+    return name.removesuffix("_ns").removesuffix("_bytes").removesuffix(" bytes").replace("_", " ")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)

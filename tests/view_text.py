@@ -1,0 +1,11 @@
+"""A view as it is piped, for tests that read it."""
+
+from __future__ import annotations
+
+from daydream.report.text import text_of
+from daydream.report.view import view
+
+
+def view_text(result, **options):
+    """Return the text of a result's view."""
+    return text_of(view(result, **options))
