@@ -82,7 +82,9 @@ def distinct_rows(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarra
     return first_of(number, int(number.max(initial=-1)) + 1), number
 
 
-def combinations(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+def combinations(
+    columns: np.ndarray | Sequence[np.ndarray],
+) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Return which distinct combination each row of some columns holds, and the combinations, in order."""
     first, number = distinct_rows(columns)
     firsts = (column[first].tolist() for column in columns)
@@ -92,7 +94,9 @@ def combinations(columns: np.ndarray | Sequence[np.ndarray]) -> tuple[np.ndarray
 def first_of(number: np.ndarray, count: int) -> np.ndarray:
     """Return where each of the numbers below `count` comes first, -1 for one that does not come."""
     first = np.full(count, -1)
-    first[number[::-1]] = np.arange(len(number))[::-1]  # of what is assigned to one place, the last stays
+    first[number[::-1]] = np.arange(len(number))[
+        ::-1
+    ]  # of what is assigned to one place, the last stays
     return first
 
 

@@ -83,7 +83,9 @@ class Predicted(Record):
         self.saving_ns = self.speedup = None
         if self.predicted_ns is not None:
             self.saving_ns = self.replayed_ns - self.predicted_ns
-            self.speedup = self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+            self.speedup = (
+                self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Trace
-from daydream.predict.notes import LongRow, recorded_time
+from daydream.trace.recorded_time import LongRow, recorded_time
 
 MS = 1_000_000
 

@@ -82,12 +82,18 @@ def _part(value: Any, schema: Any, definitions: Any, most: int, longest: int = L
         of = schema.get("items", {})
         return [_part(each, of, definitions, MOST_WITHIN, longest) for each in value[:most]]
     if not isinstance(value, dict):
-        return round(value, 4) if isinstance(value, float) and schema.get("type") == "number" else value
+        return (
+            round(value, 4)
+            if isinstance(value, float) and schema.get("type") == "number"
+            else value
+        )
     known, rest = schema.get("properties", {}), schema.get("additionalProperties") or {}
     parts = list(value.items())
     if rest.get("type") in {"integer", "number"}:  # amounts by name
         parts = sorted(parts, key=lambda part: (-abs(part[1]), part[0]))[:most]
     return {
-        _part(name, {}, {}, 0): _part(each, known.get(name, rest), definitions, WHOLE.get(name, most))
+        _part(name, {}, {}, 0): _part(
+            each, known.get(name, rest), definitions, WHOLE.get(name, most)
+        )
         for name, each in parts
     }

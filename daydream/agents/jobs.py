@@ -20,7 +20,9 @@ from daydream.lazy import regex
 if TYPE_CHECKING:
     from anyio.abc import Process
 
-PROGRESS = "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then says in lines what is being done
+PROGRESS = (
+    "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then says in lines what is being done
+)
 PROGRESS_LINE = regex(r"progress (-?\d+(?:\.\d+)?) (.+)")
 LARGEST_ANSWER = 256 << 20  # bytes; the JSON of a trace of many layers has a few MB
 LARGEST_LINE = 1 << 16
@@ -78,7 +80,9 @@ async def ask(words: Sequence[str], *, folder: Path, tell: Tell) -> dict[str, An
     try:
         found = json.loads(answer)
     except ValueError:
-        raise DaydreamError(_error_in(said) or f"no answer: exit code {process.returncode}") from None
+        raise DaydreamError(
+            _error_in(said) or f"no answer: exit code {process.returncode}"
+        ) from None
     if not isinstance(found, dict):
         raise DaydreamError("no answer: the command printed something else than one object")
     return found
@@ -134,7 +138,9 @@ async def _end(process: Process) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it has ended, and nobody is left in its group
+    with suppress(
+        ProcessLookupError, PermissionError
+    ):  # it has ended, and nobody is left in its group
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)
         else:

@@ -19,14 +19,20 @@ Trace: TypeAlias = Annotated[
     str,
     Meta(description="A trace below the root: parquet, profiler JSON, Nsight export, or a folder."),
 ]
-Steps: TypeAlias = Annotated[str | None, Meta(description="Steps A to B-1 of each rank alone, as 10:20.")]
+Steps: TypeAlias = Annotated[
+    str | None, Meta(description="Steps A to B-1 of each rank alone, as 10:20.")
+]
 Name: TypeAlias = Annotated[
     str,
-    Meta(description="An optimization as rank names it, or several joined by +, as amp+fused-adam."),
+    Meta(
+        description="An optimization as rank names it, or several joined by +, as amp+fused-adam."
+    ),
 ]
 Options: TypeAlias = Annotated[
     dict[str, str | bool | int | float] | None,
-    Meta(description="Options of the optimization, as {'math_speedup': 2.5}; of several also name.option."),
+    Meta(
+        description="Options of the optimization, as {'math_speedup': 2.5}; of several also name.option."
+    ),
 ]
 Capacity: TypeAlias = Annotated[
     str | None,
@@ -53,7 +59,9 @@ class Questions:
         """
         return self._trace(trace, steps)
 
-    def explain(self, trace: Trace, optimization: Name | None = None, steps: Steps = None) -> list[str]:
+    def explain(
+        self, trace: Trace, optimization: Name | None = None, steps: Steps = None
+    ) -> list[str]:
         """Say why the step takes its time, and the largest costs it could do without, with the code for each.
 
         With optimization: of the step after that change, with its options at their defaults.
@@ -128,7 +136,9 @@ class Questions:
     def confirm(
         self,
         optimization: Name,
-        script: Annotated[str, Meta(description="A training script below the root, run with torch.")],
+        script: Annotated[
+            str, Meta(description="A training script below the root, run with torch.")
+        ],
         args: Annotated[list[str] | None, Meta(description="The script's own arguments.")] = None,
         options: Options = None,
         rounds: Annotated[int, Meta(ge=3, le=100)] = 5,
@@ -183,7 +193,9 @@ class Questions:
         if NAMES.fullmatch(given):
             return given
         if not given.endswith(".py"):
-            raise DaydreamError(f"{given!r} names no optimization: give names as rank does, joined by +")
+            raise DaydreamError(
+                f"{given!r} names no optimization: give names as rank does, joined by +"
+            )
         if not self.allow_code:
             raise DaydreamError(
                 f"{given} is a program, and this server runs none.\n"
@@ -196,7 +208,11 @@ def _owner(names: str, option: str) -> str:
     """Return which of several optimizations has an option; of one it is that, whether it has it or not."""
     parts = [Path(names).stem] if names.endswith(".py") else names.split("+")
     plain = option.replace("-", "_")
-    has = [each for each in parts if len(parts) == 1 or plain in {one.name for one in find(each).options}]
+    has = [
+        each
+        for each in parts
+        if len(parts) == 1 or plain in {one.name for one in find(each).options}
+    ]
     if len(has) != 1:
         who = f"{' and '.join(has)} have it: say NAME.{option}" if has else "none of them has it"
         raise DaydreamError(f"option {option!r} of {names}: {who}")

@@ -34,7 +34,9 @@ class Root:
         try:
             self.folder = Path(folder).resolve(strict=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise DaydreamError(f"--root {folder}: {getattr(error, 'strerror', None) or error}") from None
+            raise DaydreamError(
+                f"--root {folder}: {getattr(error, 'strerror', None) or error}"
+            ) from None
         if not self.folder.is_dir():
             raise DaydreamError(f"--root {folder} is no folder")
 
@@ -64,7 +66,9 @@ class Root:
 
     def _inside(self, given: str) -> Path:
         if len(given) > LONGEST or "\0" in given:
-            raise OutsideRootError("a name is too long, or holds a zero byte: give one below the root")
+            raise OutsideRootError(
+                "a name is too long, or holds a zero byte: give one below the root"
+            )
         try:
             path = (self.folder / given).resolve()
         except (OSError, RuntimeError, ValueError):

@@ -73,7 +73,9 @@ async def _serve(questions: Questions) -> None:
             others = f"Tools are {', '.join(tools)}."
             raise DaydreamError(f"unknown tool {name!r}. {meant(name, tools, others)}")
         try:
-            values = msgspec.structs.asdict(msgspec.convert(_parsed(sent), given[name], strict=False))
+            values = msgspec.structs.asdict(
+                msgspec.convert(_parsed(sent), given[name], strict=False)
+            )
         except msgspec.ValidationError as error:
             takes = ", ".join(given[name].__struct_fields__)
             raise DaydreamError(f"{name}: {error}. Its arguments are {takes}.") from None
@@ -114,7 +116,9 @@ async def _serve(questions: Questions) -> None:
 
     def offered(name: str) -> types.Tool:
         runs = name == "confirm"
-        may = types.ToolAnnotations(read_only_hint=not runs, destructive_hint=runs, open_world_hint=runs)
+        may = types.ToolAnnotations(
+            read_only_hint=not runs, destructive_hint=runs, open_world_hint=runs
+        )
         return types.Tool(
             name=name,
             description=about[name],
@@ -132,7 +136,9 @@ async def _serve(questions: Questions) -> None:
                 types.INVALID_PARAMS,
                 f"unknown resource {asked.uri}: there is {GUIDE['uri']}",
             )
-        text = types.TextResourceContents(uri=GUIDE["uri"], mime_type=GUIDE["mime_type"], text=skill())
+        text = types.TextResourceContents(
+            uri=GUIDE["uri"], mime_type=GUIDE["mime_type"], text=skill()
+        )
         return types.ReadResourceResult(contents=[text])
 
     served: Server[Any] = Server(

@@ -91,17 +91,25 @@ def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
     """
     operators = after.metadata.get("changed_operators") or []
     if not operators:
-        raise NotApplicableError("the tool acts on no operator of this script: it ordered no actions")
+        raise NotApplicableError(
+            "the tool acts on no operator of this script: it ordered no actions"
+        )
     times = [_Times(trace, operators) for trace in (before, after)]
     drift = _drift(*times)
-    device = next((one["name"] for one in after.metadata.get("devices") or [] if one.get("name")), CPU)
+    device = next(
+        (one["name"] for one in after.metadata.get("devices") or [] if one.get("name")), CPU
+    )
     if not after.is_kind("kernel").any():
         device = CPU
-    result = InPlaceCalibration(device, str(after.metadata.get("versions", {}).get("torch", "")), drift=drift)
+    result = InPlaceCalibration(
+        device, str(after.metadata.get("versions", {}).get("torch", "")), drift=drift
+    )
     for key in sorted({*times[0].calls, *times[1].calls}):
         old, new = (each.calls.get(key) for each in times)
         if old is None or new is None:
-            result.left_out.append(f"{' '.join(key)}: only {'before' if new is None else 'with'} the change")
+            result.left_out.append(
+                f"{' '.join(key)}: only {'before' if new is None else 'with'} the change"
+            )
             continue
         for number, phase in enumerate(PASSES):
             was, now = _usual(old[:, number]), _usual(new[:, number]) / drift
@@ -119,10 +127,14 @@ class _Times:
 
     def __init__(self, trace: Trace, operators: Sequence[str]) -> None:
         on_gpu = bool(trace.is_kind("kernel").any())
-        inclusive = recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
+        inclusive = (
+            recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
+        )
         parent = np.append(np.asarray(trace["parent"], np.int64), -1)
         names = {bare_name(op) for op in operators}
-        wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])[trace["name"]]
+        wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])[
+            trace["name"]
+        ]
         wanted &= trace.is_kind("operator")
         covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
         counts = covered[np.asarray(trace["step"], np.int64)]
@@ -142,14 +154,17 @@ class _Times:
         top = np.flatnonzero((_outermost(parent, trace.is_kind("operator")) == every) & counts)
         other = np.setdiff1d(top, np.concatenate([rows, back]))
         other = other[np.isin(around[other], [-1])]
-        self.others = {key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()}
+        self.others = {
+            key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()
+        }
 
 
 def _drift(before: _Times, after: _Times) -> float:
     """Return how many times as long the work took that the change does not touch; 1 where there is none."""
     both = [key for key in before.others if key in after.others]
     was, now = (
-        sum(len(before.others[key]) * _usual(each.others[key]) for key in both) for each in (before, after)
+        sum(len(before.others[key]) * _usual(each.others[key]) for key in both)
+        for each in (before, after)
     )
     return float(now / was) if was > 0 and now > 0 else 1.0
 

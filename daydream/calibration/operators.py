@@ -112,7 +112,9 @@ class _Maker:
         name = "float32" if call.dtype == "tf32" else call.dtype
         dtype = getattr(torch, name or "", None)
         if not isinstance(dtype, torch.dtype):
-            raise RebuildError("its element type is not recorded" if name is None else f"unknown type {name}")
+            raise RebuildError(
+                "its element type is not recorded" if name is None else f"unknown type {name}"
+            )
         if name is not None and name.startswith("float8"):
             raise RebuildError("torch has no operator of this kind in float8")
         self.torch, self.dtype, self.device, self.trains = torch, dtype, device, trains
@@ -155,12 +157,20 @@ def _by_schema(name: str, arguments: list[Argument], make: _Maker) -> Iterator[R
 
 
 def _bound(operator: Any, schema: Any, values: list[Any]) -> Run:
-    positional = [value for one, value in zip(schema.arguments, values, strict=True) if not one.kwarg_only]
-    named = {one.name: value for one, value in zip(schema.arguments, values, strict=True) if one.kwarg_only}
+    positional = [
+        value for one, value in zip(schema.arguments, values, strict=True) if not one.kwarg_only
+    ]
+    named = {
+        one.name: value
+        for one, value in zip(schema.arguments, values, strict=True)
+        if one.kwarg_only
+    }
     return lambda: operator(*positional, **named)
 
 
-def _value(parameter: Any, part: Argument, name: str, make: _Maker, arguments: list[Argument]) -> Any:
+def _value(
+    parameter: Any, part: Argument, name: str, make: _Maker, arguments: list[Argument]
+) -> Any:
     """Return what to hand in for a parameter of which this shape was recorded."""
     kind = str(parameter.type)
     if "Tensor" in kind:
@@ -249,7 +259,11 @@ def _convolution(make: _Maker, arguments: list[Argument], output: Shape | None) 
     images, weight, *rest = (part for part in arguments if isinstance(part, tuple))
     bias = next((part for part in rest[:1] if len(part) == 1 and part[0] == weight[:1][0]), None)
     options = _geometry(images, weight, output)
-    tensors = [make.tensor(images), make.tensor(weight), None if bias is None else make.tensor(bias)]
+    tensors = [
+        make.tensor(images),
+        make.tensor(weight),
+        None if bias is None else make.tensor(bias),
+    ]
     return lambda: make.torch.ops.aten.convolution(*tensors, *options)
 
 
@@ -265,12 +279,17 @@ def _geometry(images: Shape, weight: Shape, output: Shape | None) -> tuple[Any, 
     """Return stride, padding, dilation, transposed, output padding and groups that give this output."""
     if output is None:
         raise RebuildError("its stride is not recorded, and neither is its output")
-    if not len(images) == len(weight) == len(output) >= 3 or not prod(weight) or images[1] % weight[1]:
+    if (
+        not len(images) == len(weight) == len(output) >= 3
+        or not prod(weight)
+        or images[1] % weight[1]
+    ):
         raise RebuildError("a convolution of this kind is not told by its shapes")
     if output[0] != images[0] or output[1] != weight[0]:
         raise RebuildError("its shapes are those of a transposed convolution")
     strides, paddings = zip(
-        *(_stride(*sizes) for sizes in zip(images[2:], weight[2:], output[2:], strict=True)), strict=True
+        *(_stride(*sizes) for sizes in zip(images[2:], weight[2:], output[2:], strict=True)),
+        strict=True,
     )
     plain = len(images) - 2
     return list(strides), list(paddings), [1] * plain, False, [0] * plain, images[1] // weight[1]

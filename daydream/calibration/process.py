@@ -18,7 +18,9 @@ from daydream.errors import DaydreamError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PATIENCE_S = 20.0  # for a single call beyond its limit: libraries load and choose kernels in the first
+PATIENCE_S = (
+    20.0  # for a single call beyond its limit: libraries load and choose kernels in the first
+)
 
 
 class Worker:
@@ -45,7 +47,10 @@ class Worker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stop()
 
@@ -89,7 +94,9 @@ class Worker:
         if machine is None or "error" in machine:
             self._stop()
             raise DaydreamError(
-                machine["error"] if machine else "the process that should run operators did not start"
+                machine["error"]
+                if machine
+                else "the process that should run operators did not start"
             )
         self.machine = machine
 

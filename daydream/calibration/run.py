@@ -39,7 +39,9 @@ class Questions(KernelTable):
         super().__init__([])
         self.asked: dict[tuple[str, str, str | None], OperatorCall] = {}
 
-    def call(self, op: str, shapes: str, dtype: str | None, hint: Shape | None = None) -> float | None:
+    def call(
+        self, op: str, shapes: str, dtype: str | None, hint: Shape | None = None
+    ) -> float | None:
         """Remember a call; its time is not known."""
         self.asked.setdefault((op, shapes, dtype), OperatorCall(op, shapes, dtype, hint))
         return None
@@ -93,7 +95,9 @@ class Calibration(Record):
 
     def measure(self, call: OperatorCall, nanoseconds: float, repeats: int) -> None:
         """Add a call that was measured."""
-        self.measured.append(MeasuredCall(call.op, call.shapes, call.dtype, round(nanoseconds), repeats))
+        self.measured.append(
+            MeasuredCall(call.op, call.shapes, call.dtype, round(nanoseconds), repeats)
+        )
         self.asked += 1
 
     def leave_out(self, call: OperatorCall, reason: str) -> None:
@@ -111,7 +115,11 @@ class Calibration(Record):
         Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
         """
         save_times(
-            path, MeasuredCall, self.measured, {"device": self.device, "torch": self.torch}, force=force
+            path,
+            MeasuredCall,
+            self.measured,
+            {"device": self.device, "torch": self.torch},
+            force=force,
         )
 
     def reasons(self) -> dict[str, list[CallLeftOut]]:
@@ -142,7 +150,9 @@ def calibrate(
     not there.
     """
     graph = trace if isinstance(trace, Graph) else build(trace)
-    calls = _asked_by(graph, optimizations, options or {}) if optimizations else recorded_calls(graph)
+    calls = (
+        _asked_by(graph, optimizations, options or {}) if optimizations else recorded_calls(graph)
+    )
     device = device or (CPU if device_name(graph) == CPU else "cuda")
     threads = graph.trace.metadata.get("threads") if graph.trace is not None else None
     trains = len(graph.select(phase="backward")) > 0
@@ -165,7 +175,9 @@ def calibrate(
 
 def recorded_calls(graph: Graph) -> list[OperatorCall]:
     """Return the distinct operator calls that do a trace's work, by the time that they took, most first."""
-    tasks = graph.select(on="gpu" if len(graph.select(kind="kernel")) else "cpu", kind=("kernel", "cpu"))
+    tasks = graph.select(
+        on="gpu" if len(graph.select(kind="kernel")) else "cpu", kind=("kernel", "cpu")
+    )
     trace = graph.trace
     if trace is None or not len(tasks):
         return []
@@ -228,7 +240,9 @@ def _measure(
             progress(f"timing {call.op} {call.dtype or ''}", number / len(calls))
         left = total_limit_s - (time.perf_counter() - begin)
         answer: dict[str, Any] = (
-            worker.time(call, left) if left > 0 else {"reason": f"not reached within {total_limit_s:g} s"}
+            worker.time(call, left)
+            if left > 0
+            else {"reason": f"not reached within {total_limit_s:g} s"}
         )
         if "reason" in answer:
             result.leave_out(call, answer["reason"])

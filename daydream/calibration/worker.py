@@ -16,7 +16,12 @@ from daydream.calibration.timing import number_format, time_ns
 from daydream.costs.device.table import CPU
 
 MOST_OF_MEMORY = 0.5  # of what is free: inputs of a call; its result and scratch need room too
-TORCH_RAISES = (RuntimeError, TypeError, ValueError, IndexError)  # also for memory that is not there
+TORCH_RAISES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+)  # also for memory that is not there
 LONGEST = 120  # characters of a reason
 NO_TORCH = "calibrate runs operators of torch, which is not installed here; install torch"
 NO_GPU = (

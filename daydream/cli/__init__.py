@@ -47,7 +47,16 @@ COMMANDS = {  # heading -> name -> its module, and what it does
 }
 KNOWN = {name: found for group in COMMANDS.values() for name, found in group.items()}
 ALIASES = {"diff": "compare", "record": "collect", "profile": "collect"}
-NEED_NUMPY = set(KNOWN) - {"collect", "memory", "calibrate", "confirm", "tool", "sql", "mcp", "example"}
+NEED_NUMPY = set(KNOWN) - {
+    "collect",
+    "memory",
+    "calibrate",
+    "confirm",
+    "tool",
+    "sql",
+    "mcp",
+    "example",
+}
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -90,7 +99,9 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
     epilog="Exit codes: 0 done, 1 bad input or no answer, 2 usage, 130 interrupted.",
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an internal error.")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an internal error."
+)
 @click.version_option(__version__, message="daydream %(version)s")
 def daydream() -> None:
     """Find out from one profiler trace, without a GPU, how much faster a change makes your training step.

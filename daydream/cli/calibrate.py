@@ -26,7 +26,11 @@ class Calibrate(Changes):
     flag = "optimization"
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
     ) -> click.Context:
         """Return the context of what is asked for."""
         if any(arg.partition("=")[0] == "--tool" for arg in args):
@@ -42,7 +46,10 @@ class InPlace(Changes):
 
 @command(
     Option(
-        "--tool", metavar="FILE", expose_value=False, help="Time what this tool changes in a script, instead."
+        "--tool",
+        metavar="FILE",
+        expose_value=False,
+        help="Time what this tool changes in a script, instead.",
     ),
     TABLE,
     FORCE,
@@ -100,7 +107,9 @@ def calibrate(
                 progress=progress,
             )
         found.save(output, force=out.force)
-    words = [] if optimization is None else ["whatif", *change.words, *request.words, "--table", output]
+    words = (
+        [] if optimization is None else ["whatif", *change.words, *request.words, "--table", output]
+    )
     out.emit(
         found,
         lambda: _text(found),
@@ -187,7 +196,13 @@ def in_place(
             memory=False,
         )
         done = collecting.run_script(
-            target, args, folder / "calibrate.parquet", recording, module=module, own_stdout=True, kept=False
+            target,
+            args,
+            folder / "calibrate.parquet",
+            recording,
+            module=module,
+            own_stdout=True,
+            kept=False,
         )
         if done.path is None:
             return done.exit_code or 1

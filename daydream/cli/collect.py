@@ -52,7 +52,9 @@ def run_script(
     from daydream.collect.launcher.runner import command_line
 
     line = command_line(target, args, module=module, nproc_per_node=nproc)
-    done = run(line, path, recording, say=lambda text: click.echo(f"daydream: {text}", err=True), **how)
+    done = run(
+        line, path, recording, say=lambda text: click.echo(f"daydream: {text}", err=True), **how
+    )
     for problem in done.problems:
         click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
     return done
@@ -261,7 +263,9 @@ EXAMPLES = {  # file -> what it is, and the command to try with it
 }
 
 
-@command(click.Argument(["name"], required=False), output("Where to write [default: NAME, here]."), FORCE)
+@command(
+    click.Argument(["name"], required=False), output("Where to write [default: NAME, here]."), FORCE
+)
 def example(out: Output, name: str | None) -> None:
     """Write one of the example traces or scripts, or list them.
 

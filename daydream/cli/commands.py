@@ -162,7 +162,9 @@ class Command(click.Command):
             traces = given["traces"] = (*given["traces"], *given.pop("trace", ()))
             kinds.append(("request", TraceRequest))
         if len(traces) > 1 and TRACE in self.params:
-            raise click.UsageError(f"one trace is needed, {len(traces)} are given: {' '.join(traces)}", ctx)
+            raise click.UsageError(
+                f"one trace is needed, {len(traces)} are given: {' '.join(traces)}", ctx
+            )
         for name, kind in kinds:
             known = {each.name for each in fields(kind)} & given.keys()
             given[name] = kind(**{each: given.pop(each) for each in known})
@@ -226,7 +228,9 @@ def command(
                 found[name] = SHARED[name]
             elif name not in {*found, "out", "change"}:
                 flag = name.rstrip("_").replace("_", "-")
-                found[name] = click_option(option, name, [flag], type=types.get(name), default=option.default)
+                found[name] = click_option(
+                    option, name, [flag], type=types.get(name), default=option.default
+                )
         if "out" in inspect.signature(function).parameters:
             found["as_json"] = JSON
         name, text = function.__name__.rstrip("_"), text.replace("\\b", "\b")
@@ -246,7 +250,11 @@ class Changes(Command):
     change: Change | None = None
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
     ) -> click.Context:
         """Return the context of the command of the change that is named."""
         ctx = click.Context(self, parent=parent, info_name=info_name)

@@ -21,7 +21,9 @@ class Confirm(Changes):
         if args and not args[0].startswith("-") and (len(args) > 1 or not args[0].endswith(".py")):
             return args[0], args[1:]
         if not {"--help", "-h", "--help-all"} & set(args):
-            raise click.UsageError("name an optimization first, as in: daydream confirm amp train.py", ctx)
+            raise click.UsageError(
+                "name an optimization first, as in: daydream confirm amp train.py", ctx
+            )
         return None, args
 
     def found(self, ctx: click.Context, spec: str) -> list[Any]:

@@ -51,7 +51,9 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # gets the lowest number that is free
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
@@ -78,7 +80,9 @@ def _ending_as_ctrl_c_does() -> Iterator[list[int]]:
 
     taken: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
-        numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]  # no SIGHUP on Windows
+        numbers = [
+            getattr(signal, name) for name in ENDING if hasattr(signal, name)
+        ]  # no SIGHUP on Windows
         # What is ignored (nohup) or has a handler of its own stays as it is.
         taken = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
         for each in taken:
@@ -99,12 +103,16 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")  # names in a trace may hold what the terminal cannot show
+            reconfigure(
+                errors="backslashreplace"
+            )  # names in a trace may hold what the terminal cannot show
     try:
         code = group.main(args, prog_name="daydream", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # newer than the oldest click that is supported
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # newer than the oldest click that is supported
             click.echo(error.format_message(), err=True)
         else:
             _say(_usage_message(error))
@@ -115,7 +123,9 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
         _say(str(error))
         return error.exit_code
     except MemoryError:
-        _say("there is not enough memory for this trace. Record fewer steps, or use a larger machine.")
+        _say(
+            "there is not enough memory for this trace. Record fewer steps, or use a larger machine."
+        )
         return FAILED
     except BrokenPipeError:
         return _reader_left()
@@ -172,8 +182,14 @@ def _tell_bug(error: Exception, *, debug: bool) -> None:
     package = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(package)] or list(frames)
-    where = f"{Path(ours[-1].filename).relative_to(Path(package).parent)}:{ours[-1].lineno}" if ours else "?"
-    _say(f"internal error (please report): {type(error).__name__} at {where}; DAYDREAM_DEBUG=1 shows more")
+    where = (
+        f"{Path(ours[-1].filename).relative_to(Path(package).parent)}:{ours[-1].lineno}"
+        if ours
+        else "?"
+    )
+    _say(
+        f"internal error (please report): {type(error).__name__} at {where}; DAYDREAM_DEBUG=1 shows more"
+    )
 
 
 def _usage_message(error: click.ClickException) -> str:

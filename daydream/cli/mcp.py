@@ -13,7 +13,9 @@ MISSING = (
 
 
 @command()
-def mcp(root: str = ".", *, allow_code: bool = False, skill: bool = False, skill_path: bool = False) -> None:
+def mcp(
+    root: str = ".", *, allow_code: bool = False, skill: bool = False, skill_path: bool = False
+) -> None:
     r"""Serve info, explain, rank, whatif, memory, compare and confirm to a coding agent (MCP, stdio).
 
     \b

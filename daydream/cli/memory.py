@@ -58,7 +58,9 @@ def memory(
     """
     if bool(request.traces) == (snapshot is not None):
         raise usage_error(
-            "give either a trace or '--snapshot'" if snapshot else "missing argument 'TRACE' or '--snapshot'"
+            "give either a trace or '--snapshot'"
+            if snapshot
+            else "missing argument 'TRACE' or '--snapshot'"
         )
     files: dict[str, Any] = {"-o": out.output, "--html": out.html}
     steps = {"--step-marker": request.step_marker, "--steps": request.steps}
@@ -67,7 +69,10 @@ def memory(
     if snapshot is not None:
         wrong, what = {"--by": by, **files, **steps, **sizes}, "goes with a trace"
     elif any(sizes.values()):
-        wrong, what = {"--by": by, **files, "--allocator": allocator}, "does not go with '--largest'"
+        wrong, what = (
+            {"--by": by, **files, "--allocator": allocator},
+            "does not go with '--largest'",
+        )
     elif by is not None:
         wrong, what = files, "draws memory over time: leave --by out"
     for name, value in wrong.items():
@@ -83,7 +88,10 @@ def memory(
         with working() as progress:
             progress(f"replaying {snapshot}")
             report = snapshot_memory(
-                snapshot, settings=allocator, capacity_bytes=capacity, max_unpacked=request.max_unpacked
+                snapshot,
+                settings=allocator,
+                capacity_bytes=capacity,
+                max_unpacked=request.max_unpacked,
             )
         out.emit(report, lambda: view(report, verbose=True, most=6))
     elif any(sizes.values()):
@@ -144,7 +152,9 @@ def _show_largest(request: TraceRequest, out: Output, what: Any, capacity: int |
         words = ["whatif", "batch-size", "--factor", f"{size / found.recorded:.17g}"]
     else:
         words = ["whatif", "sequence-length", "--length", str(size)]
-    judged = any(step.get("covered") for step in trace.metadata["steps"])  # no step: no change to ask about
+    judged = any(
+        step.get("covered") for step in trace.metadata["steps"]
+    )  # no step: no change to ask about
     out.emit(
         found,
         lambda: view(found),

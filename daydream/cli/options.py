@@ -243,9 +243,14 @@ def typed_options(values: Any) -> list[str]:
 
 # Shared options ------------------------------------------------------------------------------------
 
-TABLE = Option("--table", metavar="FILE", help="Measured kernel or operator times (CSV, `calibrate`).")
+TABLE = Option(
+    "--table", metavar="FILE", help="Measured kernel or operator times (CSV, `calibrate`)."
+)
 CAPACITY = Option(
-    "--capacity", metavar="SIZE", type=BYTES, help="Memory per device, such as 24GB: does the step fit?"
+    "--capacity",
+    metavar="SIZE",
+    type=BYTES,
+    help="Memory per device, such as 24GB: does the step fit?",
 )
 CONTENTION = Option(
     "--contention",
@@ -262,13 +267,17 @@ ENGINE = Option(
     help="Where it runs: local, processes[:N], dask[:N], dask:tcp://HOST:PORT.",
 )
 VERBOSE = Option("-v", "--verbose", is_flag=True, help="Show every part, row and note.")
-HTML = Option("--html", group=OUTPUT, metavar="FILE", help="Write a report for the browser, in one file.")
+HTML = Option(
+    "--html", group=OUTPUT, metavar="FILE", help="Write a report for the browser, in one file."
+)
 NO_RANKING = Option(
     "--no-ranking", group=OUTPUT, is_flag=True, help="Leave the ranked changes out of that report."
 )
 FORCE = Option("--force", group=OUTPUT, is_flag=True, help="Overwrite existing output files.")
 SHARED = {"table": TABLE, "capacity": CAPACITY, "contention": CONTENTION, "engine": ENGINE}
-JSON = Option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print one JSON object, nothing else.")
+JSON = Option(
+    "--json", "as_json", group=OUTPUT, is_flag=True, help="Print one JSON object, nothing else."
+)
 
 
 def output(text: str, **how: Any) -> Option:
@@ -307,7 +316,9 @@ READ: Sequence[Option] = (
         "Largest size to unpack to [default: 64 GB and 200 times the file].",
         type=BYTES,
     ),
-    _reading("--handles", "FILE", "Debug handles of compiled kernels, or Inductor's mapping (JSON)."),
+    _reading(
+        "--handles", "FILE", "Debug handles of compiled kernels, or Inductor's mapping (JSON)."
+    ),
     _reading("--capture", "FILE", "Recording of the capture of the CUDA or HIP graphs it replays."),
     _reading(
         "--counters",

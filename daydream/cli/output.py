@@ -97,7 +97,9 @@ class Output:
             raise OutputError(f"cannot write {target}: there is no folder {target.parent}")
         refuse_to_replace(target, force=True)
         if target.exists() and any(target.samefile(each) for each in _files_read()):
-            raise OutputError(f"{target} is read by this command; choose another name for the output")
+            raise OutputError(
+                f"{target} is read by this command; choose another name for the output"
+            )
         refuse_to_replace(target, force=self.force)
 
     def write_files(
@@ -214,7 +216,9 @@ def trace_name(sources: Sequence[str]) -> str:
 def free_name(stem: str, suffix: str) -> str:
     """Return a name in the current folder that no file has: the stem's, or with a number after it."""
     more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
-    return next(name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists())
+    return next(
+        name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists()
+    )
 
 
 def _files_read() -> Iterator[Path]:

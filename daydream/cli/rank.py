@@ -77,7 +77,11 @@ def rank(
     if best is None:
         words = ["scale", "--on", "gpu" if found.bound == "GPU" else "cpu", "--factor", "0.5"]
     else:
-        words = [best.optimization, *typed(best.options), *([] if table is None else ["--table", table])]
+        words = [
+            best.optimization,
+            *typed(best.options),
+            *([] if table is None else ["--table", table]),
+        ]
     out.emit(
         found,
         lambda: view(found, top=top or SHOWN, verbose=out.verbose, undrawn=undrawn),

@@ -72,10 +72,18 @@ class TraceRequest:
             "--handles": self.handles,
             "--capture": self.capture,
         }
-        words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
-        return [self.trace, *words, *(word for file in self.counters for word in ("--counters", file))]
+        words = [
+            word for flag, value in given.items() if value is not None for word in (flag, value)
+        ]
+        return [
+            self.trace,
+            *words,
+            *(word for file in self.counters for word in ("--counters", file)),
+        ]
 
-    def load(self, progress: Progress, *, keep: bool = True, typical: bool = False, **how: Any) -> Trace:
+    def load(
+        self, progress: Progress, *, keep: bool = True, typical: bool = False, **how: Any
+    ) -> Trace:
         """Return the trace, from the user's cache if it is there, which `keep` allows.
 
         With `typical` it is that of the steps that stand for a long recording, unless the user names some.
@@ -178,7 +186,9 @@ class TraceRequest:
 
             file, most = Path(self.capture), self.max_unpacked
             capture = load(file, max_unpacked=most)
-            attach_capture(trace, capture, launched_kernels(file, most) if file.suffix != ".parquet" else {})
+            attach_capture(
+                trace, capture, launched_kernels(file, most) if file.suffix != ".parquet" else {}
+            )
         if self.counters:
             from daydream.costs.counters.attaching import attach_counters
 

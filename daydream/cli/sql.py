@@ -10,9 +10,18 @@ from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
 
-@command(click.Argument(["query"], required=False), VERBOSE, types={"most": click.IntRange(1, 10_000_000)})
+@command(
+    click.Argument(["query"], required=False),
+    VERBOSE,
+    types={"most": click.IntRange(1, 10_000_000)},
+)
 def sql(
-    request: TraceRequest, out: Output, query: str | None, *, schema: bool = False, most: int = 10_000
+    request: TraceRequest,
+    out: Output,
+    query: str | None,
+    *,
+    schema: bool = False,
+    most: int = 10_000,
 ) -> None:
     r"""Ask a trace in SQL: one SELECT over its events, kernels, operators, steps and memory.
 
@@ -41,7 +50,11 @@ def sql(
     found = request.ask_rows("asking", lambda trace: ask(trace, query, most=most))
 
     def screen() -> list[Block]:
-        more = [Text(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
+        more = (
+            [Text(f"There are more than {most:,} rows: --most asks for them.")]
+            if found.more
+            else []
+        )
         return [*records({"rows": found.records()}, verbose=out.verbose), *more]
 
     out.emit(found, screen, trace=request.trace, query=query)
@@ -75,7 +88,12 @@ def _show_schema(out: Output) -> None:
 
 @command(click.Argument(["name"], required=False), VERBOSE)
 def tool(
-    request: TraceRequest, out: Output, name: str | None, *, range_: str | None = None, list_: bool = False
+    request: TraceRequest,
+    out: Output,
+    name: str | None,
+    *,
+    range_: str | None = None,
+    list_: bool = False,
 ) -> None:
     """Run a small analysis over the events of a trace.
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from daydream.report.format import printable, step_change_text
 
-PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
+PATIENCE_S = (
+    8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
+)
 MOST = 3
 TIMES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
 NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
@@ -34,7 +36,9 @@ class Suggestions:
         if self.missing is not None:
             return [f"suggestions left out: {self.missing}; {again} makes them"]
         if not self.entries:
-            return [f"no change of the code is predicted to make this step shorter; {again} tells why"]
+            return [
+                f"no change of the code is predicted to make this step shorter; {again} tells why"
+            ]
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
             step = step_change_text(*(each[key] for key in TIMES))

@@ -44,8 +44,13 @@ class Sweep(Changes):
         if spec is None or not is_known(spec):
             parser = self.make_parser(ctx)
             parser.ignore_unknown_options = True
-            options = [each.partition("=")[0] for each in parser.parse_args(list(args))[0].get("varied", ())]
-            names = [each.rpartition(".")[0].strip().replace("_", "-") for each in options if "." in each]
+            options = [
+                each.partition("=")[0]
+                for each in parser.parse_args(list(args))[0].get("varied", ())
+            ]
+            names = [
+                each.rpartition(".")[0].strip().replace("_", "-") for each in options if "." in each
+            ]
             if names:
                 return "+".join(dict.fromkeys(names)), args
         return spec, rest
@@ -101,7 +106,9 @@ def sweep(
 
     fixed = change.values or {}
     values = _values(change, varied)
-    again = next((each for place, each in enumerate(request.traces) if each in request.traces[:place]), None)
+    again = next(
+        (each for place, each in enumerate(request.traces) if each in request.traces[:place]), None
+    )
     if again is not None:
         raise usage_error(f"the trace {again} is given twice")
     replace(out, output=None).check_files()

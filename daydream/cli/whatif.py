@@ -153,7 +153,8 @@ def print_list(*, as_json: bool) -> None:
             for each in found
         ]
         unusable = [
-            {"name": name, "summary": error, "options": [], "error": error} for name, error in broken.items()
+            {"name": name, "summary": error, "options": [], "error": error}
+            for name, error in broken.items()
         ]
         print_json({"optimizations": [*entries, *unusable]})
         return

@@ -64,12 +64,17 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        stack: TracebackType | None,
     ) -> None:
         from daydream.errors import DaydreamError
 
         try:
-            self._session.finish("the block ended" if kind is None else f"{kind.__name__} ended the block")
+            self._session.finish(
+                "the block ended" if kind is None else f"{kind.__name__} ended the block"
+            )
         except DaydreamError:
             if kind is None:  # else the block's own error is what matters
                 raise

@@ -46,7 +46,9 @@ def attach_file(trace: Trace, path: Path) -> Trace:
     named = len(handles) > 0 and isinstance(handles.identifiers[0], str)
     nodes = bool((trace["graph_node"] >= 0).any())
     try:
-        return trace.attach_handles(handles, "name" if named else "graph node id" if nodes else "order")
+        return trace.attach_handles(
+            handles, "name" if named else "graph node id" if nodes else "order"
+        )
     except HandleError as error:
         raise HandleError(f"{path}: {error}") from None
 
@@ -72,7 +74,9 @@ def read_handles(path: Path) -> DebugHandleMap:
     check_regular(path)
     if path.stat().st_size > LARGEST:
         size = path.stat().st_size
-        raise HandleError(f"{path} has {size:,} bytes; a map of debug handles has {LARGEST:,} at most")
+        raise HandleError(
+            f"{path} has {size:,} bytes; a map of debug handles has {LARGEST:,} at most"
+        )
     text = path.read_bytes()
     try:
         if b'"cppCodeToPost"' in text:
@@ -140,7 +144,9 @@ def attach_capture(trace: Trace, capture: Trace, launched: Mapping[int, str]) ->
         )
     captures = _captures(capture, launched)
     if not captures:
-        raise HandleError("the capture has no launches without a kernel of their own, as captures leave them")
+        raise HandleError(
+            "the capture has no launches without a kernel of their own, as captures leave them"
+        )
     entries: dict[int | str, tuple[Handle, ...]] = {}
     begin: dict[int, int] = {}  # capture -> place of its first launch
     places = np.full(len(trace), UNKNOWN, np.int64)
@@ -186,13 +192,18 @@ def _graphs(trace: Trace) -> list[np.ndarray]:
 
 def _captures(capture: Trace, launched: Mapping[int, str]) -> list[_Captured]:
     """Return the launches of each capture: calls that launch no work, from one begin to the next."""
-    ran = np.unique(capture["correlation"][capture.is_kind("kernel", "collective", "memcpy", "memset")])
+    ran = np.unique(
+        capture["correlation"][capture.is_kind("kernel", "collective", "memcpy", "memset")]
+    )
     calls = capture.is_kind("runtime")
     texts = capture.text("name")
-    is_launch = np.array([bool(LAUNCH.search(name)) for name in texts] + [False])[capture["name"]] & calls
+    is_launch = (
+        np.array([bool(LAUNCH.search(name)) for name in texts] + [False])[capture["name"]] & calls
+    )
     begins = np.sort(
         capture["start_ns"][
-            np.array([bool(BEGIN.search(name)) for name in texts] + [False])[capture["name"]] & calls
+            np.array([bool(BEGIN.search(name)) for name in texts] + [False])[capture["name"]]
+            & calls
         ]
     )
     rows = np.flatnonzero(is_launch & ~np.isin(capture["correlation"], ran))

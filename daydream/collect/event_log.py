@@ -120,7 +120,8 @@ class EventLog:
 
         """
         events = sorted(
-            self._events, key=lambda event: (event.start_ns, event.minus_end_ns, event.identifier is not None)
+            self._events,
+            key=lambda event: (event.start_ns, event.minus_end_ns, event.identifier is not None),
         )
         if not any(event.identifier is not None for event in events):
             raise TraceError(
@@ -141,12 +142,17 @@ class EventLog:
             return _checked(derive(recording))
         for one, other in pairwise(steps):
             if other.start_ns < one.end_ns:
-                raise TraceError(f"{_said(one)} and {_said(other)} overlap; log steps one after another")
+                raise TraceError(
+                    f"{_said(one)} and {_said(other)} overlap; log steps one after another"
+                )
         begins = [event.start_ns - first for event in steps]
         ends = [*begins[1:], steps[-1].end_ns - first]
         names = [f"{STEP} {number}" for number in range(len(steps))]
         return _checked(
-            derive(recording, ranges=(list(zip(names, begins, ends, strict=True)), "steps of the event log"))
+            derive(
+                recording,
+                ranges=(list(zip(names, begins, ends, strict=True)), "steps of the event log"),
+            )
         )
 
     def _check(self, identifier: Any) -> None:
@@ -154,7 +160,9 @@ class EventLog:
         if len(self._first) > 1:
             self._first.pop(identifier)  # one is enough to compare with
 
-    def _add(self, identifier: Identifier | None, start_ns: int, end_ns: int, thread: int | None) -> None:
+    def _add(
+        self, identifier: Identifier | None, start_ns: int, end_ns: int, thread: int | None
+    ) -> None:
         what = STEP if identifier is None else repr(identifier)[:60]
         for value in (start_ns, end_ns, 0 if thread is None else thread):
             if (
@@ -166,7 +174,9 @@ class EventLog:
                     f"{what} was logged with {value!r:.60}; whole numbers of 0 or more were needed"
                 )
         if end_ns < start_ns:
-            raise HandleError(f"{what} was logged to end at {end_ns}, before its start at {start_ns}")
+            raise HandleError(
+                f"{what} was logged to end at {end_ns}, before its start at {start_ns}"
+            )
         place = threading.get_ident() if thread is None else int(thread)
         self._events.append(_Event(int(start_ns), -int(end_ns), place, identifier))
 
@@ -210,7 +220,12 @@ def _recording(events: list[_Event]) -> Recording:
         "pid": np.full(len(events), os.getpid(), np.int64),
         "tid": np.array([event.thread for event in events], np.int64),
     }
-    metadata: dict[str, Any] = {"source": "an event log", "vendor": "cpu", "origin_ns": origin, "notes": []}
+    metadata: dict[str, Any] = {
+        "source": "an event log",
+        "vendor": "cpu",
+        "origin_ns": origin,
+        "notes": [],
+    }
     return Recording(columns, {"name": list(names), "kind": ["annotation", "operator"]}, metadata)
 
 
@@ -230,7 +245,10 @@ def _attach(recording: Recording, events: list[_Event], handles: DebugHandleMap)
         )
     recording.handles = handles
     recording.columns["handle"] = np.array(
-        [UNKNOWN if event.identifier is None else places.get(event.identifier, UNKNOWN) for event in events],
+        [
+            UNKNOWN if event.identifier is None else places.get(event.identifier, UNKNOWN)
+            for event in events
+        ],
         np.int32,
     )
 

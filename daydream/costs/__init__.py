@@ -57,7 +57,14 @@ if TYPE_CHECKING:
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
     from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
-    from daydream.costs.kernel_names import OVER_LINK, PAGEABLE, TO_DEVICE, TO_HOST, kernels_are, names_fit
+    from daydream.costs.kernel_names import (
+        OVER_LINK,
+        PAGEABLE,
+        TO_DEVICE,
+        TO_HOST,
+        kernels_are,
+        names_fit,
+    )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
     from daydream.costs.network.clusters import PROTOCOLS, Cluster, Protocol

@@ -153,7 +153,11 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
     clock = _clock_ns(trace)
     by_itself = both.shared_ns <= SHARED * both.kernel_ns
     runs = _Runs(
-        _places(graph, kernels, SAME_KERNEL), both.kernel_ns, both.kernel_overlap_ns, by_itself, clock
+        _places(graph, kernels, SAME_KERNEL),
+        both.kernel_ns,
+        both.kernel_overlap_ns,
+        by_itself,
+        clock,
     )
     moved = _Runs(
         _places(graph, transfers, SAME_TRANSFER),
@@ -240,7 +244,9 @@ class _Runs(NamedTuple):
         shown = np.array([one for one in found if one is not None]).reshape(-1, 5)
         return Compared(*shown.T)
 
-    def _at_one(self, alone: np.ndarray, beside: np.ndarray) -> tuple[float, float, float, int, int] | None:
+    def _at_one(
+        self, alone: np.ndarray, beside: np.ndarray
+    ) -> tuple[float, float, float, int, int] | None:
         """Return the entry of one place in `Compared`; None if it cannot tell."""
         without = self.duration_ns[alone]
         usual = float(np.median(without))

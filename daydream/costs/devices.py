@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-_busiest: WeakKeyDictionary[Trace, int | None] = WeakKeyDictionary()  # the device that ran most kernels
+_busiest: WeakKeyDictionary[Trace, int | None] = (
+    WeakKeyDictionary()
+)  # the device that ran most kernels
 
 
 class Device(Struct, frozen=True):
@@ -47,7 +49,9 @@ class Device(Struct, frozen=True):
     source: str
     l2: float | None = None  # MB
     link: float | None = None  # GB/s, all links, both directions
-    sustained: tuple[float, float] | None = None  # parts of matrix peak and of bandwidth that hold under load
+    sustained: tuple[float, float] | None = (
+        None  # parts of matrix peak and of bandwidth that hold under load
+    )
     # What the smallest kernels take: the 5th percentile of public traces that are no side of a pair,
     # `h100_pipeline_2gpu` and `mi300x_sglang_decode_graph_replay`.
     floor_ns: float | None = None
@@ -245,7 +249,10 @@ def under_load(source: Device, target: Device) -> UnderLoad:
     """
     if source == target:
         return UnderLoad()
-    (matrix, memory, doubt), (new_matrix, new_memory, new_doubt) = _sustained(source), _sustained(target)
+    (matrix, memory, doubt), (new_matrix, new_memory, new_doubt) = (
+        _sustained(source),
+        _sustained(target),
+    )
     if source.sustained is None and target.sustained is None and source.of_amd == target.of_amd:
         doubt = new_doubt = 0.0
     if not source.of_amd and not target.of_amd:
@@ -257,7 +264,9 @@ def _sustained(device: Device) -> tuple[float, float, float]:
     if device.sustained is not None:
         return *device.sustained, 0.0
     return (
-        (*OTHER_AMD_SUSTAINED, OTHER_AMD_DOUBT) if device.of_amd else (*NVIDIA_SUSTAINED, OTHER_NVIDIA_DOUBT)
+        (*OTHER_AMD_SUSTAINED, OTHER_AMD_DOUBT)
+        if device.of_amd
+        else (*NVIDIA_SUSTAINED, OTHER_NVIDIA_DOUBT)
     )
 
 
@@ -273,7 +282,9 @@ def find_device(name: str) -> Device:
     if len(named) == 1:
         return named[0]
     for device in named or DEVICES:
-        if _words(device.name) == wanted or (wanted and re.search(device.pattern, name, re.IGNORECASE)):
+        if _words(device.name) == wanted or (
+            wanted and re.search(device.pattern, name, re.IGNORECASE)
+        ):
             return device
     chips = {device.name.split()[0] for device in named}
     if len(chips) == 1 and re.search(r"\d", min(chips)):  # one chip on several boards
@@ -322,4 +333,10 @@ def device_properties(graph: Graph) -> dict[str, Any]:
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "amd", "instinct", "geforce", "tesla"}
+    return set(re.findall(r"[a-z0-9]+", name.lower())) - {
+        "nvidia",
+        "amd",
+        "instinct",
+        "geforce",
+        "tesla",
+    }

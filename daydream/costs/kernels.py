@@ -108,7 +108,11 @@ def work(graph: Graph, selection: Selection) -> Work:
     moved = np.flatnonzero((kind == kind_code("memcpy")) | (kind == kind_code("memset")))
     recorded = read_column(graph, "bytes", selection.ids[moved])
     moved, recorded = moved[recorded >= 0], recorded[recorded >= 0]
-    found.flop[moved], found.nbytes[moved], found.code[moved] = 0, recorded, found.families.index(UNTOLD[0])
+    found.flop[moved], found.nbytes[moved], found.code[moved] = (
+        0,
+        recorded,
+        found.families.index(UNTOLD[0]),
+    )
     return found
 
 
@@ -187,10 +191,14 @@ def number_formats(selection: Selection, device: Device) -> np.ndarray:
     Matrix kernels use the device's matrix units, 32-bit ones TF32 where their name says
     so; all others the 32-bit vector units, whatever the type they store.
     """
-    return formats_of(selection.dtype, selection.name, is_matrix(selection.graph, selection), device)
+    return formats_of(
+        selection.dtype, selection.name, is_matrix(selection.graph, selection), device
+    )
 
 
-def formats_of(dtypes: np.ndarray, names: np.ndarray, matrix: np.ndarray, device: Device) -> np.ndarray:
+def formats_of(
+    dtypes: np.ndarray, names: np.ndarray, matrix: np.ndarray, device: Device
+) -> np.ndarray:
     """Return the number format of each kernel from its element type, name and family."""
     found = np.full(len(dtypes), None, dtype=object)
     known = dtypes != None  # noqa: E711 - a column of texts and None
@@ -244,7 +252,9 @@ def block_threads(graph: Graph, selection: Selection) -> np.ndarray:
 
 def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
     texts = selection.graph.trace.text(column) if selection.graph.trace is not None else []
-    volumes = [int(np.prod([int(part) for part in text.split(",")], dtype=np.int64)) for text in texts]
+    volumes = [
+        int(np.prod([int(part) for part in text.split(",")], dtype=np.int64)) for text in texts
+    ]
     rows = graph.columns["row"][selection.ids]
     if graph.trace is None or not texts:
         return np.full(len(rows), UNKNOWN, np.int64)
@@ -327,12 +337,18 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
         kind,
         compute,
         memory,
-        filled(grid_blocks(graph, selection), units_of(graph, device), in_waves=is_matrix(graph, selection)),
+        filled(
+            grid_blocks(graph, selection),
+            units_of(graph, device),
+            in_waves=is_matrix(graph, selection),
+        ),
         floor,
     )
 
 
-ELEMENTWISE = regex(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)")
+ELEMENTWISE = regex(
+    r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
+)
 VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
 THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
 # Since torch 2.7 vectorized kernels have 8 elements a thread (`elems_per_thread`). It shows by vectors of 8

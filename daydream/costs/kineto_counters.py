@@ -41,18 +41,26 @@ def read_ranges(path: str | Path) -> list[dict[str, Any]]:
         events = document["traceEvents"] if isinstance(document, dict) else document
     except (OSError, ValueError, KeyError, EOFError, RecursionError) as error:
         raise FileError(f"{path} cannot be read as Kineto JSON: {error}") from None
-    named = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+    named = (
+        [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+    )
     ranges = [event for event in named if event.get("cat") == "cuda_profiler_range"]
     if not ranges:
-        raise FileError(f"{path} holds no counters: no event has the category 'cuda_profiler_range'.")
+        raise FileError(
+            f"{path} holds no counters: no event has the category 'cuda_profiler_range'."
+        )
     try:
         found = []
         for each in sorted(ranges, key=lambda event: float(event["ts"])):
             metrics = {name: _count(value) for name, value in each.get("args", {}).items()}
             known = {name: value for name, value in metrics.items() if value is not None}
-            found.append({"name": str(each["name"]), **_amounts(str(each["name"]), known), "metrics": known})
+            found.append(
+                {"name": str(each["name"]), **_amounts(str(each["name"]), known), "metrics": known}
+            )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{path} has a profiler range without name, time or counters: {error}") from None
+        raise FileError(
+            f"{path} has a profiler range without name, time or counters: {error}"
+        ) from None
     return found
 
 

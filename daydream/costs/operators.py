@@ -137,7 +137,9 @@ def operator(op: str | None) -> Operator:
 @cache
 def saved_by(node: str) -> tuple[int, int] | None:
     """Return how many inputs and results an autograd node saves (`MulBackward0`), None for one unknown."""
-    return _nodes().get(node) or _nodes().get(f"{node.rstrip('0123456789')}0")  # old torch numbers otherwise
+    return _nodes().get(node) or _nodes().get(
+        f"{node.rstrip('0123456789')}0"
+    )  # old torch numbers otherwise
 
 
 @cache
@@ -153,7 +155,9 @@ def operators_that(fits: Callable[[Operator], object]) -> str:
         graph.select(op=operators_that(lambda op: op.family == "convolution"))
     """
     names = [name if "::" in name else f"aten::{name}" for name in rows() if fits(operator(name))]
-    libraries = [pattern for family, formula, pattern in LIBRARIES if fits(Operator("", family, formula))]
+    libraries = [
+        pattern for family, formula, pattern in LIBRARIES if fits(Operator("", family, formula))
+    ]
     return "|".join([rf"^({'|'.join(map(re.escape, names))})_?$", *libraries])
 
 

@@ -124,7 +124,9 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def write_whole(path: str | os.PathLike[str], write: Callable[[str], Any], *, force: bool = False) -> None:
+def write_whole(
+    path: str | os.PathLike[str], write: Callable[[str], Any], *, force: bool = False
+) -> None:
     """Call `write(temporary name)` and give the result its name, so that no half file is ever left there.
 
     With `force` a file that is there is replaced, and the new one has its mode; of a symbolic link,
@@ -163,7 +165,9 @@ def refuse_to_replace(target: Path, *, force: bool) -> None:
         from daydream.files.atomic import remove_abandoned
 
         place = Path(os.path.realpath(target))
-        remove_abandoned(place.name, place.parent)  # of one that was killed with the file in its place
+        remove_abandoned(
+            place.name, place.parent
+        )  # of one that was killed with the file in its place
         raise _taken(target)
 
 
@@ -189,8 +193,12 @@ def _give_name(file: Path, place: Path) -> None:
         os.link(file, place)  # a rename would replace
     except FileExistsError:
         raise
-    except OSError:  # a disk without hard links (FAT, some network disks): take the name, then fill it
-        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IMODE(file.stat().st_mode)))
+    except (
+        OSError
+    ):  # a disk without hard links (FAT, some network disks): take the name, then fill it
+        os.close(
+            os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IMODE(file.stat().st_mode))
+        )
         try:
             file.replace(place)
         except OSError:

@@ -114,7 +114,9 @@ def _array(mapped: mmap.mmap, begin: int, entry: Any) -> tuple[str, np.ndarray]:
         raise CacheError("an array is not described") from None
     if not isinstance(name, str) or dtype not in DTYPES:
         raise CacheError("an array has no name or type")
-    if any(type(number) is not int or not 0 <= number <= MOST_VALUES for number in (length, offset)):
+    if any(
+        type(number) is not int or not 0 <= number <= MOST_VALUES for number in (length, offset)
+    ):
         raise CacheError(f"the array {name!r} has no place")
     kind = np.dtype(dtype)
     if value is not None:
@@ -178,7 +180,9 @@ def read_entry(key: str) -> Contents | None:
     """Return what is kept under a key, None if nothing is; what is damaged is removed."""
     with contextlib.suppress(*ERRORS), _folder(make=False) as folder:
         name = key + ENTRY
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        file = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        )
         try:
             _need_own(os.fstat(file), stat.S_ISREG)
             found = unpack(file, key)

@@ -32,7 +32,9 @@ def check_regular(path: StrPath) -> None:
         return  # opening it says why
     for is_sort, what in SORTS:
         if is_sort(mode):
-            raise FileError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
+            raise FileError(
+                f"{path} is {what}; a regular file was needed. Save it to a file first."
+            )
 
 
 @contextmanager

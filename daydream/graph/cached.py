@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def is_plain(graph: Graph) -> bool:
     """Return whether a graph is as it was built, so that all of it is kept: no edits, no times of a user."""
     given = (graph.overrides, graph.scheduled, graph.modelled, graph.doubted, graph.resized)
-    if graph.trace is None or any(given) or graph.recorded_ns is not None or graph.times is not None:
+    if (
+        graph.trace is None
+        or any(given)
+        or graph.recorded_ns is not None
+        or graph.times is not None
+    ):
         return False
     as_read = graph.steps == graph.trace.metadata.get("steps")
     return as_read and bool(graph.alive.all()) and set(graph.texts) == set(CODED)
@@ -34,18 +39,24 @@ def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     """Return the document and the arrays of a graph that is plain."""
     assert graph.trace is not None  # noqa: S101 - it is plain
     arrays = {
-        f"{table}.{name}": getattr(graph, table)[name] for table in TABLES for name in getattr(graph, table)
+        f"{table}.{name}": getattr(graph, table)[name]
+        for table in TABLES
+        for name in getattr(graph, table)
     }
     document = {
         "lanes": [list(lane) for lane in graph.lanes],
-        "texts": {name: texts[len(graph.trace.text(name)) :] for name, texts in graph.texts.items()},
+        "texts": {
+            name: texts[len(graph.trace.text(name)) :] for name, texts in graph.texts.items()
+        },
         "queue_depth": [list(pair) for pair in graph.queue_depth.items()],
         "facts": asdict(graph.facts),
     }
     return document, arrays
 
 
-def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Graph:
+def cached_graph(
+    trace: Trace, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> Graph:
     """Return the graph of a trace from what is kept of it."""
     graph = Graph(trace)
     for table in TABLES:

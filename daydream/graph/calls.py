@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 
-def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
+def call_rows(
+    graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False
+) -> np.ndarray:
     """Return the trace's row of the call of an operator that each task belongs to.
 
     Args:
@@ -95,7 +97,9 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
     return np.asarray(graph._of_trace["hand_offs"])
 
 
-def enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:
+def enclosing(
+    parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool
+) -> np.ndarray:
     """Return the outermost (or innermost) wanted row among each row and those around it, -1 for none."""
     found = np.full(len(rows), -1)
     active = np.flatnonzero(rows >= 0)
@@ -109,7 +113,9 @@ def enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner
     return found
 
 
-def instances(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
+def instances(
+    graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False
+) -> np.ndarray:
     """Return a number for the call each task belongs to, -1 for none; a repeated call has its own."""
     return _numbered(graph, ids, call_rows(graph, ids, name, inner=inner))
 
@@ -138,7 +144,9 @@ def operators(tasks: Selection) -> Selection:
     parent = trace["parent"]
     is_operator = trace.is_kind("operator")
     if not is_operator.any():
-        raise NotApplicableError("this trace records no operators, so whose CPU time goes is not known")
+        raise NotApplicableError(
+            "this trace records no operators, so whose CPU time goes is not known"
+        )
     measured = graph.alive & (graph.row >= 0)
     picked = [tasks.ids[:0]]
     for number in unique(graph.repeat[tasks.ids]).tolist():
@@ -282,7 +290,9 @@ def in_replays(tasks: Selection) -> Selection:
 def mostly_replayed(tasks: Selection) -> bool:
     """Tell whether most of some device work, by number or by time, runs inside replays of graphs."""
     inside = in_replays(tasks)
-    return 2 * len(inside) > len(tasks) or 2 * inside.total("duration_ns") > tasks.total("duration_ns")
+    return 2 * len(inside) > len(tasks) or 2 * inside.total("duration_ns") > tasks.total(
+        "duration_ns"
+    )
 
 
 def unrecorded_launches(graph: Graph) -> bool:
@@ -303,8 +313,12 @@ class Coverage:
         first = np.append(True, start[1:] > end[:-1])[: len(start)]
         self.start_ns: np.ndarray = start[first]
         self.end_ns: np.ndarray = end[np.roll(first, -1)]  # of those ahead of the next first
-        self.before_ns = np.append(0, np.cumsum(self.end_ns - self.start_ns))  # covered ahead of each piece
-        self._ends_ns = np.append(-(2**62), self.end_ns)  # of the piece that has begun; of none, before all
+        self.before_ns = np.append(
+            0, np.cumsum(self.end_ns - self.start_ns)
+        )  # covered ahead of each piece
+        self._ends_ns = np.append(
+            -(2**62), self.end_ns
+        )  # of the piece that has begun; of none, before all
 
     def until(self, time_ns: np.ndarray) -> np.ndarray:
         """Return how much is covered before each time."""
@@ -380,7 +394,9 @@ def _whole_calls(graph: Graph) -> WholeCalls | None:
         return None
     texts = graph.texts["layer"]
     pairs = {*zip(call[inside].tolist(), layer[inside].tolist(), strict=True)}
-    around = {one for one, other in pairs if min(one, other) >= 0 and not within(texts[other], texts[one])}
+    around = {
+        one for one, other in pairs if min(one, other) >= 0 and not within(texts[other], texts[one])
+    }
     layers_of_calls = frozenset(one for one, _ in pairs if one >= 0)
     mostly = 2 * duration[unplaced & replayed].sum() > duration[unplaced].sum()
     masks = np.zeros((2, graph.size), bool)

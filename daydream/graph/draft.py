@@ -64,7 +64,9 @@ class Draft(Graph):
         self.device_work: DeviceWork | None = None
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
         self.columns = Table({**types, "end_ns": np.int64, "waited": bool, "unit": np.int64})
-        self._by_lane: dict[int, np.ndarray] = {}  # tasks in program order, as far as they are looked up
+        self._by_lane: dict[
+            int, np.ndarray
+        ] = {}  # tasks in program order, as far as they are looked up
         self._looked_up = 0
 
     # writing ----------------------------------------------------------------------------------
@@ -87,7 +89,12 @@ class Draft(Graph):
         self._looked_up = 0
 
     def add_cpu_tasks(
-        self, like: np.ndarray, start: np.ndarray, order: Any, name: str | None = None, **columns: Any
+        self,
+        like: np.ndarray,
+        start: np.ndarray,
+        order: Any,
+        name: str | None = None,
+        **columns: Any,
     ) -> np.ndarray:
         """Add CPU tasks without duration, each to the thread of another task, with its name by default."""
         same = self.values(like, "lane", "op", "layer", "phase", "step", "name")
@@ -130,7 +137,9 @@ class Draft(Graph):
         self.end_ns[tasks] = np.where(inside, before + kept, before)
         rest = {"duration_ns": end - woken, "row": self.row[tasks]} if works_on else {}
         gap = gap if works_on else gap + end - woken
-        return self.add_cpu_tasks(tasks if like is None else like, woken, order, name, gap_ns=gap, **rest)
+        return self.add_cpu_tasks(
+            tasks if like is None else like, woken, order, name, gap_ns=gap, **rest
+        )
 
     def wait_first(self, calls: np.ndarray, until: np.ndarray) -> None:
         """Take the wait at the begin of calls out of their time: they begin when it was over, in ns."""
@@ -165,7 +174,9 @@ class Draft(Graph):
     def streams(self) -> list[tuple[int, np.ndarray]]:
         """Return (lane, its tasks in program order) for each stream of a device that has tasks."""
         found = sorted(self._lane_tasks().items())
-        return [(n, tasks) for n, tasks in found if self.lanes[n].on_device and not self.lanes[n].host]
+        return [
+            (n, tasks) for n, tasks in found if self.lanes[n].on_device and not self.lanes[n].host
+        ]
 
     def launched(self) -> np.ndarray:
         """Return the tasks that a call launched."""
@@ -268,7 +279,8 @@ class Draft(Graph):
         trace = self.trace
         rows = rows.astype(np.intp)  # NumPy looks up other types slowly
         phases = np.array(
-            [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1], np.int8
+            [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1],
+            np.int8,
         )
         same = {name: trace[name].take(rows) for name in ("name", "op", "layer", "step")}
         return {**same, "phase": phases.take(trace["phase"].take(rows))}

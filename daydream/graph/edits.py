@@ -27,7 +27,9 @@ def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
         table.keep(~resolved)
 
 
-def around_points(graph: Graph, lanes: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def around_points(
+    graph: Graph, lanes: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the last task of each lane up to a task's place in the program, and the first behind it."""
     order = graph.order
     ids = graph.ids

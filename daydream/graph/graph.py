@@ -110,7 +110,9 @@ class Graph(NotebookTables):
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
         self.columns = Table(COLUMNS)
-        self.overrides: dict[str, np.ndarray] = {}  # columns of the trace that edits changed, else `UNSET`
+        self.overrides: dict[
+            str, np.ndarray
+        ] = {}  # columns of the trace that edits changed, else `UNSET`
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
@@ -124,11 +126,17 @@ class Graph(NotebookTables):
         self.facts = Facts()
         self.times: Any = None  # what the user measured, a `costs.KernelTable`; copies share it
         self.steps: list[dict[str, Any]] = []
-        self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
-        self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
+        self.modelled: list[
+            np.ndarray
+        ] = []  # ids of tasks whose time an edit set: what a model says
+        self.doubted: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # ids, and how far such a time may be off
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
-        self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
+        self.recorded_ns: np.ndarray | None = (
+            None  # durations before the first edit of any; copies share it
+        )
         self._codes: dict[str, dict[str, int]] = {}
         self._version = self._structure = next_version()  # of what is in no table
         self._derived: dict[int, dict[Any, Any]] = {}  # by version or structure
@@ -224,7 +232,9 @@ class Graph(NotebookTables):
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""
-        return Selection(self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
+        return Selection(
+            self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        )
 
     def copy(self) -> Graph:
         """Return an independent copy; the trace is shared."""
@@ -257,7 +267,11 @@ class Graph(NotebookTables):
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
         if self.scheduled or other.scheduled:
             return False
-        if self.lanes != other.lanes or self.queue_depth != other.queue_depth or self.steps != other.steps:
+        if (
+            self.lanes != other.lanes
+            or self.queue_depth != other.queue_depth
+            or self.steps != other.steps
+        ):
             return False
         return all(
             np.array_equal(mine[name], theirs[name])
@@ -273,7 +287,9 @@ class Graph(NotebookTables):
 
     # lanes, codes, rows -----------------------------------------------------------------------
 
-    def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:
+    def lane_id(
+        self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1
+    ) -> int:
         """Return the number of the lane with this name, made if it is new."""
         for number, lane in enumerate(self.lanes):
             if lane.name == name:
@@ -399,11 +415,15 @@ class Graph(NotebookTables):
         self.link(task, followers)
         return Selection(self, task, name)
 
-    def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
+    def insert_after(
+        self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any
+    ) -> Selection:
         """Insert a task right behind each of the tasks and return them; see `insert_next_to` for the rest."""
         return insert_next_to(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
 
-    def insert_before(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
+    def insert_before(
+        self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any
+    ) -> Selection:
         """Insert a task right before each of the tasks and return them; see `insert_next_to` for the rest."""
         return insert_next_to(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
 
@@ -423,7 +443,9 @@ class Graph(NotebookTables):
         sources = ids_of(self, src)
         targets = ids_of(self, dst)
         if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
-            raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
+            raise GraphError(
+                f"cannot link {len(sources)} tasks with {len(targets)}; give one for each"
+            )
         self.links.add(
             src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
         )

@@ -71,7 +71,9 @@ class Groups(NotebookTables):
 
     def __getitem__(self, key: Any) -> Selection:
         if key not in self.keys:
-            raise GraphError(f"unknown group {key!r}; the groups are {', '.join(map(repr, self.keys[:20]))}")
+            raise GraphError(
+                f"unknown group {key!r}; the groups are {', '.join(map(repr, self.keys[:20]))}"
+            )
         return self._group(self.keys.index(key))
 
     def __repr__(self) -> str:
@@ -158,7 +160,9 @@ class Groups(NotebookTables):
             raise GraphError("only device work is launched; select kernels or copies")
         call = graph.launch[self.first().ids].astype(np.int64)
         if (call < 0).any():
-            raise NotApplicableError("some of this work was launched before the window, no call to share")
+            raise NotApplicableError(
+                "some of this work was launched before the window, no call to share"
+            )
         if len(np.unique(call)) < len(call):
             raise GraphError("two groups share a call already; put them in one group")
         keep_waits(graph, ids)
@@ -170,7 +174,9 @@ class Groups(NotebookTables):
         graph.write("order", ids, place_next_to(graph, np.repeat(call, self.sizes), behind=True))
         return self.tasks.of(call, "shared launches", ordered=True)
 
-    def repeat(self, times: int = 1, *, before: Selection | None = None, stay: bool = False) -> Selection:
+    def repeat(
+        self, times: int = 1, *, before: Selection | None = None, stay: bool = False
+    ) -> Selection:
         """Do the work of each group again: `times` copies right behind its last task; return the copies.
 
         Device work brings its launches along, calls bring their waits, and links among the
@@ -187,7 +193,9 @@ class Groups(NotebookTables):
             graph.write("repeat", tasks.ids, graph.repeat[tasks.ids])  # counts as an edit
             return tasks.of(tasks.ids[:0], "repetitions")
         if before is not None and (before.graph is not graph or len(before) != len(self)):
-            raise GraphError(f"{len(self)} groups need as many tasks to come before, not {len(before)}")
+            raise GraphError(
+                f"{len(self)} groups need as many tasks to come before, not {len(before)}"
+            )
         ids, group = self._with_launches(apart=before is not None)
         lane, gap, launch = (
             graph.columns[name][ids].astype(np.int64) for name in ("lane", "gap_ns", "launch")
@@ -258,7 +266,9 @@ class Groups(NotebookTables):
         own = self.by_group
         copies = self.repeat(times, stay=True)
         if len(copies) != len(own) * times:
-            raise NotApplicableError("some of the work to be copied was launched by calls outside of it")
+            raise NotApplicableError(
+                "some of the work to be copied was launched by calls outside of it"
+            )
         keys = [(key, 0) for key in self.keys]
         keys += product(self.keys, range(1, times + 1))
         sizes = np.append(self.sizes, np.repeat(self.sizes, times))

@@ -113,7 +113,9 @@ def insert_next_to(
             duration_ns=graph.facts.launch_cost_ns,
             **{key: values[key][new_call] for key in TAKEN_OVER},
         )
-    latency = np.where(new_call, graph.facts.launch_latency_ns, np.where(brings, graph.latency_ns[ids], 0))
+    latency = np.where(
+        new_call, graph.facts.launch_latency_ns, np.where(brings, graph.latency_ns[ids], 0)
+    )
     new = graph.add(
         count,
         name=graph.code("name", name),
@@ -143,13 +145,17 @@ def encode(graph: Graph, columns: dict[str, Any]) -> dict[str, Any]:
         if is_text(key) and key != "lane":
             code = {"phase": phase_code, "kind": kind_code}.get(key, partial(graph.code, key))
             one = value is None or isinstance(value, str)
-            coded[key] = np.int64(code(value)) if one else np.array([code(each) for each in value], np.int64)
+            coded[key] = (
+                np.int64(code(value)) if one else np.array([code(each) for each in value], np.int64)
+            )
         elif key == "release_ns":
             coded[key] = nanoseconds(value, key)
         elif key == "step" or (key in FIELDS and not is_text(key)):
             coded[key] = np.asarray(value, np.int64)
         else:
-            raise GraphError(f"cannot give tasks {key!r}; see `Selection.set` for what can be given")
+            raise GraphError(
+                f"cannot give tasks {key!r}; see `Selection.set` for what can be given"
+            )
     return coded
 
 
@@ -181,7 +187,9 @@ def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
     several = [tasks] if isinstance(tasks, int | np.integer) else () if tasks is None else tasks
     if not isinstance(several, np.ndarray):
         several = [
-            part for each in several for part in (ids_of(graph, each) if hasattr(each, "ids") else [each])
+            part
+            for each in several
+            for part in (ids_of(graph, each) if hasattr(each, "ids") else [each])
         ]
     ids = np.array(several, np.int64)
     inside = (ids >= 0) & (ids < graph.size)

@@ -124,7 +124,9 @@ def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:
     links = []
     for src, dst, given in digraph.edges(data=True):
         with _naming(f"edge {src!r} -> {dst!r}"):
-            cause = code_of(str(given.get("cause", "user")), "cause", [each.name.lower() for each in Cause])
+            cause = code_of(
+                str(given.get("cause", "user")), "cause", [each.name.lower() for each in Cause]
+            )
             latency = nanoseconds(given.get("latency_ns", 0), "latency_ns", negative=True)
         if cause != Cause.LANE:
             links.append((at[src], at[dst], latency, bool(given.get("from_start", False)), cause))

@@ -30,7 +30,11 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
             found.append(f"{counted(len(tasks), kind)} {issue.format(first=first)}")
 
     for name in ("duration_ns", "gap_ns", "release_ns"):
-        check(alive[graph.columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
+        check(
+            alive[graph.columns[name][alive] < 0],
+            "task",
+            f"with a negative {name}, {{first}} first.",
+        )
     launched = alive[graph.launch[alive] >= 0]
     launch = graph.launch[launched].astype(np.int64)
     there = graph.alive[launch]
@@ -59,8 +63,12 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
     lane = graph.lane[alive]
     is_cpu = graph.kind[alive] == CPU
     known = (lane >= 0) & (lane < len(graph.lanes))
-    check(alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
-    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]
+    check(
+        alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`."
+    )
+    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[
+        np.where(known, lane, -1)
+    ]
     check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
     check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
     if cycles and not found:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 Window: TypeAlias = tuple[int, int] | Mapping[int, tuple[int, int]]
 #: Sources, targets, latencies, whether these count from the start, causes: of as many edges, or one for all.
 #: Where a source or target is -1 there is no edge.
-Edges: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause]
+Edges: TypeAlias = tuple[
+    np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause
+]
 
 LONGEST = 6  # steps of a cycle that are named
 
@@ -132,7 +134,9 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
 
 def _joined(*parts: Edges) -> np.ndarray:
     """Return the edges of all parts that have both ends: int64, shape (5, edges)."""
-    edges = np.concatenate([np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in parts], axis=1)
+    edges = np.concatenate(
+        [np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in parts], axis=1
+    )
     return edges.compress((edges[:2] >= 0).all(axis=0), axis=1)
 
 
@@ -155,7 +159,14 @@ def _released(graph: Graph, lowered: Lowered) -> Lowered:
     )
     tasks = plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns
     made = Plan.from_edges(
-        *tasks, src, dst, latency, from_start, cause, scheduled=plan.scheduled, priority=plan.priority
+        *tasks,
+        src,
+        dst,
+        latency,
+        from_start,
+        cause,
+        scheduled=plan.scheduled,
+        priority=plan.priority,
     )
     made.cache.update({name: kept for name, kept in plan.cache.items() if name in OF_NO_EDGE})
     return replace(lowered, plan=made)
@@ -173,7 +184,9 @@ class _Tiles:
         self.graph = graph
         task = graph.ids
         self.ahead = 0
-        self.shift = np.zeros(len(graph.lanes), np.int64)  # between copies in program order, by lane
+        self.shift = np.zeros(
+            len(graph.lanes), np.int64
+        )  # between copies in program order, by lane
         if copies > 1:
             if window is None:
                 raise GraphError("repeating needs a window")
@@ -373,7 +386,9 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
     `edges` are those between lanes. Raises `CycleError` where there is none.
     """
     src, dst, *_, cause = edges
-    lanes = [entries for number, entries in enumerate(tiles.of_lane) if number not in graph.scheduled]
+    lanes = [
+        entries for number, entries in enumerate(tiles.of_lane) if number not in graph.scheduled
+    ]
     src = np.concatenate([src, *(entries[:-1] for entries in lanes)])
     dst = np.concatenate([dst, *(entries[1:] for entries in lanes)])
     cause = np.append(cause, np.full(len(src) - len(cause), Cause.LANE))
@@ -407,7 +422,8 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
     cycle = list(walk.values())[list(walk).index(entry) :][::-1]
     named = []
     steps = [
-        (int(tiles.task[src[edge]]), int(tiles.task[dst[edge]]), Cause(int(cause[edge]))) for edge in cycle
+        (int(tiles.task[src[edge]]), int(tiles.task[dst[edge]]), Cause(int(cause[edge])))
+        for edge in cycle
     ]
     for _, after, why in steps[:LONGEST]:
         lane = graph.lanes[graph.lane[after]].name

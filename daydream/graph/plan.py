@@ -64,7 +64,11 @@ class Cause(IntEnum):
     #: A call of another thread held the driver's lock.
     LOCK = 9, "driver's lock", "which needs the driver's lock"
     #: Nothing in the trace ended the wait: a worker process, a disk, a timer.
-    OUTSIDE = 10, "outside the trace", "on its own thread, after a wait that nothing in the trace ended"
+    OUTSIDE = (
+        10,
+        "outside the trace",
+        "on its own thread, after a wait that nothing in the trace ended",
+    )
 
 
 TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
@@ -74,7 +78,12 @@ TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
     "edge_from_start": np.bool_,
     "edge_cause": np.int8,
 }
-OF_NO_EDGE = "by_lane", "before", "completions", "last on lane"  # what `Plan.cache` holds of tasks alone
+OF_NO_EDGE = (
+    "by_lane",
+    "before",
+    "completions",
+    "last on lane",
+)  # what `Plan.cache` holds of tasks alone
 NOT_NEGATIVE = ("lane", "duration_ns", "gap_ns", "release_ns")
 
 
@@ -160,7 +169,9 @@ class Plan(Struct, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         policy = f", scheduled lanes {list(self.scheduled)}" if self.scheduled else ""
-        return f"<Plan {len(self):,} tasks, {len(self.edge_src):,} edges, {self.lanes} lanes{policy}>"
+        return (
+            f"<Plan {len(self):,} tasks, {len(self.edge_src):,} edges, {self.lanes} lanes{policy}>"
+        )
 
     @property
     def lanes(self) -> int:
@@ -170,7 +181,9 @@ class Plan(Struct, frozen=True, eq=False):
     @property
     def edge_dst(self) -> np.ndarray:
         """The destination of each edge, int64."""
-        return self._once("edge_dst", lambda: np.repeat(np.arange(len(self)), np.diff(self.edge_ptr)))
+        return self._once(
+            "edge_dst", lambda: np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
+        )
 
     @property
     def edge_delay_ns(self) -> np.ndarray:
@@ -267,5 +280,7 @@ def _columns(what: str, **columns: ArrayLike | None) -> dict[str, Any]:
     shapes = {array.shape for array in arrays.values()}
     if len(shapes) > 1 or len(shapes.pop()) != 1:
         found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise GraphError(f"arrays of a plan differ in shape: {found}; give one number per {what} in each")
+        raise GraphError(
+            f"arrays of a plan differ in shape: {found}; give one number per {what} in each"
+        )
     return arrays

@@ -74,7 +74,9 @@ def overhead_scale(trace: Trace, cost: Mapping[str, Any]) -> dict[str, float]:
     """
     most = inf if trace.metadata.get("profiler_cost") else LARGEST_SCALE
     measured = {
-        (group, outer, inner): mean for group, outer, inner, _, mean in cost["heads"] if mean <= SHORT_HEAD_NS
+        (group, outer, inner): mean
+        for group, outer, inner, _, mean in cost["heads"]
+        if mean <= SHORT_HEAD_NS
     }
     here = {key: value for key, value in heads(trace).items() if key in measured}
     scale = {}
@@ -114,11 +116,16 @@ def without_profiler(graph: Graph) -> Graph:
         # A thread's time as slots: a task's duration, its gap, the next task's duration, ...
         slots = np.stack([duration[on_lanes], gap[on_lanes]], axis=1).reshape(-1)
         at, overhead, before = (values[thread == number] for values in overheads)
-        task = np.where(before, np.searchsorted(start, at), np.searchsorted(start, at, side="right")) - 1
+        task = (
+            np.where(before, np.searchsorted(start, at), np.searchsorted(start, at, side="right"))
+            - 1
+        )
         late = at - (start + duration[on_lanes])[task]
         there = task >= 0
         excess = np.zeros(len(slots), np.int64)
-        np.add.at(excess, (2 * task + np.where(before, late > 0, late >= 0))[there], overhead[there])
+        np.add.at(
+            excess, (2 * task + np.where(before, late > 0, late >= 0))[there], overhead[there]
+        )
         # What a slot is too short for is carried on to those behind it.
         excess -= slots
         total = np.cumsum(excess)

@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from daydream import lazy
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.calls import call_rows, device_work, has_device_work, instances, shape_rows, shapes_in
+from daydream.graph.calls import (
+    call_rows,
+    device_work,
+    has_device_work,
+    instances,
+    shape_rows,
+    shapes_in,
+)
 from daydream.graph.tables import CODED, KINDS, UNSET
 from daydream.lazy import regex
 from daydream.text import listed, meant
@@ -73,7 +80,9 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
             choice = f"choose from {', '.join(vocabulary)}. {meant(option, vocabulary)}"
             raise GraphError(f"unknown {name} {option!r}; {choice}".rstrip())
     if name == "lane":
-        options = [graph.lanes[number].name for option in options for number in lanes_named(graph, option)]
+        options = [
+            graph.lanes[number].name for option in options for number in lanes_named(graph, option)
+        ]
     patterns = tuple(options)
     return of_tasks(graph.tasks(ids), name, lambda text: _fits(name, text, patterns), bool)
 
@@ -117,7 +126,9 @@ def no_match(graph: Graph, words: str, conditions: Iterable[Where]) -> str:
     used = np.unique(graph.layer[graph.alive])
     layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
     if wanted and not layers:
-        lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
+        lines.append(
+            "This trace has no layers. Record it with `daydream collect`, or select by name or op."
+        )
     unknown = [pattern for pattern in wanted if layers and not fnmatch.filter(layers, pattern)]
     for pattern in unknown:
         near = " or ".join(map(repr, nearest_layers(pattern, layers)))
@@ -146,7 +157,9 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
             paths = [path for path in paths if path[place] in fitting]
             continue
         spelled = [
-            ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
+            ".".join(
+                [*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]]
+            )
             for each in get_close_matches(GLOB.sub("", part), here, 3, 0.7)
         ]
         matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
@@ -165,7 +178,9 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
     if not len(tasks):
         raise NotApplicableError("this trace has no layers; record it with `daydream collect`")
     first_phases = [PHASES.index("forward"), PHASES.index("loss")]
-    rest = ~np.isin(graph.phase[tasks], first_phases)  # layers that are never seen forward come last
+    rest = ~np.isin(
+        graph.phase[tasks], first_phases
+    )  # layers that are never seen forward come last
     first = tasks[np.argsort(rest, kind="stable")]
     layers = list(dict.fromkeys(graph.layer[first].tolist()))
     place = np.full(len(graph.texts["layer"]) + 1, -1)
@@ -177,7 +192,9 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
 def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return how many elements the inputs of the innermost call have in all, -1 for unknown."""
     codes, texts = coded(graph, "shapes", ids)
-    return np.array([*(sum(map(math.prod, shapes_in(text))) for text in texts), -1], np.int64)[codes]
+    return np.array([*(sum(map(math.prod, shapes_in(text))) for text in texts), -1], np.int64)[
+        codes
+    ]
 
 
 DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
@@ -193,7 +210,9 @@ DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
 
 def is_text(name: str) -> bool:
     """Tell whether a column holds texts."""
-    return name in (*CODED, "kind", "phase", "lane") or (name in FIELDS and FIELDS[name].type == "text")
+    return name in (*CODED, "kind", "phase", "lane") or (
+        name in FIELDS and FIELDS[name].type == "text"
+    )
 
 
 def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -239,7 +258,12 @@ def lanes_named(graph: Graph, name: str) -> list[int]:
 
 
 def lanes_for(
-    graph: Graph, names: str | Sequence[str], beside: np.ndarray, *, on_device: bool, new: bool = True
+    graph: Graph,
+    names: str | Sequence[str],
+    beside: np.ndarray,
+    *,
+    on_device: bool,
+    new: bool = True,
 ) -> np.ndarray:
     """Return the lane of this name (one for all, or one for each) on the rank of each of some lanes.
 
@@ -250,9 +274,13 @@ def lanes_for(
     wanted = list(zip(each.tolist(), ranks[beside].tolist(), strict=True))
     numbers = {}
     for name, rank in dict.fromkeys(wanted):
-        number = next((one for one in lanes_named(graph, name) if graph.lanes[one].rank == rank), -1)
+        number = next(
+            (one for one in lanes_named(graph, name) if graph.lanes[one].rank == rank), -1
+        )
         if number < 0 and not new:
-            raise GraphError(f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`")
+            raise GraphError(
+                f"no device lane {name!r} on rank {rank} to wait for; see `graph.lanes`"
+            )
         if number < 0:
             several = (ranks != ranks[0]).any() and not name.startswith("rank ")
             full = f"rank {rank} {name}" if several else name
@@ -268,7 +296,9 @@ def one_each(values: Any, count: int, what: str) -> np.ndarray:
     """Return as many values as there are tasks: one for all of them, or one for each."""
     array = np.asarray(values)
     if array.shape not in ((), (1,), (count,)):
-        raise GraphError(f"{what}: {array.size} values for {count} tasks; give one, or one for each")
+        raise GraphError(
+            f"{what}: {array.size} values for {count} tasks; give one, or one for each"
+        )
     return np.broadcast_to(array, count)
 
 
@@ -292,7 +322,9 @@ def priorities(
     return tasks.ids, values.astype(np.int64)
 
 
-def for_each(texts: np.ndarray, tell: Callable[[str | None], object], dtype: npt.DTypeLike) -> np.ndarray:
+def for_each(
+    texts: np.ndarray, tell: Callable[[str | None], object], dtype: npt.DTypeLike
+) -> np.ndarray:
     """Return what `tell` gives for each of some texts (object, None for unknown): of `dtype`, their shape."""
     listed = texts.tolist()
     known = {text: tell(text) for text in set(listed)}

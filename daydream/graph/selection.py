@@ -91,7 +91,9 @@ class Selection(NotebookTables):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in OWN:
-            raise GraphError(f"columns of a selection are copies; change them with .set({name}=...)")
+            raise GraphError(
+                f"columns of a selection are copies; change them with .set({name}=...)"
+            )
         object.__setattr__(self, name, value)
 
     def __or__(self, other: Selection) -> Selection:
@@ -122,7 +124,9 @@ class Selection(NotebookTables):
 
     # choosing
 
-    def where(self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any) -> Selection:
+    def where(
+        self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any
+    ) -> Selection:
         """Return the tasks that match the words and pass `test`, a function from this selection to a mask.
 
         Words are columns; besides them `on` (cpu or gpu) and `within`, a regular expression on
@@ -184,7 +188,9 @@ class Selection(NotebookTables):
         """Return the device work that these calls launched."""
         launch = self.graph.launch
         chosen = np.append(among(self.graph, self.ids), False)  # the last: of no launch, -1
-        return self.of(np.flatnonzero(self.graph.alive & chosen[launch]), f"launched by {self.words}")
+        return self.of(
+            np.flatnonzero(self.graph.alive & chosen[launch]), f"launched by {self.words}"
+        )
 
     def operators(self) -> Selection:
         """Return the CPU tasks of the operator calls that did this work and no other.
@@ -210,7 +216,10 @@ class Selection(NotebookTables):
         return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
 
     def group_by(
-        self, *columns: str | np.ndarray, within: str | None = None, block: str | Sequence[str] | None = None
+        self,
+        *columns: str | np.ndarray,
+        within: str | None = None,
+        block: str | Sequence[str] | None = None,
     ) -> Groups:
         """Return the tasks in groups of equal values; with several columns the key is a tuple.
 
@@ -239,14 +248,17 @@ class Selection(NotebookTables):
             for name in columns
         ]
         if not parts:
-            raise GraphError("group by a column, such as layer, op or step, within an operator or by block")
+            raise GraphError(
+                "group by a column, such as layer, op or step, within an operator or by block"
+            )
         numbers = np.array([number for number, _ in parts])
         known = numbers.min(axis=0) >= 0
         group = np.full(len(ids), -1)
         group[known], rows = combinations(numbers[:, known])
         keys = [
             tuple(
-                value if texts is None else texts[value] for value, (_, texts) in zip(row, parts, strict=True)
+                value if texts is None else texts[value]
+                for value, (_, texts) in zip(row, parts, strict=True)
             )
             for row in rows
         ]
@@ -262,7 +274,9 @@ class Selection(NotebookTables):
         if not sizes or not all(one > 0 for one in sizes):
             raise GraphError(f"runs need sizes above 0, not {size}")
         amounts = np.maximum(read_column(self.graph, of, self.ids), 0).tolist()
-        filled: dict[tuple[int, int], tuple[int, float]] = {}  # by step and rank: its run, and the sum in it
+        filled: dict[
+            tuple[int, int], tuple[int, float]
+        ] = {}  # by step and rank: its run, and the sum in it
         keys = []
         # A loop over tasks: where a run ends depends on where the one before it did.
         for step, rank, amount in zip(self.step.tolist(), self.rank.tolist(), amounts, strict=True):
@@ -353,7 +367,9 @@ class Selection(NotebookTables):
         what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
         shorter where it is below 0, and not the other way: it widens the range at one end.
         """
-        self.graph.doubted.append((self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape)))
+        self.graph.doubted.append(
+            (self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape))
+        )
         return self
 
     def set(self, **columns: Any) -> Selection:
@@ -366,7 +382,9 @@ class Selection(NotebookTables):
         graph = self.to_edit().graph
         ids = self.ids
         for name, value in columns.items():
-            given = nanoseconds(value, name) if name in TIMES else encode(graph, {name: value})[name]
+            given = (
+                nanoseconds(value, name) if name in TIMES else encode(graph, {name: value})[name]
+            )
             given = one_each(given, len(ids), name)
             if name == "kind" and ((given > CPU) != (graph.kind[ids] > CPU)).any():
                 raise GraphError("CPU tasks cannot become device work, nor the other way round")
@@ -435,7 +453,9 @@ class Selection(NotebookTables):
         ids = self.ids
         on_device = graph.kind[ids] != CPU
         if on_device.any() != on_device.all():
-            raise GraphError("CPU tasks and device work cannot go to one lane; move them one after the other")
+            raise GraphError(
+                "CPU tasks and device work cannot go to one lane; move them one after the other"
+            )
         old = graph.lane[ids].astype(np.int64)
         lanes = lanes_for(graph, lane, old, on_device=bool(on_device.all()))
         going = ids[lanes != old]
@@ -485,12 +505,16 @@ class Selection(NotebookTables):
         """
         graph = self._calls().graph
         own = graph.lane[self.ids]
-        source = ALL_LANES if lane is None else lanes_for(graph, lane, own, on_device=True, new=False)
+        source = (
+            ALL_LANES if lane is None else lanes_for(graph, lane, own, on_device=True, new=False)
+        )
         if on is None:
             graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
         else:
             target = lanes_for(graph, on, own, on_device=True, new=False)
-            graph.waits.add(record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0)
+            graph.waits.add(
+                record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0
+            )
         return self
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
@@ -503,5 +527,7 @@ class Selection(NotebookTables):
     def _calls(self) -> Selection:
         calls = self.to_edit().need_all()
         if (calls.graph.kind[calls.ids] != CPU).any():
-            raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
+            raise GraphError(
+                "only CPU tasks wait for the device; device work follows what it is linked to"
+            )
         return calls

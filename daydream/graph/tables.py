@@ -52,7 +52,10 @@ DEFAULTS = {
     "measured_start_ns": -1,
     "alive": True,
 }
-COSTS = {"duration_ns": "doubt", "gap_ns": "gap_doubt"}  # no edge of a plan depends on these columns
+COSTS = {
+    "duration_ns": "doubt",
+    "gap_ns": "gap_doubt",
+}  # no edge of a plan depends on these columns
 CODED = ("name", "op", "layer")
 TABLES = ("columns", "syncs", "waits", "links", "doubtful")  # of a graph
 UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
@@ -185,7 +188,9 @@ class Facts(Struct):
     orphans: int = 0
     unexplained: int = 0  # device tasks that started later than their known causes allow
     unexplained_ns: int = 0
-    untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
+    untraced_ns: int = (
+        0  # device work that the profiler left out, inside graphs and before the window
+    )
     unresolved_syncs: int = 0
     unlaunched_kernels: int = 0
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
@@ -193,7 +198,9 @@ class Facts(Struct):
 
     def copy(self) -> Facts:
         """Return independent facts."""
-        return replace(self, event_waits=dict(self.event_waits), rules=[*self.rules], notes=[*self.notes])
+        return replace(
+            self, event_waits=dict(self.event_waits), rules=[*self.rules], notes=[*self.notes]
+        )
 
 
 def phase_code(phase: str | None) -> int:

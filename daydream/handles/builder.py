@@ -33,7 +33,9 @@ def handle_of(node: Any) -> Handle:
     """Return the handle of a `torch.fx.Node`. Raises `HandleError` for what has no metadata, as nodes do."""
     meta = getattr(node, "meta", None)
     if not isinstance(meta, Mapping):
-        raise HandleError(f"{node!r:.60} is no torch.fx.Node: it has no metadata. Give nodes, or handles=")
+        raise HandleError(
+            f"{node!r:.60} is no torch.fx.Node: it has no metadata. Give nodes, or handles="
+        )
     target = getattr(node, "target", None)
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     backward = meta.get("partitioner_tag") == "is_backward" or "fwd_nn_module_stack" in meta
@@ -120,10 +122,14 @@ class DebugHandleMapBuilder:
 
         """
         if (nodes is None) == (handles is None):
-            found = "neither nodes nor handles were" if nodes is None else "nodes and handles were both"
+            found = (
+                "neither nodes nor handles were" if nodes is None else "nodes and handles were both"
+            )
             raise HandleError(f"{found} given; give exactly one of the two")
         given: Any = handles if nodes is None else nodes
-        several: list[Any] = [given] if isinstance(given, Handle) or hasattr(given, "meta") else list(given)
+        several: list[Any] = (
+            [given] if isinstance(given, Handle) or hasattr(given, "meta") else list(given)
+        )
         if not several:
             raise HandleError("an entry has no handles; give one at least, or insert nothing")
         key = self._key(identifier)

@@ -27,7 +27,9 @@ def _given(action: Action, values: Any) -> list[Any]:
     return list(values) if action.places is None else [values[place] for place in action.places]
 
 
-def _when_compiled(local: Local, action: Action, given: list[Any], like: list[Any] | None) -> list[Any]:
+def _when_compiled(
+    local: Local, action: Action, given: list[Any], like: list[Any] | None
+) -> list[Any]:
     """Have compiled code call an inserted function; `like` are tensors of the shapes of its results."""
     import torch
 
@@ -157,7 +159,9 @@ def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: li
     return _as_in(out, straight_through(_listed(out), _listed(value)))
 
 
-def _replaced_when_compiled(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
+def _replaced_when_compiled(
+    local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]
+) -> Any:
     """Run the operator, whose result tells the shapes, and go on with what the replacement returns."""
     import torch
 

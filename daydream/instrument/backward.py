@@ -109,7 +109,9 @@ class Nodes:
             entry.counts = self.places.counts_of(name)
         return entry
 
-    def _before(self, entry: Entry, record: Record | None, grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _before(
+        self, entry: Entry, record: Record | None, grads: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
         entry.counts.clear()
         local = self.places.local
         if not self._on(local):
@@ -134,9 +136,13 @@ class Nodes:
         actions = record.actions
         values = list(made)
         if actions.replace_backward is not None and entry.name != "OwnBackwardBackward":
-            values = list(own_gradients(local, actions.replace_backward, grads, len(made), entry.name, made))
+            values = list(
+                own_gradients(local, actions.replace_backward, grads, len(made), entry.name, made)
+            )
         if record.claim():
-            self.records.offer(local, record, inputs=grads, outputs=tuple(values), grad_outputs=grads)
+            self.records.offer(
+                local, record, inputs=grads, outputs=tuple(values), grad_outputs=grads
+            )
         for action in actions.after_backward:
             for place, value in changed(local, action, values).items():
                 values[place] = value

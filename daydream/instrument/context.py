@@ -92,7 +92,9 @@ class OpContext(dict[str, Any]):
 
     def get_grad_outputs(self) -> tuple[Any, ...]:
         """Return the gradients that came into the node, while a callback with `backward=True` runs."""
-        return self._there(self._grad_outputs, "gradients of outputs", "in callbacks with backward=True")
+        return self._there(
+            self._grad_outputs, "gradients of outputs", "in callbacks with backward=True"
+        )
 
     def get_grad_inputs(self) -> tuple[Any, ...]:
         """Return the gradients that the node computed, one for each input, once it has run."""
@@ -152,7 +154,9 @@ class OpContext(dict[str, Any]):
             **kwargs: given to `func` each time.
         """
         self._not_after_run(self._outputs, "insert_before_op")
-        self.actions.before.append(_action(func, inputs, grad, kwargs, self._count(self._inputs), (0,)))
+        self.actions.before.append(
+            _action(func, inputs, grad, kwargs, self._count(self._inputs), (0,))
+        )
 
     def insert_after_op(
         self,
@@ -168,7 +172,9 @@ class OpContext(dict[str, Any]):
                 f"insert_after_op is for operators; {self['type']} is an autograd node. "
                 "Use insert_after_backward_op."
             )
-        self.actions.after.append(_action(func, outputs, grad, kwargs, self._count(self._outputs), (0,)))
+        self.actions.after.append(
+            _action(func, outputs, grad, kwargs, self._count(self._outputs), (0,))
+        )
 
     def replace_op(
         self,
@@ -234,7 +240,9 @@ class OpContext(dict[str, Any]):
 
     def _there(self, values: tuple[Any, ...] | None, what: str, when: str) -> tuple[Any, ...]:
         if values is None:
-            raise InstrumentError(f"the {what} of {self['op_id']} are not there now; they are {when}")
+            raise InstrumentError(
+                f"the {what} of {self['op_id']} are not there now; they are {when}"
+            )
         return values
 
     def _count(self, values: tuple[Any, ...] | None) -> int | None:
@@ -285,7 +293,11 @@ def _action(
     chosen = default if places is None else tuple(places)
     for place in chosen or ():
         if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-            raise InstrumentError(f"{place!r} is not a place; places count from 0 in the operator's schema")
+            raise InstrumentError(
+                f"{place!r} is not a place; places count from 0 in the operator's schema"
+            )
         if count is not None and place >= count:
-            raise InstrumentError(f"place {place} was asked for; this operator has places 0 to {count - 1}")
+            raise InstrumentError(
+                f"place {place} was asked for; this operator has places 0 to {count - 1}"
+            )
     return Action(func, chosen, grad, kwargs)

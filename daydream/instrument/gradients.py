@@ -25,7 +25,9 @@ def straight_through(original: Any, value: Any) -> Any:
         return [straight_through(one, other) for one, other in zip(original, value, strict=True)]
     if value is original or not isinstance(value, torch.Tensor):
         return value
-    if not isinstance(original, torch.Tensor) or not (torch.is_grad_enabled() and original.requires_grad):
+    if not isinstance(original, torch.Tensor) or not (
+        torch.is_grad_enabled() and original.requires_grad
+    ):
         return value
     if original.shape != value.shape:
         raise InstrumentError(
@@ -35,7 +37,9 @@ def straight_through(original: Any, value: Any) -> Any:
     return _functions()[0].apply(original, [value])
 
 
-def with_own_backward(run: Callable[[], Any], backward: Callable[..., Any], tensors: list[Any]) -> Any:
+def with_own_backward(
+    run: Callable[[], Any], backward: Callable[..., Any], tensors: list[Any]
+) -> Any:
     """Return what `run` returns, with `backward` as its gradient: from those of outputs to one a tensor."""
     return _functions()[1].apply(run, backward, *tensors)
 
@@ -55,7 +59,9 @@ def _functions() -> tuple[Any, Any]:
 
     class OwnBackward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, run: Callable[[], Any], backward: Callable[..., Any], *tensors: Any) -> Any:
+        def forward(
+            ctx: Any, run: Callable[[], Any], backward: Callable[..., Any], *tensors: Any
+        ) -> Any:
             ctx.own, ctx.count = backward, len(tensors)
             return run()
 

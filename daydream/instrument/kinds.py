@@ -50,7 +50,9 @@ class Kind:
     @cached_property
     def _arguments(self) -> tuple[list[tuple[str, Any]], int]:
         arguments = torch_private.schema_of(self.op).arguments
-        default = [(one.name, one.default_value if one.has_default_value() else None) for one in arguments]
+        default = [
+            (one.name, one.default_value if one.has_default_value() else None) for one in arguments
+        ]
         return default, sum(not one.kwarg_only for one in arguments)
 
     def only_after(self) -> Kind:
@@ -66,7 +68,8 @@ class Kind:
         """Return arguments in the order of the schema as positional ones and keywords."""
         names, positional = self._arguments
         return tuple(values[:positional]), {
-            name: value for (name, _), value in zip(names[positional:], values[positional:], strict=True)
+            name: value
+            for (name, _), value in zip(names[positional:], values[positional:], strict=True)
         }
 
 

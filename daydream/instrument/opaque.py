@@ -23,12 +23,16 @@ class Call:
     """An inserted function, what it is given besides tensors, and which tensors its results are like."""
 
     action: Action
-    given: tuple[Any, ...]  # a place among the tensors, a list of places, or what is no tensor as (value,)
+    given: tuple[
+        Any, ...
+    ]  # a place among the tensors, a list of places, or what is no tensor as (value,)
     like: tuple[int, ...]
     observes: bool  # None means that all stays
 
 
-_CALLS: dict[int, Call] = {}  # by number; kept, as compiled code may run its backward pass any time later
+_CALLS: dict[
+    int, Call
+] = {}  # by number; kept, as compiled code may run its backward pass any time later
 
 
 def opaque(action: Action, given: Sequence[Any], like: Sequence[Any] | None) -> list[Any]:
@@ -57,7 +61,9 @@ def opaque(action: Action, given: Sequence[Any], like: Sequence[Any] | None) -> 
         if isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value):
             return [place(one) for one in value]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise InstrumentError("an inserted function is given a size that compiled code leaves open")
+            raise InstrumentError(
+                "an inserted function is given a size that compiled code leaves open"
+            )
         return (value,)
 
     places = tuple(place(value) for value in given)
@@ -85,7 +91,9 @@ def _operator() -> Any:
         return [torch.empty_like(values[place]) for place in _CALLS[number].like]
 
     schema = "(Tensor[] values, int number) -> Tensor[]"
-    operator: Any = torch.library.custom_op("daydream_instrument::call", call, mutates_args=(), schema=schema)
+    operator: Any = torch.library.custom_op(
+        "daydream_instrument::call", call, mutates_args=(), schema=schema
+    )
     operator.register_fake(fake)
     return operator
 
@@ -122,7 +130,9 @@ def _as(made: Any, like: Any, values: list[Any]) -> Any:
             f"an inserted function made {tuple(made.shape)} of {tuple(like.shape)}; outside autograd the "
             "shape must stay. Insert it with grad=True."
         )
-    fresh = all(made.untyped_storage().data_ptr() != one.untyped_storage().data_ptr() for one in values)
+    fresh = all(
+        made.untyped_storage().data_ptr() != one.untyped_storage().data_ptr() for one in values
+    )
     if fresh and made.dtype == like.dtype and made.stride() == torch.empty_like(like).stride():
         return made
     return torch.empty_like(like).copy_(made)

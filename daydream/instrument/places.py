@@ -76,7 +76,9 @@ class Places:
     before an iteration begins that is not the first.
     """
 
-    def __init__(self, on_begin: Callable[[Any], object], on_iteration: Callable[[], object]) -> None:
+    def __init__(
+        self, on_begin: Callable[[Any], object], on_iteration: Callable[[], object]
+    ) -> None:
         self.local = Local()
         self.paths: dict[int, str] = {}
         self.parameters: dict[int, str] = {}

@@ -147,9 +147,13 @@ class Records:
         return {
             record.entry_record.context["op_id"]
             for record in list(self.all.values())
-            if record.kind is not None and record.entry_record is not None and record.actions.on_operator
+            if record.kind is not None
+            and record.entry_record is not None
+            and record.actions.on_operator
         }
 
     def at_mode(self) -> bool:
         """Return whether an operator that only a dispatch mode sees has actions."""
-        return any(record.at_mode and record.actions.on_operator for record in list(self.all.values()))
+        return any(
+            record.at_mode and record.actions.on_operator for record in list(self.all.values())
+        )

@@ -38,7 +38,9 @@ class Session:
         self.iterations = 0  # that have ended
         self._overrides: dict[Kind, list[torch_private.Override]] = {}
         self._known: set[Any] = set()  # layers, models and optimizers that were analysed
-        self._unfinished: set[int] = set()  # threads that have met something new and not ended the iteration
+        self._unfinished: set[int] = (
+            set()
+        )  # threads that have met something new and not ended the iteration
         self._owner = threading.get_ident()
         self._mode: Any = None
         self.compiled = CompiledFunctions(self.places)
@@ -215,7 +217,9 @@ class Session:
         if first:
             outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
             count = len(record.actions.after)
-            self.records.offer(local, record, inputs=tuple(values), outputs=outputs, grad_outputs=grads)
+            self.records.offer(
+                local, record, inputs=tuple(values), outputs=outputs, grad_outputs=grads
+            )
             if len(record.actions.after) > count:
                 out = self._late(kind, record, out, count)
         return out

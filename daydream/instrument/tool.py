@@ -62,7 +62,9 @@ class Tool:
         """
         for each in tools:
             if not isinstance(each, Tool):
-                raise InstrumentError(f"depends_on was given {each!r}; it needs tools, made as MyTool()")
+                raise InstrumentError(
+                    f"depends_on was given {each!r}; it needs tools, made as MyTool()"
+                )
         self.dependencies.extend(tools)
 
     @property

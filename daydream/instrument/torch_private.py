@@ -65,7 +65,11 @@ def registered(*, with_composites: bool = True) -> list[tuple[Any, bool]]:
     computed = core._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     found = []
     for name in core._dispatch_get_all_op_names():  # noqa: SLF001
-        if name in NO_PYTHON or name.startswith(NOT_OPERATORS) or not computed(name, AUTOGRAD["cpu"]):
+        if (
+            name in NO_PYTHON
+            or name.startswith(NOT_OPERATORS)
+            or not computed(name, AUTOGRAD["cpu"])
+        ):
             continue
         composite = bool(has(name, "CompositeImplicitAutograd"))
         if composite and not with_composites:
@@ -115,7 +119,9 @@ def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
     except RuntimeError:
         return None
     boxed: Callable[..., Any] = kernel.call_boxed
-    places = [place for place, one in enumerate(schema_of(op).arguments) if str(one.type) == "Tensor"][1:]
+    places = [
+        place for place, one in enumerate(schema_of(op).arguments) if str(one.type) == "Tensor"
+    ][1:]
     if not places:
         return boxed
     core: Any = vars(torch)["_C"]
@@ -205,7 +211,9 @@ def dispatch_mode(handle: Callable[..., Any]) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             del types
             return handle(func, args, kwargs or {})
 

@@ -49,7 +49,10 @@ class SqlRows:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `sql --json` prints."""
-        columns = [{"name": name, "type": kind} for name, kind in zip(self.columns, self.types, strict=True)]
+        columns = [
+            {"name": name, "type": kind}
+            for name, kind in zip(self.columns, self.types, strict=True)
+        ]
         return {"columns": columns, "rows": [[_plain(value) for value in row] for row in self.rows],
                 "more": self.more}  # fmt: skip
 
@@ -59,7 +62,10 @@ class SqlRows:
         for name in self.columns:
             again = names.count(name) + sum(each.startswith(f"{name} ") for each in names)
             names.append(f"{name} {again + 1}" if again else name)
-        return [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in self.rows]
+        return [
+            {name: _plain(value) for name, value in zip(names, row, strict=True)}
+            for row in self.rows
+        ]
 
 
 def database(trace: Trace) -> DuckDBPyConnection:

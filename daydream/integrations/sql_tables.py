@@ -98,7 +98,9 @@ TABLES = {
         EVENT | LAUNCHED,
         DEVICE_WORK.format("'memcpy', 'memset'"),
     ),
-    "collectives": SqlTable("collectives on a device", EVENT | LAUNCHED, DEVICE_WORK.format("'collective'")),
+    "collectives": SqlTable(
+        "collectives on a device", EVENT | LAUNCHED, DEVICE_WORK.format("'collective'")
+    ),
     "steps": SqlTable("training steps", STEP),
     "devices": SqlTable("devices that the trace names", DEVICE),
     "memory": SqlTable("allocations and frees, none where memory was not recorded", MEMORY),

@@ -48,7 +48,9 @@ class StepTime:
         )
         self._why = found.reason or ""
         low, high = found.predicted_low_ns, found.predicted_high_ns
-        self._range = "" if low is None or high is None else f" (90 % interval {_ms(low)} to {_ms(high)})"
+        self._range = (
+            "" if low is None or high is None else f" (90 % interval {_ms(low)} to {_ms(high)})"
+        )
 
     def below(self, ms: float) -> StepTime:
         """Hold the step to be at most so many ms.
@@ -64,7 +66,9 @@ class StepTime:
             )
         return self
 
-    def not_slower_than(self, baseline: Trace | str | os.PathLike[str], percent: float = 0.0) -> StepTime:
+    def not_slower_than(
+        self, baseline: Trace | str | os.PathLike[str], percent: float = 0.0
+    ) -> StepTime:
         """Hold the step to be at most so many percent longer than the measured one of another trace.
 
         Raises:

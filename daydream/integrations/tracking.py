@@ -38,7 +38,11 @@ def figures(found: Result) -> dict[str, float]:
         times = {"before": start}  # of a prediction; of a recording it is the side's own
         for name, side in {"predicted" if one.prediction else "before": one, "after": two}.items():
             if not side.reason:
-                times |= {name: side.step_ns, f"{name}_low": side.low_ns, f"{name}_high": side.high_ns}
+                times |= {
+                    name: side.step_ns,
+                    f"{name}_low": side.low_ns,
+                    f"{name}_high": side.high_ns,
+                }
         before = one.simulated_ns if start is None else start
         ratios = {
             "speedup": before / two.simulated_ns if two.simulated_ns else None,
@@ -89,7 +93,9 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
         raise DaydreamError(MISSING.format("wandb", "wandb")) from None
     run = wandb.run if run is None else run
     if run is None:
-        raise DaydreamError("no run of Weights & Biases has begun: call wandb.init() first, or give run=")
+        raise DaydreamError(
+            "no run of Weights & Biases has begun: call wandb.init() first, or give run="
+        )
     page = wandb.Html(_page(found), inject=False)
     run.log(
         {

@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from daydream.memory.in_16_bits import hold_16_bits
     from daydream.memory.kept import KeptCalls, kept_calls
     from daydream.memory.prediction import unchanged
-    from daydream.memory.readers import input_of_parts, next_call, read_behind, until_next_call, used_until
+    from daydream.memory.readers import (
+        input_of_parts,
+        next_call,
+        read_behind,
+        until_next_call,
+        used_until,
+    )
     from daydream.memory.sharded import shard
     from daydream.memory.shares import (
         add_buckets,

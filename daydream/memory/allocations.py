@@ -107,7 +107,9 @@ class Allocations:
         """Return an independent copy; the trace behind it is shared."""
         columns = {name: column.copy() for name, column in self.columns.items()}
         doubted = set(self.doubted_cases)
-        return replace(self, columns=columns, notes=list(self.notes), worked_out={}, doubted_cases=doubted)
+        return replace(
+            self, columns=columns, notes=list(self.notes), worked_out={}, doubted_cases=doubted
+        )
 
     def note(self, sentence: str) -> None:
         """Add a sentence that a reader should know before trusting the result; once each."""
@@ -181,7 +183,9 @@ class Allocations:
         if kind is not None:
             wanted = [kind] if isinstance(kind, str) else list(kind)
             if unknown := [name for name in wanted if name not in KINDS]:
-                raise GraphError(f"no memory is of the kind {unknown[0]!r}; kinds are {', '.join(KINDS)}")
+                raise GraphError(
+                    f"no memory is of the kind {unknown[0]!r}; kinds are {', '.join(KINDS)}"
+                )
             found &= np.isin(self["kind"], [KINDS.index(name) for name in wanted])
         for at, phases in (("begin", phase), ("end", end_phase)):
             if phases is not None:
@@ -203,7 +207,9 @@ class Allocations:
 
     def resize(self, which: np.ndarray, nbytes: np.ndarray | int) -> None:
         """Give some allocations (bool, shape (rows,)) other sizes, in bytes before rounding."""
-        self["bytes"][which] = rounded(np.broadcast_to(nbytes, int(which.sum())), self["device"][which])
+        self["bytes"][which] = rounded(
+            np.broadcast_to(nbytes, int(which.sum())), self["device"][which]
+        )
 
     def scale(self, which: np.ndarray, factor: float | np.ndarray) -> None:
         """Multiply the sizes of some allocations (bool, shape (rows,))."""
@@ -225,7 +231,9 @@ class Allocations:
         added = {name: self[name][like] for name in TYPES}
         for name, given in columns.items():
             values = (
-                given if not isinstance(given, str) else (KINDS if name == "kind" else PHASES).index(given)
+                given
+                if not isinstance(given, str)
+                else (KINDS if name == "kind" else PHASES).index(given)
             )
             added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
         added["bytes"] = rounded(added["bytes"], added["device"])
@@ -233,9 +241,14 @@ class Allocations:
 
     def append(self, rows: dict[str, np.ndarray]) -> None:
         """Add rows as they are: every column, of one length, but for those that only a change fills."""
-        rows = {"recorded_bytes": rows["bytes"], "repeat": np.zeros(len(rows["bytes"]), np.int64), **rows}
+        rows = {
+            "recorded_bytes": rows["bytes"],
+            "repeat": np.zeros(len(rows["bytes"]), np.int64),
+            **rows,
+        }
         self.columns = {
-            name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])]) for name in TYPES
+            name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])])
+            for name in TYPES
         }
 
     def free_at(self, which: np.ndarray, places: np.ndarray | float) -> None:
@@ -275,7 +288,9 @@ class Allocations:
 
     def held_at(self, place: float) -> np.ndarray:
         """Return which allocations are held at a place: bool, shape (rows,)."""
-        return np.asarray((self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"]))
+        return np.asarray(
+            (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
+        )
 
 
 def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
@@ -372,11 +387,15 @@ class Moved:
     def __call__(self, place: np.ndarray, part: np.ndarray, turn: int = 0) -> np.ndarray:
         """Return where places of parts are in a turn: float64, shape (n,)."""
         share = (place - self.parts.first[part]) / (self.parts.until[part] - self.parts.first[part])
-        found: np.ndarray = self.before[part] - self.gap[part] * (1 - (turn + 0.1 + 0.8 * share) / self.turns)
+        found: np.ndarray = self.before[part] - self.gap[part] * (
+            1 - (turn + 0.1 + 0.8 * share) / self.turns
+        )
         return found
 
 
-def repeat(held: Allocations, rows: np.ndarray, moved: Moved, *, turn: int = 0, **columns: Any) -> np.ndarray:
+def repeat(
+    held: Allocations, rows: np.ndarray, moved: Moved, *, turn: int = 0, **columns: Any
+) -> np.ndarray:
     """Let the program make some allocations once more, in their order.
 
     What ends in its part does so in the copy, too; what ends behind it ends there, or where the column `end`
@@ -451,4 +470,7 @@ def renumber(held: Allocations) -> None:
     inside = np.isfinite(places)
     _, order = np.unique(places[inside], return_inverse=True)
     places[inside] = order.reshape(-1)
-    held.columns["begin"], held.columns["end"] = places[: len(held)].copy(), places[len(held) :].copy()
+    held.columns["begin"], held.columns["end"] = (
+        places[: len(held)].copy(),
+        places[len(held) :].copy(),
+    )

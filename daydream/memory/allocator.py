@@ -38,7 +38,9 @@ LARGEST_SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_STEP = 2 * MIB
 FIRST_ADDRESS = 1 << 40
-ADDRESS_SPACE = 1 << 40  # of an expandable segment; PyTorch takes 9/8 of the device, not always known here
+ADDRESS_SPACE = (
+    1 << 40
+)  # of an expandable segment; PyTorch takes 9/8 of the device, not always known here
 
 
 class OutOfMemoryError(Exception):
@@ -70,7 +72,9 @@ class Allocator:
 
     def __init__(self, settings: Settings | None = None, capacity_bytes: int | None = None) -> None:
         self.settings = settings or Settings()
-        self.limit = None if capacity_bytes is None else int(capacity_bytes * self.settings.memory_fraction)
+        self.limit = (
+            None if capacity_bytes is None else int(capacity_bytes * self.settings.memory_fraction)
+        )
         self.allocated = self.requested = self.reserved = self.retries = self.strays = 0
         self.expandable = self.settings.expandable_segments  # as the device's last segment shows it
         self._collects = self.limit is not None and self.settings.garbage_collection_threshold > 0
@@ -191,7 +195,11 @@ class Allocator:
         at = bisect_left(free, (size,))
         if self.expandable:
             # A block at the end of what is mapped could grow: it counts with all that it could have.
-            while at + 1 < len(free) and free[at][2].grows and free[at + 1][2].extent < free[at][2].extent:
+            while (
+                at + 1 < len(free)
+                and free[at][2].grows
+                and free[at + 1][2].extent < free[at][2].extent
+            ):
                 at += 1
         else:
             while at < len(free) and free[at][2].grows:
@@ -226,7 +234,9 @@ class Allocator:
 
     # Segments ------------------------------------------------------------------------------------
 
-    def _new(self, pool: Pool, stream: int, size: int, address: int | None, fresh: str) -> Block | None:
+    def _new(
+        self, pool: Pool, stream: int, size: int, address: int | None, fresh: str
+    ) -> Block | None:
         """Return a block of new memory, or None where the device has no room."""
         if fresh and not pool.private:
             self.expandable = fresh == "segment_map"
@@ -263,7 +273,9 @@ class Allocator:
         self.ranges.append((address, address + size))
         return address, size
 
-    def _expand(self, pool: Pool, stream: int, size: int, address: int | None, fresh: str) -> Block | None:
+    def _expand(
+        self, pool: Pool, stream: int, size: int, address: int | None, fresh: str
+    ) -> Block | None:
         """Return a free block of this size at the lowest address where pages can be mapped to have it."""
         block = self._with_address_space(pool, stream, size, address, fresh)
         if not block.mapped and not self._map(block, min(block.size, size)):

@@ -28,7 +28,8 @@ def argument_bytes(trace: Trace, rows: np.ndarray) -> list[tuple[int, ...]]:
     known: dict[tuple[int, int], tuple[int, ...]] = {}
     codes = zip(trace["shapes"][rows].tolist(), trace["dtype"][rows].tolist(), strict=True)
     return [
-        known.get(pair) or known.setdefault(pair, _sizes(texts[pair[0]], dtypes[pair[1]])) for pair in codes
+        known.get(pair) or known.setdefault(pair, _sizes(texts[pair[0]], dtypes[pair[1]]))
+        for pair in codes
     ]
 
 

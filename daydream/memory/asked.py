@@ -19,7 +19,9 @@ def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.nd
     return np.append(np.asarray(held.trace[column], np.int64), UNKNOWN)[held[f"{at}_row"]]
 
 
-def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def block_of_rows(
+    held: Allocations, patterns: str | Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the block of the layer that asked for each allocation, and of the layer that frees it.
 
     What is of a parameter is of its layer.

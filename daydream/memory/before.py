@@ -50,7 +50,9 @@ class Described:
     def add(self, kind: str, nbytes: int, device: int, parameter: int = UNKNOWN) -> None:
         """Add one, rounded as the device rounds."""
         if nbytes > 0:
-            self.rows.append((kind, int(rounded(np.array([nbytes]), np.array([device]))[0]), parameter))
+            self.rows.append(
+                (kind, int(rounded(np.array([nbytes]), np.array([device]))[0]), parameter)
+            )
 
     def total(self, kind: str) -> int:
         """Return the bytes of a kind."""
@@ -159,7 +161,9 @@ def size_of(parameter: dict[str, Any]) -> int:
     """Return the bytes of a parameter, of its part where it is sharded; 0 if its type is unknown."""
     own = parameter.get("local_bytes")
     return (
-        int(prod(parameter["shape"])) * ITEM_BYTES.get(parameter.get("dtype", ""), 0) if own is None else own
+        int(prod(parameter["shape"])) * ITEM_BYTES.get(parameter.get("dtype", ""), 0)
+        if own is None
+        else own
     )
 
 

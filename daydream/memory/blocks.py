@@ -35,7 +35,13 @@ class Block:
     next: Block | None
 
     def __init__(self, pool: Pool, stream: int, address: int, size: int, start: int = 0) -> None:
-        self.pool, self.stream, self.address, self.size, self.start = pool, stream, address, size, start
+        self.pool, self.stream, self.address, self.size, self.start = (
+            pool,
+            stream,
+            address,
+            size,
+            start,
+        )
         self.prev = self.next = None
         self.in_use, self.mapped, self.grows = False, True, False
         self.requested = self.born = 0
@@ -61,7 +67,11 @@ class Block:
         before, after = self.prev, self.next
         if before is not None and not before.in_use and before.mapped == self.mapped:
             self.pool.take(before)
-            self.address, self.size, self.prev = before.address, before.size + self.size, before.prev
+            self.address, self.size, self.prev = (
+                before.address,
+                before.size + self.size,
+                before.prev,
+            )
             if self.prev is not None:
                 self.prev.next = self
         if after is not None and not after.in_use and after.mapped == self.mapped:

@@ -34,7 +34,9 @@ def _sizes(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     odd = int((events["bytes"][begin[both]] + events["bytes"][end[both]] != 0).sum())
     if not odd:
         return []
-    return [f"{counted(odd, 'free', 'frees')} of memory gave back another size than was allocated there."]
+    return [
+        f"{counted(odd, 'free', 'frees')} of memory gave back another size than was allocated there."
+    ]
 
 
 def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
@@ -76,7 +78,9 @@ def _totals(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[st
         before = (total - held)[total >= 0]  # what each total says was held at the start
         if not len(before):
             continue
-        where = ("the CPU" if device == HOST else f"device {device}") + (f" of rank {rank}" if rank else "")
+        where = ("the CPU" if device == HOST else f"device {device}") + (
+            f" of rank {rank}" if rank else ""
+        )
         apart = np.abs(before - before[0])
         if odd := int((apart > 0).sum()):
             notes.append(

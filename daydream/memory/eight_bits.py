@@ -26,7 +26,9 @@ def hold_8_bits(held: Allocations) -> None:
     """
     pattern = operators_that(lambda op: op.is_linear or op.name == "matmul")
     call = calls_that_made(held, pattern)
-    products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
+    products = parts_of(
+        held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call
+    )
     sizes = []
     for row in products.keys[:, -1].tolist():
         arguments = map(elements, arguments_of(held.trace, row))
@@ -35,11 +37,15 @@ def hold_8_bits(held: Allocations) -> None:
     rows = np.flatnonzero(products.of >= 0)
     like[products.of[rows]] = rows
     ends = place_before(held, products.until)
-    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
+    held.add(
+        like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary"
+    )
     last = forward_calls(held, at="end")
     linear = np.append(rows_that(held.trace, re.compile(pattern).search), False)
     saved = held.where(kind="activation") & (last >= 0) & linear[last]
     widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
     width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
-    held.scale(saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum()))))
+    held.scale(
+        saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum())))
+    )
     renumber(held)

@@ -61,7 +61,9 @@ def rows_before(trace: Trace, events: MemoryEvents, rows: np.ndarray) -> np.ndar
     return found
 
 
-def _threads(trace: Trace, events: MemoryEvents, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _threads(
+    trace: Trace, events: MemoryEvents, rows: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield for each thread with both its events and its rows, these in order of start, outer ones first."""
     if not len(rows) or not len(events):
         return

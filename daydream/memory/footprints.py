@@ -66,7 +66,11 @@ def operator_footprints(held: Allocations) -> list[OperatorFootprint]:
             largest[code] = row
     found = [
         OperatorFootprint(
-            names[code], calls[code], int(total[row]), int(asked[row]), layers[int(trace["layer"][row])]
+            names[code],
+            calls[code],
+            int(total[row]),
+            int(asked[row]),
+            layers[int(trace["layer"][row])],
         )
         for code, row in largest.items()
     ]
@@ -126,5 +130,7 @@ def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
-    total[rows] += np.array([sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64).reshape(-1)
+    total[rows] += np.array(
+        [sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64
+    ).reshape(-1)
     return rows, total, asked

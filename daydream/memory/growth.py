@@ -78,7 +78,9 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
     held.resize(which, np.rint(held.among(grown.least, grown.expected, grown.most) * now))
 
 
-def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: float, *, every: bool) -> Grown:
+def _by_shapes(
+    held: Allocations, rows: np.ndarray, old: int | None, factor: float, *, every: bool
+) -> Grown:
     recorded = held["recorded_bytes"][rows]
     unknown = _of_unknown(held, rows, factor)
     if old is None:
@@ -97,7 +99,9 @@ def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: flo
     ]).astype(np.int64)  # fmt: skip
     first, of_key = distinct_rows(keys)
     by_key = np.array([sizes.of(*key) for key in keys[:, first].T.tolist()], np.float64)[of_key]
-    found = np.where(np.isnan(by_key), np.stack([unknown.least, unknown.expected, unknown.most], 1), by_key)
+    found = np.where(
+        np.isnan(by_key), np.stack([unknown.least, unknown.expected, unknown.most], 1), by_key
+    )
     return Grown(*found.T)
 
 
@@ -169,7 +173,9 @@ class _Sizes:
         grown = nbytes * growth  # as its inputs, or as some of them
         return self._range(nbytes, grown, [nbytes, grown])
 
-    def _range(self, nbytes: int, expected: float, sizes: list[float]) -> tuple[float, float, float]:
+    def _range(
+        self, nbytes: int, expected: float, sizes: list[float]
+    ) -> tuple[float, float, float]:
         """Return the least, expected and largest of these sizes.
 
         Where features have the size that changes too, a tensor that seems to hold it twice may hold it once.
@@ -192,7 +198,10 @@ class _Sizes:
         pairs = list(zip(all_tensors(old), all_tensors(new), strict=True))
         growth = [prod(changed) / prod(shape) for shape, changed in pairs if prod(shape)]
         strongest = max(growth, key=lambda factor: abs(np.log(factor)), default=1.0)
-        results = [*_products(op, old, new), *([(prod(hint), prod(new_hint))] if hint and new_hint else [])]
+        results = [
+            *_products(op, old, new),
+            *([(prod(hint), prod(new_hint))] if hint and new_hint else []),
+        ]
         return [results, [*_wholes(old, new, pairs)], [*_partly(pairs)]], strongest
 
 
@@ -256,7 +265,9 @@ def within(held: Allocations, pattern: str) -> np.ndarray:
     return nearest(held, rows_that(held.trace, re.compile(pattern).search)) >= 0
 
 
-def fuse(held: Allocations, chains: Groups, words: Mapping[str, str], *, first_stays: bool = False) -> None:
+def fuse(
+    held: Allocations, chains: Groups, words: Mapping[str, str], *, first_stays: bool = False
+) -> None:
     """Let the calls of each chain be one: only what the last one gives is stored, in the backward pass too.
 
     Where a chain begins with a sum whose result was saved, that stays: it stands for the chain's input.
@@ -330,16 +341,25 @@ def drop_scores(held: Allocations) -> None:
         for _, found in shapes
     ], np.int64)[of_key.reshape(-1)]  # fmt: skip
     width = np.array(
-        [*({prod(shape): shape[-1] for shape in of_softmax}.get(each, 1) for each in elements.tolist())]
+        [
+            *(
+                {prod(shape): shape[-1] for shape in of_softmax}.get(each, 1)
+                for each in elements.tolist()
+            )
+        ]
     )
     fits = np.zeros(len(held), bool)
     for size in (1, 2, 4):
         fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
     goes = fits & (elements > 0) & held.where(kind=("activation", "temporary"))
-    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[of_key.reshape(-1)]
+    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[
+        of_key.reshape(-1)
+    ]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
     held.add(
-        saved, bytes=4 * elements[saved] // width[saved], recorded_bytes=4 * elements[saved] // width[saved]
+        saved,
+        bytes=4 * elements[saved] // width[saved],
+        recorded_bytes=4 * elements[saved] // width[saved],
     )
     held.remove(np.append(goes, np.zeros(len(saved), bool)))
 

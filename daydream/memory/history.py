@@ -14,7 +14,9 @@ from daydream.memory.segments import Segment
 from daydream.memory.settings import Settings
 from daydream.text import counted
 
-PRESSED = -2  # the id of an EMPTY_CACHE that the allocator made by itself, because the device had no room
+PRESSED = (
+    -2
+)  # the id of an EMPTY_CACHE that the allocator made by itself, because the device had no room
 ALSO = -3  # of one that is part of the one before it
 
 
@@ -44,7 +46,9 @@ class History:
     doubts: list[str] = field(default_factory=list)
 
 
-def history(layout: Layout, records: Sequence[Record], settings: Settings, device: int = 0) -> History:
+def history(
+    layout: Layout, records: Sequence[Record], settings: Settings, device: int = 0
+) -> History:
     """Return the requests of a recording.
 
     Args:
@@ -217,14 +221,18 @@ class _Reading:
         for each in self.returned:  # the first of each pool stands for all of it
             first = each.private in pools
             pools.discard(each.private)
-            self.requests.append(each._replace(id=ALSO if not first else PRESSED if pressed else -1))
+            self.requests.append(
+                each._replace(id=ALSO if not first else PRESSED if pressed else -1)
+            )
         self.returned = []
 
 
 def _asked_for(frames: object) -> bool:
     """Tell whether a stack shows that the program asked for unused memory to be returned."""
     names = (
-        (frame.get("name") for frame in frames if isinstance(frame, dict)) if isinstance(frames, list) else ()
+        (frame.get("name") for frame in frames if isinstance(frame, dict))
+        if isinstance(frames, list)
+        else ()
     )
     return "empty_cache" in names
 
@@ -235,8 +243,14 @@ DOUBTS = {  # what is counted -> its noun, and the sentence
         "free",
         "{} at addresses where nothing was allocated: passed over. Totals may be too small.",
     ),
-    "reused": ("allocation", "{} at addresses in use: the frees between are missing and were assumed."),
-    "resized": ("free", "{} of another size than the allocation at the address, whose size is used."),
+    "reused": (
+        "allocation",
+        "{} at addresses in use: the frees between are missing and were assumed.",
+    ),
+    "resized": (
+        "free",
+        "{} of another size than the allocation at the address, whose size is used.",
+    ),
     "outside": ("allocation", f"{{}} outside of all recorded segments: {UNKNOWN_RESERVED}."),
     "segment": ("event", f"{{}} of segments contradict those before them: {UNKNOWN_RESERVED}."),
     "pressed": ("time", "The device was full {}, and unused memory was returned to it."),

@@ -55,7 +55,9 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
         return []
     stays = np.isin(held["kind"], [KINDS.index(kind) for kind in STAYS])
     mine = held.held_at(place) & on_device(held, rank, device) & ~stays
-    rows = np.flatnonzero(mine & (held["begin"] > BEFORE) & (held["end"] < AFTER) & (held["bytes"] > 0))
+    rows = np.flatnonzero(
+        mine & (held["begin"] > BEFORE) & (held["end"] < AFTER) & (held["bytes"] > 0)
+    )
     users = _users(held, rank, device)
     if not users:
         return []
@@ -75,7 +77,9 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     for (name, kind, nbytes), waits in groups.items():
         shortest, never = min(wait for wait, _ in waits), sum(last for _, last in waits)
         found.append(
-            Idle(name, kind, nbytes * len(waits), len(waits), shortest, never, 2 * nbytes / shortest)
+            Idle(
+                name, kind, nbytes * len(waits), len(waits), shortest, never, 2 * nbytes / shortest
+            )
         )
     return sorted(found, key=lambda each: (-each.bytes, -each.idle_ns, each.name))
 
@@ -97,7 +101,9 @@ def _users(held: Allocations, rank: int, device: int) -> dict[int, tuple[np.ndar
     return found
 
 
-def _around(users: tuple[np.ndarray, np.ndarray] | None, begin: int, end: int, peak: int) -> tuple[int, bool]:
+def _around(
+    users: tuple[np.ndarray, np.ndarray] | None, begin: int, end: int, peak: int
+) -> tuple[int, bool]:
     """Return how long no user runs around the peak, within a lifetime, and whether the free ends that."""
     if users is None:
         return end - begin, True

@@ -118,7 +118,13 @@ def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> Kep
     besides[stays] = calls.of[stays]
     besides[output[output >= 0]] = UNKNOWN
     return KeptCalls(
-        calls, done, node, input_of_parts(held, calls), output, besides, _freed_by(held, pattern, calls)
+        calls,
+        done,
+        node,
+        input_of_parts(held, calls),
+        output,
+        besides,
+        _freed_by(held, pattern, calls),
     )
 
 

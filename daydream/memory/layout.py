@@ -103,7 +103,12 @@ class Layout:
             del self._starts[bisect_left(self._starts, address)]
         if address + size < end:
             rest = Region(
-                address + size, end - address - size, region.stream, region.small, True, region.private
+                address + size,
+                end - address - size,
+                region.stream,
+                region.small,
+                True,
+                region.private,
             )
             insort(self._starts, rest.address)
             self._regions[rest.address] = rest
@@ -153,7 +158,9 @@ class Layout:
             parts: list[Part] = []
             address = region.address
             for at in self._addresses[
-                bisect_left(self._addresses, region.address) : bisect_left(self._addresses, region.end)
+                bisect_left(self._addresses, region.address) : bisect_left(
+                    self._addresses, region.end
+                )
             ]:
                 block = self.held[at]
                 if block.address > address:
@@ -177,7 +184,11 @@ class Layout:
 
 
 def _continues(before: Region, after: Region) -> bool:
-    same = before.stream == after.stream and before.small == after.small and before.private == after.private
+    same = (
+        before.stream == after.stream
+        and before.small == after.small
+        and before.private == after.private
+    )
     return before.expandable and after.expandable and same and before.end == after.address
 
 
@@ -210,7 +221,12 @@ def region_of(layout: Layout, record: Record, settings: Settings) -> Region:
     small = record.size == SMALL_SEGMENT
     expandable = record.action in {"segment_map", "segment_unmap"}
     if expandable:
-        sides = (layout.region_at(record.address - 1), layout.region_at(record.address + record.size))
-        touching = [side for side in sides if side and side.expandable and side.stream == record.stream]
+        sides = (
+            layout.region_at(record.address - 1),
+            layout.region_at(record.address + record.size),
+        )
+        touching = [
+            side for side in sides if side and side.expandable and side.stream == record.stream
+        ]
         small = touching[0].small if touching else record.size % settings.large_segment_bytes > 0
     return Region(record.address, record.size, record.stream, small, expandable, record.private)

@@ -71,7 +71,9 @@ def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
     Threads of the communication library free it, and the profiler does not listen to them.
     """
     trace = held.trace
-    lost = np.flatnonzero((held["device"] == HOST) & (held["end"] == AFTER) & under(held, COLLECTIVE))
+    lost = np.flatnonzero(
+        (held["device"] == HOST) & (held["end"] == AFTER) & under(held, COLLECTIVE)
+    )
     if not len(lost):
         return
     parent, row = np.asarray(trace["parent"], np.int64), held["begin_row"][lost].copy()
@@ -172,7 +174,9 @@ def _workspace(of: _Lifetimes) -> np.ndarray:
     row = of.held["begin_row"]
     within = of.freed & (row >= 0) & (row == of.held["end_row"])
     on_gpu = of.held["device"] >= 0
-    return on_gpu & of.begun & ((within & of.family("convolution")) | (of.kept & of.family("matmul")))
+    return (
+        on_gpu & of.begun & ((within & of.family("convolution")) | (of.kept & of.family("matmul")))
+    )
 
 
 def _input(of: _Lifetimes) -> np.ndarray:

@@ -34,7 +34,9 @@ from daydream.trace.schema import PHASES, UNKNOWN
 
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 FLOAT = "float32"
-OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
+OWN_ERROR_ON_GPU = (
+    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
+)
 
 
 def narrow(held: Allocations) -> None:
@@ -48,7 +50,11 @@ def narrow(held: Allocations) -> None:
     maker = np.where(backward, call, begin_row)
     made_in = np.append(types.result, 0)[types.outermost[maker]]
     of_product = types.in_product[maker]
-    is_float = types.float32[begin_row] & (begin_row >= 0) & held.where(phase=("forward", "loss", "backward"))
+    is_float = (
+        types.float32[begin_row]
+        & (begin_row >= 0)
+        & held.where(phase=("forward", "loss", "backward"))
+    )
     is_float &= ~held.where(kind=("parameter", "optimizer_state"))
     is_float &= ~_of_other_types(held)
     gradient = held.where(kind="gradient")
@@ -61,11 +67,20 @@ def narrow(held: Allocations) -> None:
     into_math = np.append(types.in_math, False)[last] & (last >= 0) & ~in_math
     into_math &= held.where(kind="activation")[:size] & is_float
     saved = (
-        held.where(kind="activation")[:size] & types.in_product[last] & (last >= 0) & ~into_math & ~in_math
+        held.where(kind="activation")[:size]
+        & types.in_product[last]
+        & (last >= 0)
+        & ~into_math
+        & ~in_math
     )
     wide = made_in == 32
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
-    into_32 = backward & of_product & ~gradient & (np.append(types.given, 0)[types.outermost[maker]] == 32)
+    into_32 = (
+        backward
+        & of_product
+        & ~gradient
+        & (np.append(types.given, 0)[types.outermost[maker]] == 32)
+    )
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
     recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
     half &= ~gradients_of_layers(held, recurrent)
@@ -90,12 +105,16 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
     """
     behind = next_call(held, rows)
     order = np.lexsort((-held["begin"][rows], behind))
-    first = np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
+    first = (
+        np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
+    )
     begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
     turn = np.empty(len(rows))
     turn[order] = np.arange(len(rows)) - begins
     shift = (turn + 1) / (3 * (len(rows) + 1))  # less than to the next place
-    held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=behind + 1.1 * shift, kind="temporary")
+    held.add(
+        rows, bytes=held["recorded_bytes"][rows] // 2, end=behind + 1.1 * shift, kind="temporary"
+    )
     held["begin"][rows] = behind + shift
 
 
@@ -118,7 +137,9 @@ def _of_other_types(held: Allocations) -> np.ndarray:
         made = held.where(op=operators_that(lambda op: trait in op.traits))  # noqa: B023 - asked at once
         rows = np.flatnonzero(made & (held["begin"] > BEFORE))
         nbytes: dict[tuple[int, int], set[int]] = {}
-        keys = list(zip(held["begin_row"][rows].tolist(), held["repeat"][rows].tolist(), strict=True))
+        keys = list(
+            zip(held["begin_row"][rows].tolist(), held["repeat"][rows].tolist(), strict=True)
+        )
         for key, size in zip(keys, held["recorded_bytes"][rows].tolist(), strict=True):
             nbytes.setdefault(key, set()).add(size)
         sizes = held["recorded_bytes"][rows].tolist()
@@ -128,7 +149,9 @@ def _of_other_types(held: Allocations) -> np.ndarray:
 
 def _statistics(held: Allocations) -> np.ndarray:
     """Return what norms keep of mean and deviation, in 32 bits: all that is smaller than their result."""
-    norm = nearest(held, rows_that(held.trace, lambda name: operator(name).family == "normalization"))
+    norm = nearest(
+        held, rows_that(held.trace, lambda name: operator(name).family == "normalization")
+    )
     rows = np.flatnonzero((norm >= 0) & held.where(phase=("forward", "loss")))
     first, call = distinct_rows([held["repeat"][rows], norm[rows]])
     largest = np.zeros(len(first), np.int64)
@@ -162,7 +185,9 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     leader[group[order]] = rows[order]
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
-    ends = np.where(passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"])
+    ends = np.where(
+        passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"]
+    )
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
@@ -177,7 +202,14 @@ def _hold(
     """Add copies in 16 bits for the backward pass, beside the allocations of these rows."""
     some = np.flatnonzero(elements > 0)
     size = 2 * elements[some]
-    held.add(like[some], bytes=size, recorded_bytes=size, begin=begin[some], end=end[some], kind="activation")
+    held.add(
+        like[some],
+        bytes=size,
+        recorded_bytes=size,
+        begin=begin[some],
+        end=end[some],
+        kind="activation",
+    )
 
 
 @dataclass
@@ -204,9 +236,13 @@ class _Types:
         self.outermost = outermost
         self.on_gpu = bool((self.held["device"] >= 0).any())
         column = "autocast_gpu" if self.on_gpu else "autocast_cpu"
-        product = among(lambda op: getattr(op, column) == "16" or op.family in ("attention", "recurrent"))
+        product = among(
+            lambda op: getattr(op, column) == "16" or op.family in ("attention", "recurrent")
+        )
         # Within `cross_entropy` the logarithm of softmax has the type of the logits (LossNLL.cpp).
-        wide = among(lambda op: getattr(op, column).startswith("32") and not op.name.endswith("log_softmax"))
+        wide = among(
+            lambda op: getattr(op, column).startswith("32") and not op.name.endswith("log_softmax")
+        )
         loss = among(lambda op: "loss" in op.traits)
         self.product = self._any_inside(product)
         self.wide = self._any_inside(wide & ~loss) & ~self.product
@@ -241,11 +277,15 @@ class _Types:
         own = np.arange(size) == self.outermost[:-1]
         rows = np.flatnonzero(own & np.isin(phase[:-1], [code for code in passes if code >= 0]))
         rows = rows[rows_that(trace, has_tensors, "shapes")[rows]]
-        order = np.lexsort((rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows]))
+        order = np.lexsort(
+            (rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows])
+        )
         now = stream = 32
         kept = False  # whether what the last operator made is kept in 32 bits by itself
         before: tuple[int, int] | None = None
-        loss = int(self.held.among(np.array([0]), np.array([32]), np.array([32]))[0])  # inside of autocast
+        loss = int(
+            self.held.among(np.array([0]), np.array([32]), np.array([32]))[0]
+        )  # inside of autocast
         for row in rows[order].tolist():
             step = (int(trace["rank"][row]), int(trace["step"][row]))
             begins = step != before
@@ -275,9 +315,15 @@ class _Types:
     def _reads_parameter(self, row: int) -> bool:
         """Tell whether a sum or factor takes a parameter, which is 32 bits wide, to a larger tensor."""
         tensors = [
-            part for part in arguments_of(self.held.trace, row)[:2] if isinstance(part, tuple) and part
+            part
+            for part in arguments_of(self.held.trace, row)[:2]
+            if isinstance(part, tuple) and part
         ]
-        return len(tensors) == 2 and tensors[0] != tensors[1] and not self._parameters.isdisjoint(tensors)
+        return (
+            len(tensors) == 2
+            and tensors[0] != tensors[1]
+            and not self._parameters.isdisjoint(tensors)
+        )
 
     def weight_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of matrices and kernels that each product takes as parameters: int64."""
@@ -289,23 +335,29 @@ class _Types:
             op = operator(self.held.trace.text("name")[self.held.trace["name"][row]])
             arguments = arguments_of(self.held.trace, row)
             places = [place for place in op.parameters if place < len(arguments)]
-            weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
+            weights = [
+                arguments[place] for place in places if len(arguments[place]) > 1
+            ]  # no biases
             found.append(sum(elements(weight) for weight in weights))
         return np.array(found, np.int64)
 
     def value_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of the values that each call of attention reads, its third argument: int64."""
         return np.array(
-            [elements((arguments_of(self.held.trace, row) + [()] * 3)[2]) for row in rows.tolist()], np.int64
+            [elements((arguments_of(self.held.trace, row) + [()] * 3)[2]) for row in rows.tolist()],
+            np.int64,
         )
 
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""
         names, texts = self.held.trace.text("name"), self.held.trace.text("shapes")
         calls = zip(
-            self.held.trace["name"][rows].tolist(), self.held.trace["shapes"][rows].tolist(), strict=True
+            self.held.trace["name"][rows].tolist(),
+            self.held.trace["shapes"][rows].tolist(),
+            strict=True,
         )
         sizes = [
-            elements(first_factor(names[name], texts[code] if code >= 0 else "")) for name, code in calls
+            elements(first_factor(names[name], texts[code] if code >= 0 else ""))
+            for name, code in calls
         ]
         return np.where(self.float32[rows], np.array(sizes, np.int64), 0)

@@ -17,7 +17,9 @@ from daydream.memory.asked import in_phase
 from daydream.trace.trace import Trace
 
 COMPUTES = r"^aten::(addmm|mm|convolution_backward)$"  # that oneDNN adds up in 32 bits
-LAYER = regex(r"^aten::mkldnn_rnn_layer(_backward)?$")  # torch's call of it; other recurrent layers have none
+LAYER = regex(
+    r"^aten::mkldnn_rnn_layer(_backward)?$"
+)  # torch's call of it; other recurrent layers have none
 PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
 
 
@@ -95,12 +97,18 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
     mine = np.flatnonzero(computed)
     keys = [held[name][mine] for name in ("rank", "repeat", "begin_row")]
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
-    same = np.all([held[name][mine][1:] == held[name][mine][:-1] for name in ("repeat", "begin_row")], axis=0)
+    same = np.all(
+        [held[name][mine][1:] == held[name][mine][:-1] for name in ("repeat", "begin_row")], axis=0
+    )
     last = mine[np.append(~same, True)[: len(mine)]]  # of each call
-    found = np.array([_scratch_bytes(held.trace, row) for row in held["begin_row"][last].tolist()], np.int64)
+    found = np.array(
+        [_scratch_bytes(held.trace, row) for row in held["begin_row"][last].tolist()], np.int64
+    )
     least, expected, most = found.reshape(-1, 3).T
     nbytes, begin = held.among(least, expected, most), held["begin"][last]
-    held.add(last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 0.01, kind="workspace")
+    held.add(
+        last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 0.01, kind="workspace"
+    )
 
 
 def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:

@@ -61,7 +61,9 @@ def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
     nbytes, address = events["bytes"], events["address"]
     change = np.sign(nbytes)
     event = np.flatnonzero(change)
-    where = np.where(address >= 0, address, -2 - np.abs(nbytes))[event]  # without an address: by size
+    where = np.where(address >= 0, address, -2 - np.abs(nbytes))[
+        event
+    ]  # without an address: by size
     keys = (where, events["device"][event], events["rank"][event])
     order = np.lexsort((event, *keys))
     event, step = event[order], change[event[order]]
@@ -99,7 +101,9 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
             continue
         first = known[0]
         start = int(total[first]) - int(events["bytes"][own][: first + 1].sum())
-        mine = (columns["rank"] == rank) & (columns["device"] == device) & (columns["begin"] == BEFORE)
+        mine = (
+            (columns["rank"] == rank) & (columns["device"] == device) & (columns["begin"] == BEFORE)
+        )
         rest = start - int(columns["bytes"][mine].sum())
         if rest > 0:
             row = {

@@ -89,7 +89,8 @@ def _fixed() -> re.Pattern[bytes]:
     alone = b"".join(re.escape(CODES[name]) for name in WITHOUT_ARGUMENT)
     others = [re.escape(CODES[name]) + b".{%d}" % length for name, length in BYTES.items()]
     numbers = [
-        re.escape(CODES["LONG1"]) + re.escape(bytes([length])) + b".{%d}" % length for length in range(9)
+        re.escape(CODES["LONG1"]) + re.escape(bytes([length])) + b".{%d}" % length
+        for length in range(9)
     ]
     return re.compile(b"(?:[%s]|%s){1,4096}" % (alone, b"|".join(others + numbers)), re.DOTALL)
 

@@ -14,7 +14,10 @@ from daydream.memory.allocations import TYPES, Allocations
 from daydream.results import Record
 
 MIB = 2**20
-CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
+CONTEXT = (
+    300 * MIB,
+    600 * MIB,
+)  # what CUDA's context takes on a GPU besides (between builds and devices)
 Case = Literal["least", "expected", "most"]
 
 
@@ -117,7 +120,10 @@ def memory_after(
     low = high = after_bytes
     if not stays:  # a case that differs in nothing has the peak that is expected
         cases: list[Case] = [case for case in ("least", "most") if case in after.doubted_cases]
-        ends = [after_bytes, *(peak_bytes(changed(held, changes, case), rank, device) for case in cases)]
+        ends = [
+            after_bytes,
+            *(peak_bytes(changed(held, changes, case), rank, device) for case in cases),
+        ]
         low, high = min(ends), max(ends)
     if not stays and not _same(held, after):
         own = round(after_bytes * after.own_error)
@@ -148,7 +154,9 @@ def memory_after(
     )
 
 
-def changed(held: Allocations, changes: Sequence[MemoryChange], case: Case = "expected") -> Allocations:
+def changed(
+    held: Allocations, changes: Sequence[MemoryChange], case: Case = "expected"
+) -> Allocations:
     """Return a copy of allocations with changes made, one after the other; what is doubted as in `case`.
 
     Raises `GraphError` and `NotApplicableError` as `memory_after`.
@@ -182,7 +190,9 @@ def _check(held: Allocations, name: str) -> None:
     rows = len(held["begin"])
     sizes = {len(held.columns.get(column, ())) for column in TYPES}
     if sizes != {rows} or np.isnan(held["begin"]).any() or np.isnan(held["end"]).any():
-        raise GraphError(f"memory() of {name} left a broken table: columns differ in length, or have holes")
+        raise GraphError(
+            f"memory() of {name} left a broken table: columns differ in length, or have holes"
+        )
     if rows and held["bytes"].min() < 0:
         raise GraphError(f"memory() of {name} left allocations of less than no bytes")
 

@@ -48,14 +48,18 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     def behind(call: np.ndarray) -> np.ndarray:
         """Return the first allocation of each one's part that is asked for behind a call, -1 for none."""
         found = np.append(mine, UNKNOWN)[np.searchsorted(asked, parts.of[rows] * span + end[call])]
-        return np.where((call >= 0) & (found >= 0) & (parts.of[found] == parts.of[rows]), found, UNKNOWN)
+        return np.where(
+            (call >= 0) & (found >= 0) & (parts.of[found] == parts.of[rows]), found, UNKNOWN
+        )
 
     call = forward_rows(trace, held["end_row"][rows])
     first = behind(call)
     made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
-    return place_before(held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
+    return place_before(
+        held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
+    )
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -97,7 +101,9 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     last = np.where(changes, np.arange(len(order)), len(order))
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
     begins = np.append(held["begin"][order], np.inf)
-    behind = np.where(np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1)
+    behind = np.where(
+        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1
+    )
     found = np.full(len(held), np.inf)
     found[order] = behind
     return place_before(held, found[rows])
@@ -129,7 +135,10 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
             on_gpu = -(-nbytes // GRANULE) * GRANULE
             size = np.where(held["device"] >= 0, on_gpu, nbytes)
             rows = np.flatnonzero(
-                wanted & (held["recorded_bytes"] == size) & (held["rank"] == rank) & (held["repeat"] == turn)
+                wanted
+                & (held["recorded_bytes"] == size)
+                & (held["rank"] == rank)
+                & (held["repeat"] == turn)
             )
             rows = rows[np.argsort(held["begin"][rows], kind="stable")]
             by_size[key] = rows, held["begin"][rows]
@@ -167,7 +176,9 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.nd
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
             nbytes[place] = _read_bytes(held, int(own[at]))
-    fits: np.ndarray = rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
+    fits: np.ndarray = (
+        rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
+    )
     return fits
 
 

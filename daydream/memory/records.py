@@ -88,4 +88,6 @@ def normal(records: Iterable[Record]) -> list[Record]:
     found = list(records)
     if any(record.action == "free_completed" for record in found):
         return found
-    return [each._replace(action="free") if each.action == "free_requested" else each for each in found]
+    return [
+        each._replace(action="free") if each.action == "free_requested" else each for each in found
+    ]

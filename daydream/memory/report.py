@@ -27,7 +27,9 @@ MOVED = 0.03  # a replay that is further off the record is told
 EARLIER = "held before"  # a phase and a layer that no row tells
 NOWHERE = "no layer"
 NO_PHASE = "unknown"
-INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
+INSTANCE = regex(
+    r"(?<![^._])\d+(?=\.|$)"
+)  # the number of a block, as reports of layers leave it out
 NODE_RANGE = "autograd::engine::evaluate_function: "
 OUTSIDE = (
     "The context of a device (300 to 600 MiB), NCCL and what libraries allocate by themselves are outside "
@@ -40,7 +42,10 @@ SMALLER = {  # kind -> the optimization that makes such memory smaller
 
 
 def memory_of(
-    trace: Trace | str | os.PathLike[str], *, capacity: int | None = None, settings: Settings | None = None
+    trace: Trace | str | os.PathLike[str],
+    *,
+    capacity: int | None = None,
+    settings: Settings | None = None,
 ) -> MemoryReport:
     """Return the peak of each rank's devices, who holds it, and what was recorded.
 
@@ -99,7 +104,9 @@ def _device(
         more = 0
         if recorded and recorded >= (found.peak_allocated_bytes or 0):
             more = recorded - replayed
-            said = _said_of_reserved(found.device, recorded, replayed, events["reserved_bytes"][mine])
+            said = _said_of_reserved(
+                found.device, recorded, replayed, events["reserved_bytes"][mine]
+            )
         found = found.but(peak_reserved_bytes=needed.peak_reserved_bytes + more)
         found.having(
             reserved_at_peak_bytes=needed.reserved_at_peak_bytes + more,
@@ -184,7 +191,12 @@ def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -
         return None
     # What was freed and not seen to come had been there; rows that were added end between events.
     on = on_device(held, rank, device)
-    seen = on & (held["begin"] == BEFORE) & np.isfinite(held["end"]) & (held["end"] == np.floor(held["end"]))
+    seen = (
+        on
+        & (held["begin"] == BEFORE)
+        & np.isfinite(held["end"])
+        & (held["end"] == np.floor(held["end"]))
+    )
     start = int(held["bytes"][seen].sum())
     return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
 
@@ -240,12 +252,15 @@ def operators(held: Allocations) -> list[str | None]:
     """Return the operator that asked for each allocation; the one above it where that only allocates."""
     trace = held.trace
     names = trace.text("name")
-    tells = trace.is_kind("operator") & ~rows_that(trace, lambda name: "allocates" in operator(name).traits)
+    tells = trace.is_kind("operator") & ~rows_that(
+        trace, lambda name: "allocates" in operator(name).traits
+    )
     row = innermost(trace, held["begin_row"], tells)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = np.append(trace["name"], UNKNOWN)[row].tolist()
     return [
-        names[code].removeprefix(NODE_RANGE) if code >= 0 else own[place] for place, code in enumerate(codes)
+        names[code].removeprefix(NODE_RANGE) if code >= 0 else own[place]
+        for place, code in enumerate(codes)
     ]
 
 
@@ -262,7 +277,9 @@ def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) 
     phase = int(held["phase"][row])
     if kind in ("activation", "temporary") and _of_scores(operator(op)):
         return "flash-attention"
-    if kind in ("activation", "temporary") and (_of_logits(operator(op)) or phase == PHASES.index("loss")):
+    if kind in ("activation", "temporary") and (
+        _of_logits(operator(op)) or phase == PHASES.index("loss")
+    ):
         return "fused-cross-entropy"
     if kind == "temporary":
         return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"

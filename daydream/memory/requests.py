@@ -97,12 +97,16 @@ def usage(
             _serve(allocator, request)
             continue
         if request.id in held:
-            raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
+            raise DaydreamError(
+                f"request {index} allocates {request.id}, which is allocated already"
+            )
         try:
             allocator.allocate(*request[1:])
         except OutOfMemoryError as error:
             reserved_now = allocator.reserved
-            failed = OutOfMemory(index + 1, len(requests), error.asked, allocator.allocated, reserved_now)
+            failed = OutOfMemory(
+                index + 1, len(requests), error.asked, allocator.allocated, reserved_now
+            )
             break
         requested = max(requested, allocator.requested)
         reserved = max(reserved, allocator.reserved)

@@ -19,7 +19,12 @@ from daydream.trace.schema import UNKNOWN
 
 
 def reserved_for(
-    held: Allocations, rank: int, device: int, *, settings: Settings | None = None, cached: bool = False
+    held: Allocations,
+    rank: int,
+    device: int,
+    *,
+    settings: Settings | None = None,
+    cached: bool = False,
 ) -> Usage | None:
     """Return what the allocator needs for a GPU's allocations; None for memory of the CPU, which has none.
 

@@ -39,7 +39,9 @@ def restore(allocator: Allocator, segments: Iterable[Segment]) -> None:
     _end(allocator, before, 1 << 64)
 
 
-def _continued(allocator: Allocator, before: Block | None, segment: Segment, pool: Pool) -> Block | None:
+def _continued(
+    allocator: Allocator, before: Block | None, segment: Segment, pool: Pool
+) -> Block | None:
     """Return the last block of the expandable segment that a range belongs to, None if it is another one.
 
     The address space of one segment is in one piece: what lies between two of its ranges has no memory.

@@ -89,7 +89,9 @@ class DeviceMemory(Record):
     replayed_reserved_bytes = Live[int | None](
         None
     )  # the reserved peak of a replay where that does not count
-    reserved_at_peak_bytes = Live[int | None]()  # what was reserved when most was allocated, replayed
+    reserved_at_peak_bytes = Live[
+        int | None
+    ]()  # what was reserved when most was allocated, replayed
     retries = Live[int]()  # how often a replay had to return all unused memory for lack of room
     out_of_memory = Live[OutOfMemory | None]()  # where it found no room all the same
 
@@ -107,8 +109,14 @@ class DeviceMemory(Record):
     @property
     def left_bytes(self) -> int | None:
         """What the capacity leaves for all that is outside the allocator; negative where it does not fit."""
-        needed = self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
-        return None if self.capacity_bytes is None or needed is None else self.capacity_bytes - needed
+        needed = (
+            self.peak_allocated_bytes
+            if self.peak_reserved_bytes is None
+            else self.peak_reserved_bytes
+        )
+        return (
+            None if self.capacity_bytes is None or needed is None else self.capacity_bytes - needed
+        )
 
 
 class MemoryReport(Record):

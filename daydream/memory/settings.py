@@ -119,7 +119,9 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         if not part:
             continue
         if not (name and colon and value):
-            raise DaydreamError(f"{part!r} is not an allocator setting such as max_split_size_mb:128")
+            raise DaydreamError(
+                f"{part!r} is not an allocator setting such as max_split_size_mb:128"
+            )
         yield name, value
 
 
@@ -193,7 +195,9 @@ def _power(value: str) -> int:
     return found
 
 
-READERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # name -> the field, and how its value is read
+READERS: dict[
+    str, tuple[str, Callable[[str], Any]]
+] = {  # name -> the field, and how its value is read
     "expandable_segments": ("expandable_segments", _truth),
     "max_split_size_mb": ("max_split_bytes", _mib),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mib),

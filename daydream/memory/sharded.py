@@ -65,7 +65,9 @@ def shard(
     gone = held["end"].copy()
     for step in sorted({(rank, turn, number) for rank, turn, number, _ in forward.keys.tolist()}):
         units = []
-        for unit in sorted({unit for *key, unit in forward.keys.tolist() if tuple(key) == step} | {ROOT}):
+        for unit in sorted(
+            {unit for *key, unit in forward.keys.tolist() if tuple(key) == step} | {ROOT}
+        ):
             mine = np.flatnonzero(parameter & (held["rank"] == step[0]) & (block == unit))
             theirs = gradient[(of_gradient == np.array([*step, unit])).all(axis=1)]
             spans = [_span(parts, (*step, unit)) for parts in (forward, backward)]
@@ -115,13 +117,17 @@ class _Program:
         begin = float(self.places[before]) if before >= 0 else place - 1
         return begin + (place - begin) * share
 
-    def make(self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None) -> None:
+    def make(
+        self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None
+    ) -> None:
         """Hold bytes from a place to another."""
         if end > begin:
             most = end if most is None else max(most, end)
             self.made.append((unit.like, nbytes, begin, end, most, PHASES.index(self.phase)))
 
-    def send(self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None) -> None:
+    def send(
+        self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None
+    ) -> None:
         """Hold bytes once more while gloo moves them, which it does on a CPU."""
         if self.held["device"][unit.like] < 0:
             self.make(unit, nbytes, begin, end, most)
@@ -133,7 +139,11 @@ class _Program:
             first, done = unit.forward
             if unit.number != ROOT and not again:
                 done = max(done, unit.backward[1])
-            end = self.at(until, COPIES_GO) if following is None else self.at(following.forward[0], FLAT_GOES)
+            end = (
+                self.at(until, COPIES_GO)
+                if following is None
+                else self.at(following.forward[0], FLAT_GOES)
+            )
             ask = self.at(first, GATHER)
             self.make(unit, unit.nbytes, ask, end)
             self.send(unit, unit.nbytes, ask, self.at(first, GATHERED))
@@ -157,10 +167,17 @@ class _Program:
         """Let whole gradients go when their unit's backward pass is done (`gone`: ends), and shares stay."""
         held = self.held
         trained = [unit for unit in units if len(unit.gradients)]
-        done = [max(unit.backward[1], float(held["begin"][unit.gradients].max())) for unit in trained]
-        order = sorted(range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT))
+        done = [
+            max(unit.backward[1], float(held["begin"][unit.gradients].max())) for unit in trained
+        ]
+        order = sorted(
+            range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT)
+        )
         for place, following in _with_next(order):
-            unit, until = replace(trained[place], like=int(trained[place].gradients[0])), done[place]
+            unit, until = (
+                replace(trained[place], like=int(trained[place].gradients[0])),
+                done[place],
+            )
             total = int(held["bytes"][unit.gradients].sum())
             end = until if following is None else self.at(done[following], OTHER_FLAT_GRADIENTS_GO)
             self.make(unit, total, self.at(until, FLAT_GRADIENTS), end)
@@ -174,7 +191,9 @@ class _Program:
         """Add what was made to the table."""
         if not self.made:
             return
-        like, nbytes, begin, end, most, phase = (np.array(column) for column in zip(*self.made, strict=True))
+        like, nbytes, begin, end, most, phase = (
+            np.array(column) for column in zip(*self.made, strict=True)
+        )
         ends = self.held.among(end, end, most)
         self.held.add(like, kind="shard", bytes=nbytes, begin=begin, end=ends, phase=phase)
 

@@ -36,7 +36,9 @@ def add_buckets(held: Allocations, *, as_views: bool) -> None:
     """
     gradient = held.where(kind="gradient")
     if not held["bytes"][gradient].any():
-        held.note("Buckets are not counted in the peak: no memory of this trace is known to be gradients.")
+        held.note(
+            "Buckets are not counted in the peak: no memory of this trace is known to be gradients."
+        )
     add_copies(held, 1, kind="bucket", begin_row=-1, end_row=-1, step=-1)
     if as_views:
         held.remove(np.append(gradient, np.zeros(len(held) - len(gradient), bool)))
@@ -56,7 +58,9 @@ def divide(held: Allocations, which: np.ndarray, workers: int) -> None:
     held.resize(which, -(-held["bytes"][which] // workers))
 
 
-def add_copies(held: Allocations, times: float, *, kind: str = "optimizer_state", **columns: int) -> None:
+def add_copies(
+    held: Allocations, times: float, *, kind: str = "optimizer_state", **columns: int
+) -> None:
     """Add what is kept of every gradient from step to step: `times` the bytes of all of them.
 
     Args:
@@ -69,7 +73,9 @@ def add_copies(held: Allocations, times: float, *, kind: str = "optimizer_state"
         total = gradient_bytes(held, rank, device)
         like = np.flatnonzero(on_device(held, rank, device))[:1]
         if total:
-            held.add(like, bytes=round(total * times), begin=BEFORE, end=AFTER, kind=kind, **columns)
+            held.add(
+                like, bytes=round(total * times), begin=BEFORE, end=AFTER, kind=kind, **columns
+            )
 
 
 def hold_throughout(held: Allocations, which: np.ndarray, *, besides: bool) -> None:
@@ -112,7 +118,9 @@ def let_go_behind(held: Allocations, gradient: np.ndarray, nbytes: int) -> None:
     rows = np.flatnonzero(gradient)
     rows = rows[np.lexsort((held["begin"][rows], held["step"][rows], held["rank"][rows]))]
     ends = held["end"][rows].copy()
-    for key in sorted(set(zip(held["rank"][rows].tolist(), held["step"][rows].tolist(), strict=True))):
+    for key in sorted(
+        set(zip(held["rank"][rows].tolist(), held["step"][rows].tolist(), strict=True))
+    ):
         mine = np.flatnonzero((held["rank"][rows] == key[0]) & (held["step"][rows] == key[1]))
         total = np.cumsum(held["bytes"][rows[mine]])
         behind = np.searchsorted(total, total + nbytes)

@@ -29,10 +29,19 @@ from daydream.text import counted
 GZIP_MAGIC = b"\x1f\x8b"
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 COLUMNS = ("action", "addr", "size", "stream", "time_us")  # of JSON lines whose header names none
-HEADER = {"columns", "start_segments", "final_segments"}  # one of them is in the header of JSON lines
+HEADER = {
+    "columns",
+    "start_segments",
+    "final_segments",
+}  # one of them is in the header of JSON lines
 DEVICES = 1024
-STATES = ("active_allocated", "inactive")  # in any other a block is freed, and a stream still uses it
-NEEDED = "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
+STATES = (
+    "active_allocated",
+    "inactive",
+)  # in any other a block is freed, and a stream still uses it
+NEEDED = (
+    "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
+)
 DOUBTS = {  # what is counted while events are read -> what is said of them
     "action": "with an unknown action",
     "fields": "with fields that are no whole numbers",
@@ -41,7 +50,9 @@ DOUBTS = {  # what is counted while events are read -> what is said of them
 }
 
 
-def read_snapshot(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> list[History]:
+def read_snapshot(
+    path: str | os.PathLike[str], *, max_unpacked: int | None = None
+) -> list[History]:
     """Return what a snapshot says, one history for each device that has memory or events.
 
     Args:
@@ -73,7 +84,9 @@ def _content(path: Path, max_unpacked: int | None) -> bytes:
         if not packed:
             return raw.read()
         with gzip.GzipFile(fileobj=raw) as unpacked:
-            return Counted(cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)).read()
+            return Counted(
+                cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)
+            ).read()
 
 
 def _decoded(data: bytes) -> Any:
@@ -90,7 +103,9 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
     columns = header.get("columns")
     names = columns if isinstance(columns, list) else COLUMNS
     if any(names.count(name) != 1 for name in COLUMNS[:3]):
-        raise TraceError(f"{path}: the columns of its events lack {', '.join(COLUMNS[:3])}. {NEEDED}")
+        raise TraceError(
+            f"{path}: the columns of its events lack {', '.join(COLUMNS[:3])}. {NEEDED}"
+        )
     records = Records()
     order = [names.index(name) if name in names else None for name in COLUMNS[:4]]
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -118,8 +133,12 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
     truth = header.get("truth")
     if isinstance(truth, dict):  # what PyTorch counted itself
         allocated, reserved = truth.get("peak_allocated"), truth.get("peak_reserved")
-        found.recorded_allocated_bytes = allocated if whole(allocated) else found.recorded_allocated_bytes
-        found.recorded_reserved_bytes = reserved if whole(reserved) else found.recorded_reserved_bytes
+        found.recorded_allocated_bytes = (
+            allocated if whole(allocated) else found.recorded_allocated_bytes
+        )
+        found.recorded_reserved_bytes = (
+            reserved if whole(reserved) else found.recorded_reserved_bytes
+        )
     return found
 
 
@@ -132,14 +151,18 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
     if not isinstance(document, dict) or not {"segments", "device_traces"} & document.keys():
         raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
     segments, traces = document.get("segments", []), document.get("device_traces", [])
-    lists = isinstance(traces, list | tuple) and all(isinstance(each, list | tuple) for each in traces)
+    lists = isinstance(traces, list | tuple) and all(
+        isinstance(each, list | tuple) for each in traces
+    )
     if not lists or not isinstance(segments, list | tuple) or len(traces) > DEVICES:
         raise TraceError(f"{path}: its segments or device_traces are not lists. {NEEDED}")
     by_device: dict[int, list[Any]] = {at: [] for at, trace in enumerate(traces) if trace}
     for segment in segments:
         device = segment.get("device", 0) if isinstance(segment, dict) else 0
         if not whole(device) or not 0 <= device < DEVICES:
-            raise TraceError(f"{path}: a segment is of device {_told(device)}; a number from 0 was needed")
+            raise TraceError(
+                f"{path}: a segment is of device {_told(device)}; a number from 0 was needed"
+            )
         by_device.setdefault(device, []).append(segment)
     if not by_device:
         raise TraceError(
@@ -151,7 +174,11 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
         for event in traces[device] if device < len(traces) else ():
             if isinstance(event, dict):
                 records.add(
-                    event.get("action"), event.get("addr"), event.get("size"), event.get("stream", 0), event
+                    event.get("action"),
+                    event.get("addr"),
+                    event.get("size"),
+                    event.get("stream", 0),
+                    event,
                 )
             else:
                 records.doubts["shape"] += 1
@@ -164,7 +191,9 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
 # What the formats share --------------------------------------------------------------------------
 
 
-def _history(layout: Layout, records: Records, settings: Settings, device: int, *, at_start: bool) -> History:
+def _history(
+    layout: Layout, records: Records, settings: Settings, device: int, *, at_start: bool
+) -> History:
     events = normal(records.kept)
     doubts = [
         f"{counted(records.doubts[key], 'event')} {text}: passed over."
@@ -191,16 +220,28 @@ def _layout(segments: Any, records: Records, path: str | os.PathLike[str]) -> La
         where = f"{path}: segment {place}"
         if not isinstance(segment, dict):
             raise TraceError(f"{where} is not an object with an address and blocks")
-        address, size, stream = segment.get("address"), segment.get("total_size"), segment.get("stream", 0)
-        if not (whole(address) and whole(size) and whole(stream) and 0 < size < LARGEST <= LAST_ADDRESS):
-            raise TraceError(f"{where} has no address, total_size and stream that are whole numbers")
+        address, size, stream = (
+            segment.get("address"),
+            segment.get("total_size"),
+            segment.get("stream", 0),
+        )
+        if not (
+            whole(address) and whole(size) and whole(stream) and 0 < size < LARGEST <= LAST_ADDRESS
+        ):
+            raise TraceError(
+                f"{where} has no address, total_size and stream that are whole numbers"
+            )
         if not 0 <= address < LAST_ADDRESS:
             raise TraceError(f"{where} has the address {address}, which cannot be")
         kind = segment.get("segment_type", segment.get("pool"))
         if kind not in ("small", "large"):
             raise TraceError(f"{where} is of the pool {_told(kind)}; small or large was needed")
-        private = records.private(segment.get("segment_pool_id")) or int(segment.get("private") is True)
-        region = Region(address, size, stream, kind == "small", segment.get("is_expandable") is True, private)
+        private = records.private(segment.get("segment_pool_id")) or int(
+            segment.get("private") is True
+        )
+        region = Region(
+            address, size, stream, kind == "small", segment.get("is_expandable") is True, private
+        )
         if not layout.add(region):
             raise TraceError(f"{where} at {address:#x} overlaps another one")
         end = address
@@ -236,7 +277,9 @@ def _blocks(blocks: Any, where: str) -> Iterator[tuple[int, int | None, bool, ob
             yield size, None, False, None
             continue
         if not whole(asked) or not 0 <= asked <= size:
-            raise TraceError(f"{where} has a block of {size:,} bytes for a request of {_told(asked)}")
+            raise TraceError(
+                f"{where} has a block of {size:,} bytes for a request of {_told(asked)}"
+            )
         yield size, asked or size, pending, frames
 
 
@@ -246,7 +289,9 @@ def _settings(given: Any, layout: Layout) -> Settings:
     text = given.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         settings = settings_of(text) if isinstance(text, str) else Settings()
-    except DaydreamError:  # of another version, perhaps; what matters stands in the fields below, too
+    except (
+        DaydreamError
+    ):  # of another version, perhaps; what matters stands in the fields below, too
         settings = Settings()
     split, threshold = given.get("max_split_size"), given.get("garbage_collection_threshold")
     divisions = given.get("roundup_power2_divisions")

@@ -51,7 +51,9 @@ def snapshot_memory(
     return MemoryReport(tuple(devices), None, tuple(dict.fromkeys(notes)))
 
 
-def _device(found: History, settings: Settings, capacity_bytes: int | None) -> tuple[DeviceMemory, list[str]]:
+def _device(
+    found: History, settings: Settings, capacity_bytes: int | None
+) -> tuple[DeviceMemory, list[str]]:
     notes = list(found.doubts)
     as_recorded = settings == found.settings
     start: Sequence[Segment] = found.start
@@ -94,7 +96,9 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
                 f"By the rules alone the reserved peak is {100 * off:+.2f} % off: so may other settings be."
             )
     if not found.requests:
-        notes.append("The snapshot has no events: what was held when it was taken stands for the peak.")
+        notes.append(
+            "The snapshot has no events: what was held when it was taken stands for the peak."
+        )
     limit = capacity_bytes if needed is failed else None
     until_peak = requests[: needed.peak_index + 1]
     held = usage(until_peak, settings=settings, capacity_bytes=limit, start=start).held
@@ -112,7 +116,9 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
         reserved_at_peak_bytes=needed.reserved_at_peak_bytes,
         retries=failed.retries,
         out_of_memory=where
-        and replace(where, request=max(where.request - len(placed), 0), requests=len(found.requests)),
+        and replace(
+            where, request=max(where.request - len(placed), 0), requests=len(found.requests)
+        ),
     )
     return device, notes
 
@@ -142,7 +148,9 @@ def _requests_of(start: Sequence[Segment]) -> list[Request]:
     for segment in start:
         for part in segment.blocks:
             if part.requested is not None:
-                found.append(Request(ALLOCATE, part.id, part.requested, segment.stream, segment.private))
+                found.append(
+                    Request(ALLOCATE, part.id, part.requested, segment.stream, segment.private)
+                )
                 found += [Request(DEFER, part.id)] if part.pending else []
     return found
 
@@ -176,7 +184,11 @@ def source_line(frames: object) -> str | None:
     if not isinstance(frames, list | tuple):
         return None
     named = [
-        (str(each.get("filename", "")).replace("\\", "/"), each.get("line"), str(each.get("name", "")))
+        (
+            str(each.get("filename", "")).replace("\\", "/"),
+            each.get("line"),
+            str(each.get("name", "")),
+        )
         for each in frames
         if isinstance(each, dict)
     ]

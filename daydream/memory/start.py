@@ -49,7 +49,9 @@ def start_of(held: Allocations, rank: int, device: int, *, cached: bool) -> Star
     ids, inside = _placed(held, rank, device, blocks_in_use(told))
     segments = [_segment(each, ids) for each in told]
     if not cached:
-        segments = [each for each in segments if any(part.requested is not None for part in each.blocks)]
+        segments = [
+            each for each in segments if any(part.requested is not None for part in each.blocks)
+        ]
     return Start(tuple(segments), inside)
 
 

@@ -42,7 +42,10 @@ def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[
     )
     if not len(mine):  # those that were there are filled
         return [
-            ("optimizer_state", size, one) for size in owners for one in owners[size] for _ in range(states)
+            ("optimizer_state", size, one)
+            for size in owners
+            for one in owners[size]
+            for _ in range(states)
         ]
     most = int(np.argmax(np.bincount(held["step"][mine] + 1, held["bytes"][mine]))) - 1
     rows = []
@@ -52,7 +55,9 @@ def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[
     return rows
 
 
-def let_states_shrink(held: Allocations, workers: int | None = None, *, on: str | None = None) -> None:
+def let_states_shrink(
+    held: Allocations, workers: int | None = None, *, on: str | None = None
+) -> None:
     """Leave one of several workers' share of the optimizer's states, or nothing (None).
 
     Where it keeps state that is not told from what else was held before the recording, as much of that may
@@ -76,7 +81,11 @@ def let_states_shrink(held: Allocations, workers: int | None = None, *, on: str 
         if (here & states).any() or device < 0 or kept == 0 or not rest.any():
             continue
         now, whole = held["bytes"][rest], int(held["bytes"][rest].sum())
-        may = now if kept is None else np.floor(now * (min(kept, whole) / max(whole, 1))).astype(np.int64)
+        may = (
+            now
+            if kept is None
+            else np.floor(now * (min(kept, whole) / max(whole, 1))).astype(np.int64)
+        )
         least = now - may + left(may)
         held.resize(rest, held.among(least, now if kept is None else least, now))
         held.note(

@@ -29,9 +29,13 @@ def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int)
     if len(steps) > 1:
         second = int(steps[1])
         rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == second))
-        first_asked = np.sort(held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)])
+        first_asked = np.sort(
+            held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)]
+        )
         second_asked = np.sort(held["begin"][on & (held["step"] == second)])
-        nth = np.searchsorted(second_asked, held["end"][rows])  # it goes before the nth request of its step
+        nth = np.searchsorted(
+            second_asked, held["end"][rows]
+        )  # it goes before the nth request of its step
         nth = np.minimum(nth, len(first_asked) - 1)
         places = first_asked[nth] - 0.5
     else:
@@ -65,7 +69,9 @@ def _is_the_first(trace: Trace, step: int) -> bool:
     return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
 
 
-def _clears_gradients(held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray) -> float | None:
+def _clears_gradients(
+    held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray
+) -> float | None:
     """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
     trace = held.trace
     named = rows_that(trace, lambda text: text.startswith("Optimizer.zero_grad"))

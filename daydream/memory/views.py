@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType, field
 
-from daydream.memory.footprints import LayerNeed, OperatorFootprint, layer_needs, operator_footprints
+from daydream.memory.footprints import (
+    LayerNeed,
+    OperatorFootprint,
+    layer_needs,
+    operator_footprints,
+)
 from daydream.memory.idle import Idle, idle
 from daydream.memory.lifetimes import allocations
 from daydream.results import Record
@@ -21,7 +26,9 @@ CAN_READ = (
     "Idle: around the peak no operator is given a tensor of that size. Traces tell sizes, not tensors, so "
     "views of another size are not seen; times are those of the CPU."
 )
-NO_SHAPES = "The trace has no shapes of operators (record_shapes=True): what is told rests on allocations."
+NO_SHAPES = (
+    "The trace has no shapes of operators (record_shapes=True): what is told rests on allocations."
+)
 
 
 class MemoryView(Record):

@@ -26,14 +26,18 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     """
     names = trace.text("name")
     kinds = rows_that(trace, lambda name: _owns_parameters(operator(name)))
-    rows = np.flatnonzero(kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank))
+    rows = np.flatnonzero(
+        kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
+    )
     rows = rows[trace["shapes"][rows] >= 0]
     if not len(rows):
         return []
     forward = trace["phase"][rows] == trace.code("phase", "forward")
     if forward.any():
         rows = rows[forward]
-    rows = rows[trace["step"][rows] == trace["step"][rows[-1]]]  # the last step: the first may be cut
+    rows = rows[
+        trace["step"][rows] == trace["step"][rows[-1]]
+    ]  # the last step: the first may be cut
     own = np.zeros(len(trace), bool)
     own[rows] = True
     rows = rows[innermost(trace, np.asarray(trace["parent"], np.int64)[rows], own) < 0]
@@ -68,7 +72,9 @@ def not_counted(trace: Trace, rank: int, device: int) -> list[str]:
     """Return a note on a GPU of which neither totals nor metadata say what it held before; none on a CPU."""
     if device < 0:
         return []
-    shown = sum(prod(each["shape"]) * ITEM_BYTES.get(each["dtype"], 0) for each in weights_of(trace, rank))
+    shown = sum(
+        prod(each["shape"]) * ITEM_BYTES.get(each["dtype"], 0) for each in weights_of(trace, rank)
+    )
     least = f" Shapes of operators show {bytes_text(shown)} of parameters." if shown else ""
     said = (
         f"What GPU {device} held before the recording is not known and not counted: the trace has neither "

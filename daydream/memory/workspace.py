@@ -22,7 +22,9 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
     A workspace belongs to a handle, and each thread has its own: that of the backward pass, too.
     """
-    mine = rows_that(trace, lambda name: operator(name).family == "matmul") & trace.is_kind("operator")
+    mine = rows_that(trace, lambda name: operator(name).family == "matmul") & trace.is_kind(
+        "operator"
+    )
     mine &= np.maximum(trace["rank"], 0) == rank
     threads = len(np.unique(trace["tid"][mine]))
     described = description_of(trace, rank, device)
@@ -34,7 +36,9 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
 def description_of(trace: Trace, rank: int, device: int) -> dict[str, Any]:
     """Return what the metadata says of a rank's device; empty if nothing."""
-    devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get("devices")
+    devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get(
+        "devices"
+    )
     for place, each in enumerate(devices or []):
         if (place if each.get("id") is None else each["id"]) == device:
             return dict(each)

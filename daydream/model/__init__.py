@@ -32,7 +32,14 @@ if TYPE_CHECKING:
         fused_attention_ns,
     )
     from daydream.model.blocks import block_of_layers, repeated_blocks
-    from daydream.model.buckets import BUCKET_MB, MIB, Buckets, Gradients, compute_lane, gradients_of
+    from daydream.model.buckets import (
+        BUCKET_MB,
+        MIB,
+        Buckets,
+        Gradients,
+        compute_lane,
+        gradients_of,
+    )
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
         backward_chains,

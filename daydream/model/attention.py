@@ -20,15 +20,21 @@ from daydream.graph.selection import Selection
 FUSED_ATTENTION_OP = (
     r"_scaled_dot_product_(flash|efficient|cudnn|fused)|_flash_attention|_efficient_attention"
 )
-FUSED_ATTENTION_KERNEL = r"(?i)flash|fmha|mem_eff|attn_fwd|attn_bwd|attention_kernel|paged_attention|aotriton"
+FUSED_ATTENTION_KERNEL = (
+    r"(?i)flash|fmha|mem_eff|attn_fwd|attn_bwd|attention_kernel|paged_attention|aotriton"
+)
 SOFTMAX = r"(?i)soft_?max"
 # A loss, or a softmax that keeps its logarithm, is not within attention.
 OTHER_SOFTMAX = r"(?i)log_?soft_?max|nll_loss|cross_entropy"
 BACKWARD = r"(?i)backward"
 EXPONENTIAL, LARGEST = r"exp_kernel|aten::exp\b", r"MaxOps|aten::a?max\b"
 BETWEEN = ("element-wise", "softmax", "copy", "reduction")
-BETWEEN_KERNEL = r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy|triu_tril"  # or makes a mask
-BETWEEN_COPY = r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
+BETWEEN_KERNEL = (
+    r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy|triu_tril"  # or makes a mask
+)
+BETWEEN_COPY = (
+    r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
+)
 
 
 def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
@@ -55,7 +61,9 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
     family = work(graph, rest).family.astype(str)
     known = graph.tasks(rest.ids[np.isin(family, BETWEEN)])
     fits = (
-        known | rest.where(name=BETWEEN_KERNEL, kind="kernel") | rest.where(name=BETWEEN_COPY, kind="memcpy")
+        known
+        | rest.where(name=BETWEEN_KERNEL, kind="kernel")
+        | rest.where(name=BETWEEN_COPY, kind="memcpy")
     )
     whole = _all(parts, fits)
     written_out = _any(parts, _either(rest, EXPONENTIAL)) & _any(parts, _either(rest, LARGEST))
@@ -123,7 +131,9 @@ def _all(parts: Groups, tasks: Selection) -> np.ndarray:
     return np.bincount(number, np.isin(parts.by_group.ids, tasks.ids), len(parts)) == parts.sizes
 
 
-def _with_products(graph: Graph, parts: Groups, matrix: Selection, fits: Selection, sides: int) -> Groups:
+def _with_products(
+    graph: Graph, parts: Groups, matrix: Selection, fits: Selection, sides: int
+) -> Groups:
     """Return the groups with `sides` products before and behind each, and what lies between those.
 
     A loop over chains: each takes its products from its own place on its lane.
@@ -139,7 +149,9 @@ def _with_products(graph: Graph, parts: Groups, matrix: Selection, fits: Selecti
     batched = np.zeros(graph.size, bool)
     known = matrix.op != None  # noqa: E711 - an array, compared one by one
     batched[matrix.ids] = ~known
-    batched[matrix.where(op=operators_that(lambda op: op.is_batched or op.name == "matmul")).ids] = True
+    batched[
+        matrix.where(op=operators_that(lambda op: op.is_batched or op.name == "matmul")).ids
+    ] = True
     for lane in np.unique(lanes[matrix.ids]).tolist():
         on_lane[lane] = graph.ids[lanes[graph.ids] == lane]
         place[on_lane[lane]] = np.arange(len(on_lane[lane]))
@@ -160,7 +172,9 @@ def _with_products(graph: Graph, parts: Groups, matrix: Selection, fits: Selecti
     tasks = graph.tasks(np.concatenate([*chains, matrix.ids[:0]]))
     number = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
     groups = Groups(tasks, number, list(range(len(chains))))
-    return groups.where(np.array([_plausible(graph, chain, product, sides) for chain in chains], bool))
+    return groups.where(
+        np.array([_plausible(graph, chain, product, sides) for chain in chains], bool)
+    )
 
 
 def _plausible(graph: Graph, chain: np.ndarray, product: np.ndarray, sides: int) -> bool:
@@ -203,7 +217,9 @@ def _of_gradients(pairs: list[tuple[Shape, Shape]]) -> tuple[Shape, Shape, Shape
 
 
 def _batched_pair(text: str | None) -> tuple[Shape, Shape] | None:
-    found = [shape for shape in parse_shapes(text) or [] if isinstance(shape, tuple) and len(shape) == 3]
+    found = [
+        shape for shape in parse_shapes(text) or [] if isinstance(shape, tuple) and len(shape) == 3
+    ]
     if len(found) < 2:
         return None
     left, right = found[-2:]

@@ -73,10 +73,14 @@ def repeated_blocks(graph: Graph) -> list[list[str]]:
         else:
             families.append(_in_turn(run, kinds))
     depth = _depths(called, families, inside)
-    families = [family for family in families if not _are_stages([depth.get(path) for path in family])]
+    families = [
+        family for family in families if not _are_stages([depth.get(path) for path in family])
+    ]
     chosen = {path for family in families for block in family for path in block.split(TOGETHER)}
     outermost = set(_outermost(list(chosen)))
-    kept = [[block for block in family if block.split(TOGETHER)[0] in outermost] for family in families]
+    kept = [
+        [block for block in family if block.split(TOGETHER)[0] in outermost] for family in families
+    ]
     return [sorted(family, key=_by_number) for family in kept if len(family) > 1]
 
 
@@ -136,7 +140,9 @@ def _kinds(
         base = match["base"] if match else path
         names = inside.get(path) or operators.get(path, set())
         mine = (base, path in inside, names)
-        like = [number for number, kind in enumerate(members) if any(_alike(mine, one) for one in kind)]
+        like = [
+            number for number, kind in enumerate(members) if any(_alike(mine, one) for one in kind)
+        ]
         if not like:
             like = [len(members)]
             members.append([])
@@ -170,7 +176,10 @@ def _in_turn(run: list[str], kinds: list[int]) -> list[str]:
                 best = times * length
                 chosen = place + 1 - length - again, length, times
     first, length, times = chosen
-    return [TOGETHER.join(run[first + length * turn : first + length * (turn + 1)]) for turn in range(times)]
+    return [
+        TOGETHER.join(run[first + length * turn : first + length * (turn + 1)])
+        for turn in range(times)
+    ]
 
 
 def _inside(called: list[str]) -> dict[str, set[str]]:
@@ -191,7 +200,9 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
         texts, names = trace.text("layer"), [*trace.text("name")]
         operator = trace.is_kind("operator")
         parent = np.asarray(trace["parent"], np.int64)
-        phases = np.array([text in (None, "forward", "loss") for text in [*trace.text("phase"), None]])
+        phases = np.array(
+            [text in (None, "forward", "loss") for text in [*trace.text("phase"), None]]
+        )
         outer = operator & ~((parent >= 0) & operator[parent]) & phases[trace["phase"]]
         rows = np.flatnonzero(outer & (trace["layer"] >= 0))
         pairs = np.stack([trace["layer"][rows], trace["name"][rows]])

@@ -56,15 +56,22 @@ class Gradients:
         Behind it run the callbacks of the backward pass, in which DDP waits.
         """
         graph = self.nodes.graph
-        last = dict(zip(self.step_and_rank, self.nodes.ids.tolist(), strict=True))  # the last one stays
+        last = dict(
+            zip(self.step_and_rank, self.nodes.ids.tolist(), strict=True)
+        )  # the last one stays
         calls = graph.select(kind="cpu", phase="backward").group_by("step", "lane")
         behind = dict(zip(calls.keys, calls.last().ids.tolist(), strict=True))
         found = {}
         for place, node in last.items():
             launch = int(graph.columns["launch"][node])
-            key = (place[0], str(graph.column("lane", np.array([launch if launch >= 0 else node]))[0]))
+            key = (
+                place[0],
+                str(graph.column("lane", np.array([launch if launch >= 0 else node]))[0]),
+            )
             found[place] = behind.get(key, node)  # a gradient without a CPU task ends with its work
-        return self.nodes.of(np.array([found[place] for place in self.step_and_rank]), "ends", ordered=True)
+        return self.nodes.of(
+            np.array([found[place] for place in self.step_and_rank]), "ends", ordered=True
+        )
 
     def buckets(self, bucket_mb: float | None = None) -> Buckets:
         """Return the buckets in which `DistributedDataParallel` reduces them.
@@ -78,13 +85,19 @@ class Gradients:
         if bucket_mb is not None and bucket_mb <= 0:
             raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
         sizes = (FIRST_BUCKET_MB, BUCKET_MB) if bucket_mb is None else (bucket_mb,)
-        return Buckets(self, assign(self.nbytes.tolist(), self._keys(), [size * MIB for size in sizes]))
+        return Buckets(
+            self, assign(self.nbytes.tolist(), self._keys(), [size * MIB for size in sizes])
+        )
 
     def _keys(self) -> list[tuple[int, int, str | None]]:
         types = self.nodes.dtype.tolist()
         known = set(types) - {None}
-        usual = known.pop() if len(known) == 1 else None  # what the others are too, where they do not tell
-        return [(*place, dtype or usual) for place, dtype in zip(self.step_and_rank, types, strict=True)]
+        usual = (
+            known.pop() if len(known) == 1 else None
+        )  # what the others are too, where they do not tell
+        return [
+            (*place, dtype or usual) for place, dtype in zip(self.step_and_rank, types, strict=True)
+        ]
 
 
 class Buckets:
@@ -101,14 +114,18 @@ class Buckets:
     def __init__(self, of: Gradients, number: np.ndarray) -> None:
         count = int(number.max(initial=-1)) + 1
         self.last = np.full(count, -1)  # the gradient that completes each bucket
-        self.last[number] = np.arange(len(number))  # of what is assigned to one place, the last stays
+        self.last[number] = np.arange(
+            len(number)
+        )  # of what is assigned to one place, the last stays
         order = np.argsort(self.last)
         place = np.empty(count, np.int64)
         place[order] = np.arange(count)
         self.number, self.last = place[number], self.last[order]
         self.nbytes = np.bincount(self.number, of.nbytes, count).astype(np.int64)
         self.nodes = of.nodes.of(of.nodes.ids[self.last], "last gradients of buckets", ordered=True)
-        self.makers = of.makers.of(of.makers.ids[self.last], "last gradients of buckets", ordered=True)
+        self.makers = of.makers.of(
+            of.makers.ids[self.last], "last gradients of buckets", ordered=True
+        )
 
     def __len__(self) -> int:
         return len(self.last)
@@ -138,7 +155,9 @@ def assign(
     return np.array(number, np.int64)
 
 
-def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None = "no option") -> Gradients:
+def gradients_of(
+    graph: Graph, gradient_mb: float | Literal["no option"] | None = "no option"
+) -> Gradients:
     """Return the gradients of a trace, in the order they are ready.
 
     Where no operators were recorded, the products that compute gradients of weights stand for them, and
@@ -175,9 +194,13 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
     nodes, makers, nbytes = nodes[kept], makers[kept], nbytes[kept]
     if gradient_mb is not None:
         if not 0 < gradient_mb <= MOST_MB:
-            raise GraphError(f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}")
+            raise GraphError(
+                f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}"
+            )
         steps, place = np.unique(graph.columns["step"][nodes], return_inverse=True)
-        nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[place].astype(np.int64)
+        nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[
+            place
+        ].astype(np.int64)
     if not nbytes.any():
         raise NotApplicableError("this trace has no gradients of parameters")
     ready = nbytes > 0
@@ -191,7 +214,9 @@ def _of_last_pass(graph: Graph, nodes: np.ndarray) -> np.ndarray:
     forward pass that is computed again, for one), and all its gradients count.
     """
     columns = graph.columns
-    forward = graph.ids[np.isin(columns["phase"][graph.ids], [phase_code("forward"), phase_code("loss")])]
+    forward = graph.ids[
+        np.isin(columns["phase"][graph.ids], [phase_code("forward"), phase_code("loss")])
+    ]
     part = np.searchsorted(columns["order"][forward], columns["order"][nodes])
     kept = np.ones(len(nodes), bool)
     for step in np.unique(columns["step"][nodes]).tolist():

@@ -50,7 +50,9 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     made_by = np.where(kinds == CPU, lanes, np.where(launch >= 0, lanes[launch], -1))
     number, count, by = np.full(len(captured), -1), 0, by | captures(graph)
     for each in np.unique(program[program >= 0]).tolist():
-        mine, theirs = (np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by))
+        mine, theirs = (
+            np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by)
+        )
         held = captured.of(captured.ids[mine], captured.words)
         groups = held.stretches(by.of(by.ids[theirs], "") | _from_outside(held))
         of_task = np.full(graph.size, -1)
@@ -122,7 +124,9 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
         inside = (place >= 0) & (order[tasks] <= last[of_part[place]])
         found[tasks[inside]] = of_part[place[inside]]
     made = call_rows(graph, calls, inner=True)
-    by_row = np.full(max(int(made.max(initial=-1)) + 2, 1), -1)  # the last one stands for no operator
+    by_row = np.full(
+        max(int(made.max(initial=-1)) + 2, 1), -1
+    )  # the last one stands for no operator
     by_row[made[made >= 0]] = part[made >= 0]
     around = call_rows(graph, cpu, inner=True)
     around = np.where((around >= 0) & (around < len(by_row)), around, -1)
@@ -146,7 +150,9 @@ def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.
     following[by_lane[:-1]] = np.where(
         columns["lane"][by_lane[1:]] == columns["lane"][by_lane[:-1]], region[by_lane[1:]], -1
     )
-    stays: np.ndarray = (columns["gap_ns"][tasks] > DISPATCH_NS) | (region[tasks] != following[tasks])
+    stays: np.ndarray = (columns["gap_ns"][tasks] > DISPATCH_NS) | (
+        region[tasks] != following[tasks]
+    )
     return stays & (columns["gap_ns"][tasks] > 0)
 
 
@@ -183,7 +189,13 @@ class Captured(Struct, frozen=True):
 
 
 def capture(
-    graph: Graph, parts: Groups, *, name: str, launch_ns: int, stays: Selection, phases: Sequence[str]
+    graph: Graph,
+    parts: Groups,
+    *,
+    name: str,
+    launch_ns: int,
+    stays: Selection,
+    phases: Sequence[str],
 ) -> Captured:
     """Let one call launch each part's work, and take away what dispatched it.
 
@@ -208,7 +220,9 @@ def capture(
     long = no_dispatch(tasks)
     first_uses = long & launches
     stays = ((stays & tasks) | long) - launches
-    counts = np.array([bool(step.get("covered")) for step in graph.steps] + [not graph.steps])[tasks.step]
+    counts = np.array([bool(step.get("covered")) for step in graph.steps] + [not graph.steps])[
+        tasks.step
+    ]
     kept = np.isin(tasks.ids, stays.ids) | np.isin(tasks.ids, first_uses.ids)
     waited = np.isin(tasks.ids, stays.waiting().ids)
     paused = int(gaps[counts & (gaps > DISPATCH_NS)].sum())

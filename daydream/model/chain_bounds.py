@@ -27,7 +27,8 @@ def can_fuse(groups: Groups) -> Groups:
     columns, number = graph.columns, np.repeat(np.arange(len(groups)), groups.sizes)
     starts = np.append(0, np.cumsum(groups.sizes))[:-1]
     first, last = (
-        each(columns["order"][tasks.ids], starts) for each in (np.minimum.reduceat, np.maximum.reduceat)
+        each(columns["order"][tasks.ids], starts)
+        for each in (np.minimum.reduceat, np.maximum.reduceat)
     )
     allowed = np.ones(len(groups), bool)
     for name in ("lane", "step"):
@@ -40,7 +41,9 @@ def can_fuse(groups: Groups) -> Groups:
         mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
         parting = np.concatenate([_unfusible(mates).ids, parting_calls(graph, each)])
         points = np.sort(columns["order"][parting])
-        crossed = np.searchsorted(points, last[mine]) - np.searchsorted(points, first[mine], side="right")
+        crossed = np.searchsorted(points, last[mine]) - np.searchsorted(
+            points, first[mine], side="right"
+        )
         allowed[mine[crossed > 0]] = False
     return groups.where(allowed)
 
@@ -54,4 +57,9 @@ def _unfusible(tasks: Selection) -> Selection:
         lambda kernels: kernels_are(kernels, *MATRIX_CLASSES, "collective", "partial sum")
     )
     by_name = by_name | unknown.where(op=operators_that(lambda op: op.is_matrix))
-    return products | by_name | tasks.where(kind="collective") | tasks.where(kind="memcpy", name=OVER_LINK)
+    return (
+        products
+        | by_name
+        | tasks.where(kind="collective")
+        | tasks.where(kind="memcpy", name=OVER_LINK)
+    )

@@ -76,7 +76,9 @@ def find_chains(
         `Groups`, a group a chain.
     """
     tasks = _forward(graph, work_tasks(graph))
-    tasks = tasks.of(tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True)
+    tasks = tasks.of(
+        tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True
+    )
     letters, call = _letters(tasks, words)
     hidden = letters == ""
     if unseen is not None:
@@ -87,13 +89,19 @@ def find_chains(
         return Groups(tasks, np.full(len(tasks), -1), [])
     moved = np.append(True, place[1:] != place[:-1])
     starts = moved | np.append(True, (call[seen][1:] != call[seen][:-1]) | (call[seen][1:] < 0))
-    at = np.cumsum(starts.astype(np.int64) + moved) - 1  # a separator stands before each lane and step
+    at = (
+        np.cumsum(starts.astype(np.int64) + moved) - 1
+    )  # a separator stands before each lane and step
     text = [
         BETWEEN + letter if first else letter
-        for first, letter in zip(moved[starts].tolist(), letters[seen][starts].tolist(), strict=True)
+        for first, letter in zip(
+            moved[starts].tolist(), letters[seen][starts].tolist(), strict=True
+        )
     ]
     of_letter = np.full(int(at[-1]) + 1, -1)
-    matches = [match.span() for match in re.finditer(pattern, "".join(text)) if len(match.group()) > 1]
+    matches = [
+        match.span() for match in re.finditer(pattern, "".join(text)) if len(match.group()) > 1
+    ]
     for number, (first, last) in enumerate(matches):
         of_letter[first:last] = number
     chain = np.full(len(tasks), -1)
@@ -125,16 +133,22 @@ def backward_chains(chains: Groups) -> Groups:
     number = np.repeat(np.arange(len(chains)), chains.sizes)
     up = graph.columns["row"][work.ids].astype(np.int64)
     found_rows, found_places = [], []
-    while (climbing := (up >= 0) & ~is_node[up]).any():  # a node around it is not its own: it recomputes
+    while (
+        climbing := (up >= 0) & ~is_node[up]
+    ).any():  # a node around it is not its own: it recomputes
         known = np.flatnonzero(climbing & (sequence[up] >= 0))
         found_rows.append(up[known])
         found_places.append(known)
         up = np.where(climbing, parent[up], -1)
-    rows, places = (np.concatenate([np.zeros(0, np.int64), *each]) for each in (found_rows, found_places))
+    rows, places = (
+        np.concatenate([np.zeros(0, np.int64), *each]) for each in (found_rows, found_places)
+    )
     own = _has_own_node(graph, rows, number[places], work.duration_ns[places])
     keys = list(zip(rank[rows].tolist(), sequence[rows].tolist(), strict=True))
     chain_of = {
-        key: chain for key, chain, is_own in zip(keys, number[places].tolist(), own, strict=True) if is_own
+        key: chain
+        for key, chain, is_own in zip(keys, number[places].tolist(), own, strict=True)
+        if is_own
     }
     tasks = work_tasks(graph)
     node = _innermost(graph, tasks.ids)
@@ -165,7 +179,9 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     if not whole.any():
         return ~whole
     parent, total = np.asarray(trace["parent"], np.int64), np.zeros(len(trace))
-    tasks = work_tasks(graph).where(lambda each: each.kind != "collective")  # what it waits for is no work
+    tasks = work_tasks(graph).where(
+        lambda each: each.kind != "collective"
+    )  # what it waits for is no work
     up = graph.columns["row"][tasks.ids].astype(np.int64)
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
@@ -193,7 +209,10 @@ def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:
     longest = _longest_call(chains) if on_cpu else np.maximum.reduceat(parts.duration_ns, starts)
     rate = memory_bandwidth(graph, "cpu" if on_cpu else "gpu")
     largest = np.maximum.reduceat(_largest_input(parts), starts)
-    widths = [np.array([itemsize(name) or 0 for name in ends.dtype.tolist()]) for ends in _typed_ends(chains)]
+    widths = [
+        np.array([itemsize(name) or 0 for name in ends.dtype.tolist()])
+        for ends in _typed_ends(chains)
+    ]
     nbytes = largest * (widths[0] + (tensors - 1) * widths[1])
     known = (largest > 0) & (widths[0] > 0) & (widths[1] > 0)
     if rate is None:
@@ -256,9 +275,7 @@ def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> st
         f"of {after / 1e6:,.3f} ms."
     )
     if (chains.tasks.kind == "cpu").all():
-        said += (
-            " On a CPU that is the least they can take: the longest of their parts, which compute as much."
-        )
+        said += " On a CPU that is the least they can take: the longest of their parts, which compute as much."
     if not len(nodes) and len(graph.select(phase="backward")):
         said += " Which backward work is theirs is not known (no sequence numbers), so it stays."
     return said
@@ -287,7 +304,10 @@ def _is_node(graph: Graph) -> np.ndarray:
 
 def _lane_and_step(tasks: Selection) -> np.ndarray:
     columns = tasks.graph.columns
-    lane, step = columns["lane"][tasks.ids].astype(np.int64), columns["step"][tasks.ids].astype(np.int64)
+    lane, step = (
+        columns["lane"][tasks.ids].astype(np.int64),
+        columns["step"][tasks.ids].astype(np.int64),
+    )
     return lane * (int(step.max(initial=0)) + 2) + step + 1
 
 
@@ -298,7 +318,10 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     union = "|".join(f"(?:{pattern})" for pattern in words.values())
     rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
     texts = trace.text("name")
-    letter = [next((key for key, value in words.items() if re.search(value, text)), OTHER) for text in texts]
+    letter = [
+        next((key for key, value in words.items() if re.search(value, text)), OTHER)
+        for text in texts
+    ]
     found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
     casts = call_rows(graph, tasks.ids, CAST) >= 0
     # A copy changes no type; what a product casts are its own operands, as autocast makes them.
@@ -336,7 +359,11 @@ def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 def _last_known(chain: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Return for each place the chain of the last seen task up to it, -1 for none."""
     at = np.searchsorted(seen, np.arange(len(chain)), side="right") - 1
-    return np.where(at >= 0, chain[seen[np.maximum(at, 0)]], -1) if len(seen) else np.full(len(chain), -1)
+    return (
+        np.where(at >= 0, chain[seen[np.maximum(at, 0)]], -1)
+        if len(seen)
+        else np.full(len(chain), -1)
+    )
 
 
 def _longest_call(chains: Groups) -> np.ndarray:

@@ -26,7 +26,13 @@ from daydream.graph.groups import Groups
 from daydream.graph.profiler_overhead import overhead_scale
 from daydream.graph.selection import Selection
 from daydream.model.captured import DISPATCH_NS
-from daydream.model.compiled_kernels import DOUBT, channels_last_factors, draws, masks_ns, random_numbers_ns
+from daydream.model.compiled_kernels import (
+    DOUBT,
+    channels_last_factors,
+    draws,
+    masks_ns,
+    random_numbers_ns,
+)
 from daydream.model.optimizers import ACCUMULATE
 from daydream.model.parameters import NODE, compiled_parts, graph_walks
 
@@ -60,7 +66,9 @@ BACKWARD = FixedCosts(49_000, 1_700, 35_000)
 PASSES = (("forward", FORWARD), ("backward", BACKWARD))
 # Times these costs: the heads of operators in our recordings are 0.6 to 2.4 times as long as usual.
 FASTEST, SLOWEST = 0.5, 2.5
-LIBRARY_CALL_NS = 1_700  # more than the operator itself: called from Python, its output allocated there
+LIBRARY_CALL_NS = (
+    1_700  # more than the operator itself: called from Python, its output allocated there
+)
 FUSED_LOOP_NS = 1_000
 # Of autograd's walks over its graph, a node: before a backward pass and after it (parameters.py).
 WALK_NS = (150, 250)
@@ -87,7 +95,9 @@ def compile_cpu_calls(
     parts = compiled_parts(graph, compiled, layers)
     compiled = reduce(or_, (part.tasks for part in parts))
     pattern = _library_calls(graph)
-    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    library = (
+        compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    )
     _shorten_walks(graph, compiled)
     before, loops = len(compiled.group_by("call")), 0
     added = np.zeros(len(graph.alive))
@@ -109,7 +119,13 @@ def compile_cpu_calls(
             if len(region):
                 fixed_ns = round(slower[phase] * fixed.of(part.parameters, breaks))
                 loops += _compile(
-                    region, library & region, pattern, others, added, fixed_ns, once=layers is not None
+                    region,
+                    library & region,
+                    pattern,
+                    others,
+                    added,
+                    fixed_ns,
+                    once=layers is not None,
                 )
     calls = len(library.group_by(within=pattern)) if pattern else 0
     steps = max(len(cpu.group_by("step")), 1)
@@ -150,7 +166,9 @@ def fused_loops(graph: Graph) -> Groups:
     """
     compiled, accumulate = _compilable(graph)
     pattern = _library_calls(graph)
-    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    library = (
+        compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    )
     others = graph.select(kind="cpu") - compiled - accumulate
     loops = (compiled - library).stretches(others | library, on_lane=True)
     return loops.where(fused_bodies_ns(graph, loops) > 0)
@@ -213,7 +231,9 @@ def _compile(
         fixed[np.setdiff1d(np.arange(len(runs)), in_order[in_steps])] = 0
     loops = (region - library).stretches(others | library, on_lane=True)
     number = np.repeat(np.arange(len(loops)), loops.sizes)
-    bodies = fused_bodies_ns(graph, loops) + np.bincount(number, added[loops.by_group.ids], len(loops))
+    bodies = fused_bodies_ns(graph, loops) + np.bincount(
+        number, added[loops.by_group.ids], len(loops)
+    )
     works = bodies > 0
     kept, gone = loops.where(works), loops.where(~works)
     graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed // 2)
@@ -253,7 +273,9 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
     body = np.where(amounts.family != None, tasks.duration_ns - overhead, 0.0)  # noqa: E711 - an array
     body[draws(tasks)] = 0.0  # compiled code draws by itself
     known = np.flatnonzero((amounts.call >= 0) & (amounts.nbytes > 0))
-    first, which = distinct_rows([number[known], amounts.call[known]])  # a call may be cut into pieces
+    first, which = distinct_rows(
+        [number[known], amounts.call[known]]
+    )  # a call may be cut into pieces
     nbytes = np.bincount(which, amounts.nbytes[known], len(first))
     at = known[first]
     widths = np.array([itemsize(dtype) or 0 for dtype in tasks.dtype[at].tolist()], np.int64)
@@ -288,7 +310,9 @@ def _beside_recurrent(tasks: Selection) -> Selection:
     if None in callers:
         return tasks
     layers, which = np.unique(tasks.layer.astype(str), return_inverse=True)
-    beside = np.array([_caller(layer) in callers or layer in callers for layer in layers.tolist()], bool)
+    beside = np.array(
+        [_caller(layer) in callers or layer in callers for layer in layers.tolist()], bool
+    )
     return tasks.of(tasks.ids[beside[which]], tasks.words)
 
 

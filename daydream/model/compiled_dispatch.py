@@ -24,7 +24,9 @@ GUARDS = r"^(guards and )?wrappers$"  # tasks that compiled calls put in: their 
 BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParallel|FSDP|_FullyShard|^Optimizer"
 
 
-def remove_dispatch(graph: Graph, device: Selection | Sequence[CompiledPart], breaks: int = 0) -> int:
+def remove_dispatch(
+    graph: Graph, device: Selection | Sequence[CompiledPart], breaks: int = 0
+) -> int:
     """Take away what no compiled pass calls around this device work; return the CPU time that goes, ns.
 
     That is module Python, views and the dispatch of operators. Nothing goes where the trace has no operators:
@@ -71,7 +73,9 @@ def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
     begins = calls.group_by("call").first()
     if len(begins):
         begins.set(duration_ns=begins.duration_ns + LIBRARY_CALL_NS)
-    graph.insert_before(parts.first().launches(), "guards and wrappers", kind="cpu", duration_ns=fixed_ns)
+    graph.insert_before(
+        parts.first().launches(), "guards and wrappers", kind="cpu", duration_ns=fixed_ns
+    )
     if len(gone):
         gone.set(duration_ns=0)
         paused = np.isin(gone.ids, tasks.ids[gaps > 0])

@@ -59,7 +59,9 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     relu = call_rows(graph, compiled.ids[works], RELU)
     last = np.flatnonzero((relu >= 0) & np.append(relu[1:] != relu[:-1], True))
     # By the next call of the pass that does work.
-    passes = np.stack([compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]])
+    passes = np.stack(
+        [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
+    )
     goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
     kept = np.append(keeps[works], False)[last + 1] & goes_on[last]
     broken = np.append(stays[works], False)[last + 1] * _share_broken(library, breaks)
@@ -78,7 +80,9 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     return added
 
 
-def _reads(compiled: Selection, stays: np.ndarray, family: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+def _reads(
+    compiled: Selection, stays: np.ndarray, family: np.ndarray, cuts: np.ndarray
+) -> np.ndarray:
     """Return how often the mask of each cut gradient is read.
 
     A loop with the gradient of a normalization goes over it twice: once for its sums, once to write. Where a
@@ -153,7 +157,9 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
     masked = _multiplies_by_mask(compiled)
     softmaxes = _last_in(loop, (family == "softmax") & (phase == "backward"))
     passes = np.where(softmaxes[loop[masked]] > masked, SOFTMAX_PASSES, 1)
-    added[compiled.ids[masked]] += READ_DRAWN_NS * passes * elements[masked] / 2  # the gradient comes in, too
+    added[compiled.ids[masked]] += (
+        READ_DRAWN_NS * passes * elements[masked] / 2
+    )  # the gradient comes in, too
     return added
 
 

@@ -14,7 +14,9 @@ from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 
 
-def makers_and_users(work: Selection, forward: str, backward: str, what: str) -> tuple[Groups, Groups]:
+def makers_and_users(
+    work: Selection, forward: str, backward: str, what: str
+) -> tuple[Groups, Groups]:
     """Return device work of forward calls and of the backward nodes that need what they made, pair by pair.
 
     The k-th call of a step belongs to the k-th node from the end.
@@ -36,7 +38,9 @@ def makers_and_users(work: Selection, forward: str, backward: str, what: str) ->
     there, needed = Counter(_steps(calls).tolist()), Counter(_steps(nodes).tolist())
     both = [step for step, count in there.items() if needed[step] == count]
     if not there:
-        raise NotApplicableError(f"this trace has no {what} in the forward pass, or no operators at all")
+        raise NotApplicableError(
+            f"this trace has no {what} in the forward pass, or no operators at all"
+        )
     if not both:
         raise NotApplicableError(
             f"this trace has {len(calls)} forward calls of {what} and {len(nodes)} backward nodes of them, "

@@ -145,7 +145,9 @@ def _last_of_layers(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last backward task of each layer and step, and the bytes of the layer."""
     columns = graph.columns
     sizes = _layer_bytes(graph)
-    backward = graph.ids[(columns["phase"][graph.ids] == BACKWARD) & (columns["layer"][graph.ids] >= 0)]
+    backward = graph.ids[
+        (columns["phase"][graph.ids] == BACKWARD) & (columns["layer"][graph.ids] >= 0)
+    ]
     work = backward[columns["kind"][backward] != CPU]
     tasks = work if len(work) else backward
     tasks, found = _shared_out(graph, tasks) if len(tasks) else (tasks, tasks)
@@ -163,7 +165,9 @@ def _producers(graph: Graph, tasks: np.ndarray) -> np.ndarray:
     for rank in np.unique(ranks[columns["lane"][tasks]]).tolist():
         here = ids[ranks[columns["lane"][ids]] == rank]
         compute = here[(columns["kind"][here] == KERNEL) & (columns["phase"][here] == BACKWARD)]
-        mine = np.flatnonzero((columns["kind"][tasks] == CPU) & (ranks[columns["lane"][tasks]] == rank))
+        mine = np.flatnonzero(
+            (columns["kind"][tasks] == CPU) & (ranks[columns["lane"][tasks]] == rank)
+        )
         if not len(compute) or not len(mine):
             continue
         keys = columns["order"][compute]

@@ -49,9 +49,7 @@ class _Calls(Struct, frozen=True, eq=False):
 
     tasks: Selection  # forward: overhead in calls with several compiled graphs
     call: np.ndarray  # of each task, the row of the outermost call
-    key: (
-        np.ndarray
-    )  # of each task, the place of its break among `keys`; -1 before the first graph, behind the last
+    key: np.ndarray  # of each task, the place of its break among `keys`; -1 before the first graph, behind the last
     keys: list[str]  # region of the break, "" unknown
     counts: np.ndarray  # of each key, how many breaks the trace has
     pieces: dict[int, int]  # row of a call -> how many compiled graphs it ran
@@ -69,7 +67,9 @@ def breaks_of(graph: Graph) -> list[GraphBreak]:
         mine = calls.tasks.of(calls.tasks.ids[calls.key == place], "work between compiled graphs")
         ns = mine.total("duration_ns") + mine.total("gap_ns")
         source, reason = known.get(region, (None, UNKNOWN_BREAK))
-        found.append(GraphBreak(source, reason, float(calls.counts[place]) / steps, mine, round(ns / steps)))
+        found.append(
+            GraphBreak(source, reason, float(calls.counts[place]) / steps, mine, round(ns / steps))
+        )
     return sorted(found, key=lambda one: (-one.ns, one.source or ""))
 
 

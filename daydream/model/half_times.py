@@ -54,7 +54,9 @@ FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits 
 # A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
 # In TF32 the bytes stay, too. Both are estimates.
 FEW_ROWS, FEW_ROWS_IN_TF32, FEW_ROWS_DOUBT = 0.4, 0.5, 0.45
-DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so much with size and shape
+DOUBT_OF_PRODUCTS = (
+    0.3  # CUDA cores to tensor cores: shares of peak differ so much with size and shape
+)
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
 
@@ -114,7 +116,9 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     new[stream], model[stream] = times[stream], "bytes"
     doubt[matrix] = doubt_of_products(graph, kernels)[matrix]
     new = np.where(matrix, np.maximum(new, few_rows_ns(graph, kernels, device, FEW_ROWS)), new)
-    if attention.any() and "float32_matrix" not in device.tflops:  # AMD's has no kernels of its own for this
+    if (
+        attention.any() and "float32_matrix" not in device.tflops
+    ):  # AMD's has no kernels of its own for this
         times, share = _attention(graph, kernels, device)
         new[attention], model[attention], doubt[attention] = times[attention], "attention", share
     waits = held_up(graph, kernels)  # as was counted: for neither arithmetic nor memory
@@ -200,7 +204,9 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
         part of the time, at 90 %, shape (kernels,), float64.
     """
     recurrent = work(graph, kernels).family == "recurrent"
-    convolution = (work(graph, kernels).family == "convolution") | kernels_are(kernels, "convolution")
+    convolution = (work(graph, kernels).family == "convolution") | kernels_are(
+        kernels, "convolution"
+    )
     doubt = np.where(convolution, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
     doubt = np.where(recurrent, FEW_ROWS_DOUBT, doubt)
     found: np.ndarray = np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)

@@ -62,11 +62,15 @@ class LoaderWaits(Struct, frozen=True):
         covered = np.array([bool(each.get("covered")) for each in steps] + [False])[step]
         for each in np.unique(rank).tolist():
             mine = rank == each
-            late = np.flatnonzero(mine & (self.time_ns > least_ns) & (covered | ~covered[mine].any()))
+            late = np.flatnonzero(
+                mine & (self.time_ns > least_ns) & (covered | ~covered[mine].any())
+            )
             if len(late) > 1:
                 between = np.diff(self.arrived_ns[late])
                 whole = sum(
-                    one["measured_ns"] for one in steps if one.get("covered") and one.get("rank", 0) == each
+                    one["measured_ns"]
+                    for one in steps
+                    if one.get("covered") and one.get("rank", 0) == each
                 )
                 left = whole - between.sum()
                 cost[late] = np.append(left if left > 0 else np.median(between), between) * workers
@@ -81,7 +85,9 @@ class LoaderWaits(Struct, frozen=True):
         time = np.log1p(self.time_ns / SHORT_NS)  # so that one long wait does not make the pattern
         most = len(time) // LEAST_CYCLES
         parts = [(time[lag:], time[:-lag]) for lag in range(2, most + 1)]
-        found = np.array([np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts])
+        found = np.array(
+            [np.corrcoef(*part)[0, 1] if np.std(part, axis=1).all() else 0.0 for part in parts]
+        )
         if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
             return None
         return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
@@ -107,7 +113,9 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     columns = graph.columns
     order, lanes = columns["order"], columns["lane"]
     cpu = graph.select(kind="cpu").ids
-    named = np.append(graph.recorded.is_kind("annotation"), False)  # time in a range, not in a driver's call
+    named = np.append(
+        graph.recorded.is_kind("annotation"), False
+    )  # time in a range, not in a driver's call
     calls = np.unique(columns["launch"][columns["launch"] >= 0])
     found: list[tuple[int, int, bool]] = []
     for call in first.launches().ids.tolist():  # a handful: one a step
@@ -135,7 +143,9 @@ def _first_copies(graph: Graph) -> Selection:
     main = np.unique(graph.columns["lane"][kernels.ids])
     copies = copies.where(
         lambda tasks: (
-            (tasks.step >= 0) & (tasks.launch >= 0) & np.isin(graph.columns["lane"][tasks.launch], main)
+            (tasks.step >= 0)
+            & (tasks.launch >= 0)
+            & np.isin(graph.columns["lane"][tasks.launch], main)
         )
     )
     copies.need(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -57,9 +59,15 @@ class UpdateRule(Struct, frozen=True):
 # Kinds not measured have that of the kind that keeps the same state.
 UPDATE_RULES = {
     "sgd": UpdateRule(2, 1, 10_700, 800, "reads p, g; writes p", 0),
-    "momentum": UpdateRule(3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum", 1),
-    "adagrad": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum", 1),
-    "rmsprop": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean", 1),
+    "momentum": UpdateRule(
+        3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum", 1
+    ),
+    "adagrad": UpdateRule(
+        3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum", 1
+    ),
+    "rmsprop": UpdateRule(
+        3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean", 1
+    ),
     "adam": UpdateRule(4, 3, 21_000, 4_000, "reads p, g and two moments; writes p and both", 2),
     "adamw": UpdateRule(4, 3, 20_600, 4_200, "as Adam: the decay of weights needs p only", 2),
     # NVIDIA apex, csrc/multi_tensor_lamb.cu: the gradients' norm (1 read), moments and update (4 reads, 3
@@ -92,7 +100,8 @@ BY_CLASS = {
 TAKES = {
     **dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), ("foreach", "fused")),
     **dict.fromkeys(
-        ("ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"), ("foreach",)
+        ("ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"),
+        ("foreach",),
     ),
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }
@@ -127,7 +136,9 @@ class Update(Struct, frozen=True):
     def bytes_moved(self, kind: str | None = None) -> int | None:
         """Return the bytes that one fused update moves, None if the parameters or the kind are unknown."""
         rule = UPDATE_RULES.get(kind or self.kind or "")
-        return None if rule is None or self.elements < 0 else rule.values * self.width * self.elements
+        return (
+            None if rule is None or self.elements < 0 else rule.values * self.width * self.elements
+        )
 
     def python_ns(self, kind: str | None = None) -> int:
         """Return what Python takes for walking over the parameters, ns; 0 if their number is unknown."""
@@ -154,7 +165,9 @@ def states_of(trace: Trace) -> int | None:
 
     It is read off the ranges of their steps, without a graph: all of them must be of one known kind.
     """
-    found = {match.group(1) for text in trace.text("name") if (match := CLASS_IN_RANGE.search(text))}
+    found = {
+        match.group(1) for text in trace.text("name") if (match := CLASS_IN_RANGE.search(text))
+    }
     kinds = {BY_CLASS.get(name) for name in found}
     if len(kinds) != 1 or None in kinds:
         return None
@@ -225,13 +238,20 @@ def fused_update_ns(
         ns, shape (steps,), float64; and the sentence.
     """
     on = "cpu" if (steps.tasks.kind == "cpu").all() else "gpu"
-    together = _computing_ns(graph, steps) if on == "cpu" else steps.total("duration_ns").astype(np.float64)
+    together = (
+        _computing_ns(graph, steps)
+        if on == "cpu"
+        else steps.total("duration_ns").astype(np.float64)
+    )
     nbytes, rate = update.bytes_moved(kind), memory_bandwidth(graph, on)
     if not by_bytes:
         return together, "The fused update takes as long as its parts together, as in the paper."
     rule = UPDATE_RULES.get(kind or update.kind or "")
     if rule is None or nbytes is None or rate is None:
-        return together, "The fused update takes as long as its parts together: its bytes are not known."
+        return (
+            together,
+            "The fused update takes as long as its parts together: its bytes are not known.",
+        )
     per = rule.values * update.width
     said = (
         f"The fused update moves {per} B for each of {update.elements:,} parameters ({update.where}) at "
@@ -270,7 +290,9 @@ def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
     described = metadata.get("optimizers") or []
     if _multiplies_matrices(graph, _classes(graph, metadata)):
         return None
-    named: list[tuple[str | None, bool | None]] = [(one.get("name"), _momentum(one)) for one in described]
+    named: list[tuple[str | None, bool | None]] = [
+        (one.get("name"), _momentum(one)) for one in described
+    ]
     named = named or [(name, None) for name in sorted(_classes(graph, metadata))]
     kinds = {BY_CLASS.get(name or ""): momentum for name, momentum in named}
     kinds.pop(None, None)
@@ -292,7 +314,9 @@ def _classes(graph: Graph, metadata: dict[str, Any]) -> set[str]:
 
 
 def _momentum(described: dict[str, Any]) -> bool:
-    return any(bool(group.get("settings", {}).get("momentum")) for group in described.get("groups", []))
+    return any(
+        bool(group.get("settings", {}).get("momentum")) for group in described.get("groups", [])
+    )
 
 
 def _scales_state(graph: Graph) -> bool:
@@ -319,7 +343,11 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
     groups = [group for one in metadata.get("optimizers") or [] for group in one.get("groups", [])]
     if groups and all("elements" in group for group in groups):
         said = "by the run's optimizers"
-        return sum(group["tensors"] for group in groups), sum(group["elements"] for group in groups), said
+        return (
+            sum(group["tensors"] for group in groups),
+            sum(group["elements"] for group in groups),
+            said,
+        )
     trained = [one for one in metadata.get("parameters") or [] if one.get("requires_grad", True)]
     if trained:
         return len(trained), sum(prod(one["shape"]) for one in trained), "by the run's parameters"
@@ -348,7 +376,9 @@ def _updated(graph: Graph, nodes: int) -> tuple[int, int]:
     `nodes` gradients, else the one that sees fewest tensors.
     """
     on = "gpu" if len(graph.select(on="gpu")) else "cpu"  # counters of steps stay on the CPU
-    steps = graph.select(on=on, phase="optimizer", op=r"aten::(_foreach_|_fused_)?[a-z]+_$").group_by("step")
+    steps = graph.select(
+        on=on, phase="optimizer", op=r"aten::(_foreach_|_fused_)?[a-z]+_$"
+    ).group_by("step")
     if not len(steps):
         return -1, -1
     found = []
@@ -387,3 +417,40 @@ def _width(graph: Graph, metadata: dict[str, Any]) -> int:
         groups = graph.select(phase="optimizer").group_by("dtype")
         types = [groups.keys[int(np.argmax(groups.total("duration_ns")))]] if len(groups) else []
     return max((itemsize(dtype) or 0 for dtype in types), default=0) or 4
+
+
+@contextmanager
+def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
+    """Give every parameter group of a torch optimizer these settings; put back what it had on leaving.
+
+    with optimizer_settings(optimizer, fused=True):
+        train()
+    """
+    before = [
+        {name: group[name] for name in settings if name in group}
+        for group in optimizer.param_groups
+    ]
+    for group in optimizer.param_groups:
+        group.update(settings)
+    _place_step_counts(optimizer)
+    try:
+        yield
+    finally:
+        for group, had in zip(optimizer.param_groups, before, strict=True):
+            for name in settings:
+                group.pop(name, None)
+            group.update(had)
+        _place_step_counts(optimizer)
+
+
+def _place_step_counts(optimizer: Any) -> None:
+    """Move counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
+
+    The loop and the foreach kernels take them from the CPU; a fused one refuses them there.
+    """
+    for group in optimizer.param_groups:
+        beside = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if hasattr(state.get("step"), "to"):  # a number in some optimizers
+                state["step"] = state["step"].to(parameter.device if beside else "cpu")

@@ -43,7 +43,9 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
         here = np.flatnonzero((columns["step"][nodes] == step) & (ranks == rank))
         mine, calls = (_of(graph, tasks, step, rank) for tasks in (users, cpu))
         if not len(mine):
-            raise NotApplicableError("a step of this trace has gradients but no forward work that needs them")
+            raise NotApplicableError(
+                "a step of this trace has gradients but no forward work that needs them"
+            )
         place = np.searchsorted(columns["measured_start_ns"][calls], begun[here])
         known = (begun[here] >= 0) & (place < len(calls))
         at = columns["order"][calls[place[known]]]
@@ -59,7 +61,9 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
 
 def _of(graph: Graph, tasks: np.ndarray, step: int, rank: int) -> np.ndarray:
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
-    return tasks[(graph.columns["step"][tasks] == step) & (ranks[graph.columns["lane"][tasks]] == rank)]
+    return tasks[
+        (graph.columns["step"][tasks] == step) & (ranks[graph.columns["lane"][tasks]] == rank)
+    ]
 
 
 def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
@@ -96,7 +100,9 @@ def _sequence_before(trace: Trace, rows: np.ndarray) -> np.ndarray:
     }:
         mine = numbered[(trace["rank"][numbered] == rank) & (trace["tid"][numbered] == thread)]
         mine = mine[np.argsort(trace["start_ns"][mine], kind="stable")]
-        here = np.flatnonzero((rows >= 0) & (trace["rank"][rows] == rank) & (trace["tid"][rows] == thread))
+        here = np.flatnonzero(
+            (rows >= 0) & (trace["rank"][rows] == rank) & (trace["tid"][rows] == thread)
+        )
         place = np.searchsorted(trace["start_ns"][mine], trace["start_ns"][rows[here]]) - 1
         there = place >= 0
         found[here[there]] = trace["sequence"][mine[place[there]]]

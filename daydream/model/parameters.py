@@ -98,7 +98,9 @@ def joint_update(graph: Graph, tensors: float, elements: float) -> tuple[Selecti
     if working.any():
         work = graph.tasks(tasks.ids[working])
         fixed, whole = (scaled_time(graph, work, factor).duration_ns for factor in (0.0, elements))
-        calls = np.where(cpu[working], tensors, 1.0)  # on a CPU a tensor each, on a device a few for all
+        calls = np.where(
+            cpu[working], tensors, 1.0
+        )  # on a CPU a tensor each, on a device a few for all
         time[working] = fixed * calls + (whole - fixed)
     return tasks, time
 
@@ -114,7 +116,11 @@ def _counted(nodes: Selection) -> dict[str, int]:
 
 def _part(amounts: dict[str, int], layers: set[str]) -> float:
     total = sum(amounts.values())
-    return sum(amount for layer, amount in amounts.items() if layer in layers) / total if total else 0.0
+    return (
+        sum(amount for layer, amount in amounts.items() if layer in layers) / total
+        if total
+        else 0.0
+    )
 
 
 class CompiledPart(Struct, frozen=True):
@@ -153,7 +159,9 @@ def compiled_parts(graph: Graph, tasks: Selection, layers: str | None) -> list[C
     found = []
     for key, mine in zip(blocks.keys, ids, strict=True):
         inside = f"{key}."
-        own = sum(many for layer, many in trained.items() if layer == key or layer.startswith(inside))
+        own = sum(
+            many for layer, many in trained.items() if layer == key or layer.startswith(inside)
+        )
         if len(mine):
             found.append(CompiledPart(blocks.tasks.of(np.sort(mine), tasks.words), own))
     return found
@@ -182,7 +190,9 @@ def graph_walks(graph: Graph) -> Selection:
         first = np.flatnonzero(nodes[mine])
         _, place = np.unique(number[first], return_index=True)
         begins = first[place]
-        inside = np.flatnonzero(np.isin(number, number[begins]) & (phase[mine] == phase_code("backward")))
+        inside = np.flatnonzero(
+            np.isin(number, number[begins]) & (phase[mine] == phase_code("backward"))
+        )
         last = inside[np.flatnonzero(np.append(np.diff(number[inside]) != 0, True))[: len(inside)]]
         found += [host[mine[begins[begins > 0] - 1]], host[mine[last]]]
     ids = np.unique(np.concatenate(found)) if found else host[:0]

@@ -66,7 +66,9 @@ def refuse_narrow(graph: Graph, kernels: Selection) -> None:
     """
     dtype, share, what = main_dtype(graph, kernels)
     if dtype in NARROW:
-        raise NotApplicableError(f"the {what} run in 16 bits already: {share:.0%} of their time in {dtype}")
+        raise NotApplicableError(
+            f"the {what} run in 16 bits already: {share:.0%} of their time in {dtype}"
+        )
     if NARROWER.match(dtype or ""):
         raise NotApplicableError(
             f"the {what} run in fewer than 16 bits already: {share:.0%} of their time in {dtype}"
@@ -253,7 +255,9 @@ def dispatch_ns(graph: Graph) -> int:
     """
     kernels = graph.select(kind="kernel", phase="forward")
     family = work(graph, kernels).family.astype(str)
-    streaming = graph.tasks(kernels.ids[np.isin(family, STREAMING)]) | kernels.where(name=STREAMING_KERNEL)
+    streaming = graph.tasks(kernels.ids[np.isin(family, STREAMING)]) | kernels.where(
+        name=STREAMING_KERNEL
+    )
     if not len(streaming.where(op=r".")):
         return 0
     cpu = streaming.operators()
@@ -286,15 +290,15 @@ def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarra
     """
     if update.elements >= 0:
         nbytes = 2 * update.width * update.elements
-        launches = max(ceil(update.tensors / TENSORS_A_LAUNCH), ceil(update.elements / ELEMENTS_A_LAUNCH), 1)
+        launches = max(
+            ceil(update.tensors / TENSORS_A_LAUNCH), ceil(update.elements / ELEMENTS_A_LAUNCH), 1
+        )
         time = np.full(len(updates), float(streaming_ns(graph, np.array([nbytes]))[0]))
         said = f"Unscaling moves {nbytes / 1e6:,.1f} MB: {update.elements:,} gradients, {update.where}."
         return time + (launches - 1) * floor_ns(graph), launches, said
     each = value_ns(updates.tasks)
     if each is not None:
-        said = (
-            "Unscaling takes as long as the update's multi-tensor kernels take for the two values it moves."
-        )
+        said = "Unscaling takes as long as the update's multi-tensor kernels take for the two values it moves."
         return np.full(len(updates), 2 * each), 1, said
     rule = UPDATE_RULES.get(update.kind or "")
     if rule is None:

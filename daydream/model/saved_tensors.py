@@ -20,7 +20,12 @@ from daydream.trace.trace import Trace
 
 NODE = r"^\w+Backward\d*$"
 BY_SCALAR = regex(r"^(Mul|Div)Backward0?$")
-UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or before its work, or behind it
+UNKNOWN, NONE, BEFORE, BEHIND = (
+    -1,
+    0,
+    1,
+    2,
+)  # a forward call saves nothing, or before its work, or behind it
 
 
 def saved_tensor_counts(backward: Groups) -> np.ndarray:
@@ -136,7 +141,9 @@ def _with_a_number(trace: Trace, made: np.ndarray, callers: np.ndarray) -> np.nd
     """Return a mask of the nodes of products with a number, by the shapes of the forward calls: no tensor."""
     fits = np.array([*(bool(BY_SCALAR.match(_bare(text))) for text in trace.text("name")), False])
     scalar = np.array([*(_second_is_a_number(text) for text in trace.text("shapes")), False])
-    found: np.ndarray = fits[trace["name"]][made] & (callers >= 0) & scalar[trace["shapes"]][callers]
+    found: np.ndarray = (
+        fits[trace["name"]][made] & (callers >= 0) & scalar[trace["shapes"]][callers]
+    )
     return found
 
 

@@ -66,7 +66,9 @@ def engine_of(text: str | Engine | Executor) -> Engine:
         return Engine("executor", executor=text)
     kind, _, detail = text.partition(":")
     if kind not in {"local", "processes", "dask"} or (kind == "local" and text != kind):
-        raise DaydreamError(f"unknown engine {text!r}; choose local, processes[:N] or dask[:N|:ADDRESS]")
+        raise DaydreamError(
+            f"unknown engine {text!r}; choose local, processes[:N] or dask[:N|:ADDRESS]"
+        )
     if kind == "dask":
         distributed_package()
         if re.fullmatch(r"[a-z]+://\S+", detail):

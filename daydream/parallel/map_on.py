@@ -141,7 +141,9 @@ def _processes(count: int) -> Iterator[Executor]:
             process.terminate()
         for process in started:
             process.join()
-        if manager is not None:  # it lets go of the pool's semaphores, which are told as leaked else
+        if (
+            manager is not None
+        ):  # it lets go of the pool's semaphores, which are told as leaked else
             manager.join(MANAGER_S)
 
 
@@ -193,7 +195,10 @@ def _on_dask(engine: Engine, count: int) -> Iterator[Executor]:
                     client = stack.enter_context(distributed.Client(cluster))
                     client.run(keep_freed_memory)
             yield client.get_executor(pure=False)
-    except (distributed.KilledWorker, RuntimeError):  # the latter if a worker ends before it has begun
+    except (
+        distributed.KilledWorker,
+        RuntimeError,
+    ):  # the latter if a worker ends before it has begun
         raise DaydreamError(DIED) from None
     finally:
         log.setLevel(before)

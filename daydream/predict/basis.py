@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 Basis = Literal["unprofiled", "estimated", "recorded"]
 UNPROFILED, ESTIMATED, RECORDED = get_args(Basis)
 TWO_SIDED_90 = 1.645  # of the normal distribution
-STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom
+STUDENT_90 = (
+    6.314,
+    2.920,
+    2.353,
+    2.132,
+    2.015,
+    1.943,
+    1.895,
+    1.860,
+    1.833,
+)  # with 1 to 9 degrees of freedom
 SLOW = 5.0  # times the median: an evaluation, a checkpoint
 MOST_LEFT_OUT = 0.1  # of the timed steps
 FASTER = 0.01  # of the timed step: recorded steps that are this much faster contradict it
@@ -87,7 +97,9 @@ def whole_recording(trace: Trace | None) -> list[str]:
         return []
     source = str(trace.metadata.get("step_source", ""))
     if source.endswith("another kind"):
-        return ["steps of two kinds: answers are about those that repeat, not about the one before them"]
+        return [
+            "steps of two kinds: answers are about those that repeat, not about the one before them"
+        ]
     if not source.startswith("the whole recording"):
         return []
     taken = "no steps found: the whole recording, {}, is taken as one"  # a recording without a task has none
@@ -109,7 +121,9 @@ def recording_share(graph: Graph, corrected: Graph) -> float:
     covered = covered_steps(graph)[graph.step]
     tasks = graph.alive & (graph.kind == CPU) & (graph.row >= 0) & covered
     before, after = (
-        np.bincount(graph.lane[tasks], (each.duration_ns + each.gap_ns)[tasks], max(len(graph.lanes), 1))
+        np.bincount(
+            graph.lane[tasks], (each.duration_ns + each.gap_ns)[tasks], max(len(graph.lanes), 1)
+        )
         for each in (graph, corrected)
     )
     busiest = np.argmax(before)
@@ -126,7 +140,11 @@ def variation(kinds: Sequence[Sequence[int]]) -> float:
     freedom = len(times) - len(kinds)
     if freedom < 1 or fmean(times) <= 0:  # steps of a damaged recording may cancel
         return 0.0
-    student = STUDENT_90[freedom - 1] if freedom <= len(STUDENT_90) else TWO_SIDED_90 * (1 + 1.15 / freedom)
+    student = (
+        STUDENT_90[freedom - 1]
+        if freedom <= len(STUDENT_90)
+        else TWO_SIDED_90 * (1 + 1.15 / freedom)
+    )
     within = sum(len(kind) * pvariance(kind) for kind in kinds)
     return student * sqrt(within / freedom) / sqrt(len(times)) / fmean(times)
 

@@ -183,15 +183,21 @@ class Chain(Path, frozen=True, eq=False):
             entry, begin and end, in ns as if one window followed the other: int64, shape (3, n).
         """
         timeline = self.timeline
-        ranks = np.array([-1 if lane.background else lane.rank for lane in self.graph.lanes], np.int64)
+        ranks = np.array(
+            [-1 if lane.background else lane.rank for lane in self.graph.lanes], np.int64
+        )
         rank = ranks[timeline.plan.lane[entries]]
         begin = timeline.start_ns[entries]
         end = timeline.end_ns[entries]
         if waiting:
             begin, end = begin - timeline.waits_of(entries), begin
         found = [np.empty((3, 0), np.int64)]
-        for (opens, closes, own), shift in zip(self.windows.tolist(), self.shift_ns.tolist(), strict=True):
-            inside = np.stack([entries, np.maximum(begin, opens) + shift, np.minimum(end, closes) + shift])
+        for (opens, closes, own), shift in zip(
+            self.windows.tolist(), self.shift_ns.tolist(), strict=True
+        ):
+            inside = np.stack(
+                [entries, np.maximum(begin, opens) + shift, np.minimum(end, closes) + shift]
+            )
             found.append(inside[:, (inside[1] < inside[2]) & (rank == own)])
         return np.concatenate(found, axis=1)
 
@@ -204,7 +210,9 @@ class Chain(Path, frozen=True, eq=False):
             task = self.task[mask]
             ns = self.per_step(self.ns[mask])
             _, parts = labels(self.graph, task, self.ns[mask])
-            largest = tuple(Part(name, round(each / self.number)) for name, each in parts[:MOST_PARTS])
+            largest = tuple(
+                Part(name, round(each / self.number)) for name, each in parts[:MOST_PARTS]
+            )
             share = Share(cause, cause.bound, ns, ns / max(self.step_ns, 1), largest)
             found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
         return sorted(found, key=lambda share: (-share.ns, share.cause))
@@ -226,7 +234,9 @@ class Chain(Path, frozen=True, eq=False):
         task = timeline.task[held]
         name = graph.name[task]
         at_end = graph.order[task] > graph.order[graph.alive & device_work(graph)].max(initial=0)
-        held = held[~at_end | np.isin(name, name[~at_end], kind="table")]  # sorting would load numpy.ma
+        held = held[
+            ~at_end | np.isin(name, name[~at_end], kind="table")
+        ]  # sorting would load numpy.ma
         entry, begin, end = self.within(held, waiting=True)
         return entry, timeline.task[entry], end - begin
 
@@ -243,7 +253,9 @@ class Chain(Path, frozen=True, eq=False):
         if not len(entry):
             return None
         waited_ns = self.waits_ns(Cause.QUEUE)
-        found = Launching(len(entry) / self.number, self.per_step(end - begin) + waited_ns, waited_ns)
+        found = Launching(
+            len(entry) / self.number, self.per_step(end - begin) + waited_ns, waited_ns
+        )
         return found.of(self.tasks(task[entry], "launch calls of the steps"))
 
     def busy_ns(self) -> float | None:
@@ -276,7 +288,9 @@ class Chain(Path, frozen=True, eq=False):
         meanwhile = tuple(
             Behind(cause, round(ns / self.number)) for cause, ns in behind.most_common() if ns > 0
         )
-        return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(found)
+        return Communication(total_ns, exposed_ns, max(total_ns - exposed_ns, 0), meanwhile).of(
+            found
+        )
 
 
 def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
@@ -292,14 +306,18 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
         kernels = Selection(graph, tasks)
         try:
             kind = bound(graph, kernels).kind
-        except NotApplicableError:  # without known peaks only the small ones are told from the others
+        except (
+            NotApplicableError
+        ):  # without known peaks only the small ones are told from the others
             small = whole_duration_ns(kernels) < LATENCY_SHARE * floor_ns(graph)
             kind = np.where(small, "latency", "unknown")
         cause[chosen] = np.array([OF_KERNELS[each].code for each in kind.tolist()])[place]
     return Chain(**asdict(path), timeline=state.timeline, steps=steps, cause=cause)
 
 
-def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray, Sequence[tuple[str, float]]]:
+def labels(
+    graph: Graph, tasks: np.ndarray, ns: np.ndarray
+) -> tuple[np.ndarray, Sequence[tuple[str, float]]]:
     """Return what each task is called in a sentence: its place among the names, and the names.
 
     That is its operator on the CPU, the family of a kernel, the name of all else. The names come with the
@@ -310,7 +328,9 @@ def labels(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> tuple[np.ndarray,
     columns = (graph.column(name, tasks[first]) for name in NAMED_BY)
     names: list[str] = []
     total: Counter[str] = Counter()
-    for name, op, kind, known, time in zip(*columns, recorded[first], np.bincount(place, ns), strict=True):
+    for name, op, kind, known, time in zip(
+        *columns, recorded[first], np.bincount(place, ns), strict=True
+    ):
         text = name or kind
         if kind == "cpu":
             text = op or name or "CPU work"
@@ -334,7 +354,9 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     chain = trace_back(state, of)
     steps = chain.steps
     timeline = chain.timeline
-    by_cause = per_step(dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), len(steps))
+    by_cause = per_step(
+        dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), len(steps)
+    )
     busy = chain.busy_ns()
     transfers = chain.communication()
     beside = {

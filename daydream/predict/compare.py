@@ -224,7 +224,9 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
                 rows.append({"part": part, "name": name, **times})
         for part in ("layers", "operators", "kernels", "cpu"):
             for change in getattr(self, part):
-                names = dict.fromkeys(", ".join(side) for side in (change.before, change.after) if side)
+                names = dict.fromkeys(
+                    ", ".join(side) for side in (change.before, change.after) if side
+                )
                 shown = {"part": part.removesuffix("s"), "name": " -> ".join(names)}
                 rows.append({**change.to_json(), **shown})
         frame = pd.DataFrame(rows, columns=["part", "name", *Change.__struct_fields__[2:]])
@@ -256,7 +258,10 @@ def compare(
     found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
     ranks = set.intersection(
-        *({step_rank(step) for step in each.graph.steps if step.get("covered")} for each in (found, other))
+        *(
+            {step_rank(step) for step in each.graph.steps if step.get("covered")}
+            for each in (found, other)
+        )
     )
     if isinstance(found, Prediction):
         start = found.replayed_ns if found.measured_ns is None else found.measured_ns
@@ -366,7 +371,9 @@ def _notes(found: Difference) -> list[str]:
         if name in after and version != after[name]
     ]
     unknown = {
-        what: [side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()]
+        what: [
+            side.name for side in sides if (side.graph.columns[column][side.graph.alive] < 0).all()
+        ]
         for column, what in (("layer", "layers"), ("op", "operators"))
     }
     alone = [side.name for side in sides if side.steps == 1]
@@ -426,7 +433,9 @@ def work_of(graph: Graph, *, cpu: bool) -> list[Work]:
         name = np.where(op >= 0, -1, name)
         call = graph.column("call", tasks)
         whole = np.where(call >= 0, call, graph.row[tasks])
-        piece = np.where(whole >= 0, whole, -1 - tasks)  # what an edit inserted is a piece of nothing else
+        piece = np.where(
+            whole >= 0, whole, -1 - tasks
+        )  # what an edit inserted is a piece of nothing else
     first, group = distinct_rows([graph.layer[tasks], op, name])
     counted, _ = distinct_rows([group, piece])
     count = np.bincount(group[counted])

@@ -104,7 +104,9 @@ class Confirmation(Record, kw_only=True):
     recorded_speedup: float | None
     difference: Difference | None = None
 
-    comparison = Live[Prediction]()  # of the recorded step, or of the one without a profiler, as it tells
+    comparison = Live[
+        Prediction
+    ]()  # of the recorded step, or of the one without a profiler, as it tells
     blocks = Live[Blocks]()
 
     @property
@@ -188,7 +190,11 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
     begin = asked.get("warmup", 5) + captured + asked.get("unprofiled", 20) + 1
     least, whole, short = (
         begin + steps_needed(*each)
-        for each in ((FEWEST_ROUNDS, block_steps), (rounds, block_steps), (FEWEST_ROUNDS, SHORT_BLOCKS))
+        for each in (
+            (FEWEST_ROUNDS, block_steps),
+            (rounds, block_steps),
+            (FEWEST_ROUNDS, SHORT_BLOCKS),
+        )
     )
     ran = asked.get("ran")
     times = trace.metadata.get("unprofiled_step_ns")

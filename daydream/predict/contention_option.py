@@ -50,7 +50,9 @@ class Choice(Record):
     @property
     def slows(self) -> bool:
         """Whether anything is slowed."""
-        return self.kernels and max(self.matrix_factor, self.other_factor, self.transfer_factor) != 1
+        return (
+            self.kernels and max(self.matrix_factor, self.other_factor, self.transfer_factor) != 1
+        )
 
     def note(self) -> str:
         """Return a sentence on what was done."""
@@ -84,7 +86,9 @@ class Choice(Record):
                 )
         if transfer is not None:
             runs = counted(transfer.beside, "run")
-            parts.append(f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}.")
+            parts.append(
+                f"Transfers take x{self.transfer_factor:.2f} during kernels, measured on {runs}."
+            )
         return " ".join(parts)
 
 
@@ -119,7 +123,9 @@ def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
         kernel, transfer = chosen
         return Choice(GIVEN, kernel, kernel, transfer, kernels=kernels)
     if not (recorded == COLLECTIVE).any():
-        return Choice(UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on")
+        return Choice(
+            UNMEASURED, kernels=kernels, reason="the trace has no transfers to measure it on"
+        )
     found = measured_contention(untouched)
     if found.kernel is None and found.transfer is None:
         reason = "too few kernels ran during a transfer in one step and alone in another"
@@ -131,7 +137,9 @@ def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
     if matrix is None or other is None or (matrix.low <= other.high and other.low <= matrix.high):
         matrix = other = found.kernel  # the two are not apart
     evidence = {part: getattr(found, part) for part in PARTS}
-    return Choice(MEASURED, _factor(matrix), _factor(other), _factor(found.transfer), evidence, kernels)
+    return Choice(
+        MEASURED, _factor(matrix), _factor(other), _factor(found.transfer), evidence, kernels
+    )
 
 
 def _factor(evidence: Evidence | None) -> float:
@@ -143,7 +151,9 @@ def parsed(option: Option) -> Any:
     """Return `"measured"`, `"off"` or the factors of kernels and transfers. Raises `GraphError`."""
     if isinstance(option, str) and option in (MEASURED, OFF):
         return option
-    values: Sequence[Any] = option.split(",") if isinstance(option, str) else np.ravel(option).tolist()
+    values: Sequence[Any] = (
+        option.split(",") if isinstance(option, str) else np.ravel(option).tolist()
+    )
     try:
         factors = [float(value) for value in values]
     except (TypeError, ValueError):

@@ -42,7 +42,9 @@ from daydream.transforms.compose import parse
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
-LARGELY = 0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
+LARGELY = (
+    0.67  # of the step: what saves so much if it takes no time bounds it, whatever else is left
+)
 NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING, PathCause.PAUSES)
 # cuDNN's algorithms that fit any convolution. Without `benchmark` it chooses by rules of thumb, and takes
 # them at times where Winograd's or a product with precomputed offsets would be faster.
@@ -159,7 +161,9 @@ class Explanation(Record, eq=False):
     @property
     def worth_it(self) -> tuple[Avoidable, ...]:
         """The avoidable costs whose removal would save half a percent of the step or more."""
-        return tuple(each for each in self.avoidable if (each.saving_ns or 0) >= LEAST * self.replayed_ns)
+        return tuple(
+            each for each in self.avoidable if (each.saving_ns or 0) >= LEAST * self.replayed_ns
+        )
 
 
 def explain(
@@ -194,7 +198,9 @@ def explain(
     say("following the critical path", -1.0)
     chain = trace_back(now.after)
     if not chain.steps:
-        raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
+        raise NotApplicableError(
+            "nothing is left of the step after this change, so nothing can be explained"
+        )
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
     causes = tuple(chain.shares())
@@ -246,7 +252,9 @@ def ask_without(asker: WhatIfs, chain: Chain) -> dict[str, Any]:
     return {
         "without_cpu": asker.without(on="cpu"),
         "without_device": asker.without(on="gpu") if has_device_work(chain.graph) else None,
-        "without_communication": asker.without(kind="collective") if chain.communication() else None,
+        "without_communication": asker.without(kind="collective")
+        if chain.communication()
+        else None,
     }
 
 
@@ -289,7 +297,10 @@ def bound(
     step_ns = max(without_cpu.replayed_ns, 1)
     waits = shares_of(causes)
     on_device = Bound.COPIES if waits[Bound.COPIES] >= MOST else Bound.GPU
-    if without_communication is not None and (without_communication.saving_ns or 0) >= MOST * step_ns:
+    if (
+        without_communication is not None
+        and (without_communication.saving_ns or 0) >= MOST * step_ns
+    ):
         on_device = Bound.COMMUNICATION
     if without_device is None:
         return Bound.COMMUNICATION if on_device is Bound.COMMUNICATION else Bound.CPU
@@ -398,7 +409,11 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     held = changed(held_now(graph.recorded, graph), changes)
     found = at_peak(held, *worst_device(held))
     limited = answer.memory.capacity_bytes is not None and not answer.memory.fits
-    names = [*(each.whatif for each in found.holders if each.whatif is not None), *ANY] if limited else []
+    names = (
+        [*(each.whatif for each in found.holders if each.whatif is not None), *ANY]
+        if limited
+        else []
+    )
     return PeakMemory(
         **asdict(answer.memory),
         peak_step=found.peak_step,
@@ -409,7 +424,9 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     ).having(holders=found), None
 
 
-def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tuple[SmallerPeak, ...]:
+def _smaller(
+    runner: WhatIfs, names: Sequence[str], now: MemoryPrediction
+) -> tuple[SmallerPeak, ...]:
     """Return which of some what-ifs make the peak smaller: what fits first."""
     found = []
     for name in list(dict.fromkeys(names))[:MOST_SMALLER]:
@@ -422,9 +439,15 @@ def _smaller(runner: WhatIfs, names: Sequence[str], now: MemoryPrediction) -> tu
             now.capacity_bytes,
         ).memory
         if memory is not None and memory.after_bytes < now.after_bytes:
-            found.append(SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits))
+            found.append(
+                SmallerPeak(**asdict(result), after_bytes=memory.after_bytes, fits=memory.fits)
+            )
 
     def place(each: SmallerPeak) -> tuple[int, ...]:
-        return (0, each.needs is not None, each.predicted_ns or 0) if each.fits else (1, each.after_bytes)
+        return (
+            (0, each.needs is not None, each.predicted_ns or 0)
+            if each.fits
+            else (1, each.after_bytes)
+        )
 
     return tuple(sorted(found, key=place))

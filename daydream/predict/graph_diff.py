@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daydream.graph.calls import GRAPH_LAUNCH, WholeCalls, device_work, in_replays, whole_calls, within
+from daydream.graph.calls import (
+    GRAPH_LAUNCH,
+    WholeCalls,
+    device_work,
+    in_replays,
+    whole_calls,
+    within,
+)
 from daydream.graph.select import among, matching, of_tasks
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code, step_rank
 from daydream.model import trained_parameters
@@ -36,7 +43,10 @@ MODEL_ERROR: Mapping[str, float] = {
     "moved": 0.14, "copied": 0.08, "computed": 0.22, "kernels": 0.20, "transfers": 0.08,
 }  # fmt: skip
 MUCH = 0.05  # of a step's device work: less that a change does not reach is not said
-NOT_BY_LAYER = [phase_code("optimizer"), phase_code("data")]  # updates are told apart by their parameters
+NOT_BY_LAYER = [
+    phase_code("optimizer"),
+    phase_code("data"),
+]  # updates are told apart by their parameters
 RECORD = {"CUDA graphs": "without CUDA graphs", "compiled calls": "without torch.compile"}
 
 
@@ -74,7 +84,9 @@ class Affected(NamedTuple):
     def errors_ns(self) -> list[float]:
         """How far each sort may be off, in ns, where nothing hides it; of kernels, what models doubt too."""
         doubt = {"kernels": self.doubt}
-        return [MODEL_ERROR[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()]
+        return [
+            MODEL_ERROR[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()
+        ]
 
 
 class OutOfReach(NamedTuple):
@@ -99,7 +111,9 @@ class OutOfReach(NamedTuple):
         return self.share * self.left_ns
 
     def __str__(self) -> str:
-        times = f"{self.left_ns / 1e6:,.2f} of {self.device_ns / 1e6:,.2f} ms of device work per step"
+        times = (
+            f"{self.left_ns / 1e6:,.2f} of {self.device_ns / 1e6:,.2f} ms of device work per step"
+        )
         return f"{times} {self.where}"
 
 
@@ -123,9 +137,12 @@ class GraphDiff:
         self.before = before
         self.after = after
         there = after.alive
-        self.was_there = was_there = np.append(before.alive, np.zeros(after.size - before.size, bool))
+        self.was_there = was_there = np.append(
+            before.alive, np.zeros(after.size - before.size, bool)
+        )
         differs = [
-            self.old(name) != after.columns[name] for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
+            self.old(name) != after.columns[name]
+            for name in ("duration_ns", "gap_ns", "latency_ns", "lane")
         ]
         masks = was_there & there & np.any(differs, axis=0), there & ~was_there, was_there & ~there
         self.edited = np.any(masks, axis=0)
@@ -159,7 +176,9 @@ class GraphDiff:
             doubted[each] = error
         off = np.where(alive, doubted[ids], 0)
         self.waiting_ns = off * transfer * np.maximum(after.duration_ns[ids], 1)
-        self.doubt_ns = np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
+        self.doubt_ns = (
+            np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
+        )
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
@@ -288,7 +307,11 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     on_device = device_work(before) & before.alive
     for words in chosen_by:
         if "layer" in words:
-            fits = {path for path in paths if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])}
+            fits = {
+                path
+                for path in paths
+                if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])
+            }
         else:
             fits = _in_blocks(paths, matching_blocks(after, words["block"]))
         if not fits & edited:
@@ -326,7 +349,9 @@ def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
         return np.zeros(graph.size, bool), ""
     blocks = [block for family in repeated_blocks(graph) for block in family]
     fits = _in_blocks(graph.texts["layer"], blocks)
-    return calls.unplaced & _encloses(graph, calls, fits, trained_parameters(graph).tensors), calls.where
+    return calls.unplaced & _encloses(
+        graph, calls, fits, trained_parameters(graph).tensors
+    ), calls.where
 
 
 def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
@@ -336,7 +361,9 @@ def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
 
 def _of_layers(graph: Graph, layers: Collection[str | None]) -> np.ndarray:
     """Return a mask of the tasks of some layers, and of no layer if None is among them."""
-    return of_tasks(graph.tasks(np.arange(graph.size)), "layer", lambda layer: layer in layers, bool)
+    return of_tasks(
+        graph.tasks(np.arange(graph.size)), "layer", lambda layer: layer in layers, bool
+    )
 
 
 def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
@@ -345,7 +372,9 @@ def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
     return {path for path in paths if any(within(path, part) for part in parts)}
 
 
-def _encloses(graph: Graph, calls: WholeCalls, fits: set[str], parameters: Collection[str]) -> np.ndarray:
+def _encloses(
+    graph: Graph, calls: WholeCalls, fits: set[str], parameters: Collection[str]
+) -> np.ndarray:
     """Return a mask of the tasks of a layer, or of none, that may be of the layers that fit.
 
     A model's own name is in no path: calls of it hold other layers, and it has no parameters by that name.
@@ -353,6 +382,8 @@ def _encloses(graph: Graph, calls: WholeCalls, fits: set[str], parameters: Colle
     found = {path for path in graph.texts["layer"] if any(within(each, path) for each in fits)}
     for code in calls.layers:
         path = graph.texts["layer"][code]
-        if code in calls.around or (parameters and not any(within(each, path) for each in parameters)):
+        if code in calls.around or (
+            parameters and not any(within(each, path) for each in parameters)
+        ):
             found.add(path)
     return _of_layers(graph, {*found - fits, None})

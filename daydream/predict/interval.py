@@ -105,7 +105,9 @@ OF_THREADS = (
     "`daydream collect` or `nsys profile --cpuctxsw=process-tree`",
 )
 OF_STREAMS = "waits for other streams where that would decide the step", "`daydream collect`"
-UNTOLD = 0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
+UNTOLD = (
+    0.1  # of the step: a pause in one piece that may be a wait, where it was not recorded who ran
+)
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -130,17 +132,24 @@ class Uncertainty(Struct, frozen=True):
 
     def ends(self, step_ns: float) -> list[float]:
         """Return the ends of the interval around a step, in ns."""
-        return [step_ns - hypot(*astuple(self)[:-1], max(-self.waiting, 0.0)), step_ns + self.total_ns]
+        return [
+            step_ns - hypot(*astuple(self)[:-1], max(-self.waiting, 0.0)),
+            step_ns + self.total_ns,
+        ]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
-        return {name: round(float(ns)) if isfinite(ns) else None for name, ns in asdict(self).items()}
+        return {
+            name: round(float(ns)) if isfinite(ns) else None for name, ns in asdict(self).items()
+        }
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, in their order; empty if none matters."""
         shares = {WORDS[name]: abs(ns) / step_ns for name, ns in asdict(self).items() if step_ns}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
-        return ", ".join(f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID)
+        return ", ".join(
+            f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID
+        )
 
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
@@ -170,7 +179,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     replay, step_ns, affected = comparison.replay, comparison.simulated_ns, comparison.affected
     recorded_ns = replay.measured_ns * len(replay.steps)
     unknown = unknown_ns(replay.graph.facts, recorded_ns, comparison.replayed_ns, affected)
-    beyond = [part.unknown_ns for part in (comparison.left_out, comparison.unplaced) if part is not None]
+    beyond = [
+        part.unknown_ns for part in (comparison.left_out, comparison.unplaced) if part is not None
+    ]
     if comparison.held is not None:
         beyond.append(min(replay.held_ns, affected.together))
     found = Uncertainty(
@@ -190,13 +201,17 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
             model=model,
             rerun=_another_run_ns(comparison),
             recording=_recording_ns(comparison),
-            waiting=_longer_ns(comparison, diff.longer_by(diff.waiting_ns)) if affected.waiting else 0.0,
+            waiting=_longer_ns(comparison, diff.longer_by(diff.waiting_ns))
+            if affected.waiting
+            else 0.0,
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
     comparison.released = released(comparison) if interval else None
     if comparison.removed and step_ns < NOTHING_LEFT * comparison.replayed_ns:
-        comparison.reason = "nothing would be left of the step: all its work is what the change takes away"
+        comparison.reason = (
+            "nothing would be left of the step: all its work is what the change takes away"
+        )
     elif comparison.unplaced is not None and comparison.unplaced.is_much:
         comparison.reason = str(comparison.unplaced)
     elif not tells:
@@ -216,13 +231,17 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
-    low, high = replace(found, variation=0.0, rerun=0.0, recording=0.0).ends(comparison.simulated_ns)
+    low, high = replace(found, variation=0.0, rerun=0.0, recording=0.0).ends(
+        comparison.simulated_ns
+    )
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
 def _longer_ns(comparison: Prediction, graph: Graph) -> float:
     """Return how much longer the step of another changed graph is than the predicted one."""
-    return float(comparison.replay.settled.mean_after(_settled(comparison, graph)) - comparison.simulated_ns)
+    return float(
+        comparison.replay.settled.mean_after(_settled(comparison, graph)) - comparison.simulated_ns
+    )
 
 
 def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
@@ -256,7 +275,10 @@ def _another_run_ns(comparison: Prediction) -> float:
     # Where little is recorded of the CPU, its time is about that of other runs.
     if trace is not None and cost_of_recording(trace) is not None:
         shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
-    on_cpu, on_device = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * other
+    on_cpu, on_device = (
+        ANOTHER_RUN["CPU"] * (scale * cpu - shown),
+        ANOTHER_RUN["device"] * scale * other,
+    )
     return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
 
 
@@ -355,7 +377,9 @@ def _lasting_ns(comparison: Prediction) -> int:
         now[: before.size][pause] = was[pause]
         kept.append(now)
     same = np.array_equal(kept, [graph.duration_ns, graph.gap_ns])
-    return comparison.simulated_ns + (0 if same else round(_longer_ns(comparison, graph.retimed(*kept))))
+    return comparison.simulated_ns + (
+        0 if same else round(_longer_ns(comparison, graph.retimed(*kept)))
+    )
 
 
 def _first_come_ns(comparison: Prediction) -> int:
@@ -368,7 +392,10 @@ def _first_come_ns(comparison: Prediction) -> int:
     if lock.any():
         before = plan.before_on_lane()
         came, returned = before[plan.edge_dst[lock]], plan.edge_src[lock]
-        first = timeline.end_ns[came] + plan.gap_ns[came] - timeline.start_ns[before[returned]] < WAKE_NS
+        first = (
+            timeline.end_ns[came] + plan.gap_ns[came] - timeline.start_ns[before[returned]]
+            < WAKE_NS
+        )
         if first.any():
             changed = comparison.graph.copy()
             waits = np.isin(changed.links["dst"], timeline.task[plan.edge_dst[lock][first]])
@@ -404,7 +431,10 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     part[(path.edge == Cause.OUTSIDE) & np.isin(path.task, outside)] = 1
     mine = timeline.copy == after.copy
     start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
-    start[timeline.task[mine]], end[timeline.task[mine]] = timeline.start_ns[mine], timeline.end_ns[mine]
+    start[timeline.task[mine]], end[timeline.task[mine]] = (
+        timeline.start_ns[mine],
+        timeline.end_ns[mine],
+    )
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
     of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
     if of_lane.sum() <= APART * comparison.simulated_ns:

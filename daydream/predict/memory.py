@@ -21,7 +21,9 @@ NOTHING_RECORDED = (
     "peak memory is not known: the trace has no memory events; record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True"
 )
-OF_A_RANGE = "peak memory is not known of a range of steps; ask about the whole trace, without --steps"
+OF_A_RANGE = (
+    "peak memory is not known of a range of steps; ask about the whole trace, without --steps"
+)
 MOST = 1 << 24  # samples, or tokens; more is no answer that anyone needs
 Size = Literal["batch", "sequence"]
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
@@ -47,7 +49,11 @@ def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | Non
     """
     trace = graph.trace
     if trace is None or trace.memory is None or not len(trace.memory):
-        why = OF_A_RANGE if trace is not None and trace.metadata.get("steps_read") else NOTHING_RECORDED
+        why = (
+            OF_A_RANGE
+            if trace is not None and trace.metadata.get("steps_read")
+            else NOTHING_RECORDED
+        )
         return MemoryAnswer(unsaid=None if capacity is None else why)
     if unsaid := cannot_say(changes):
         return MemoryAnswer(unsaid=f"{listed(unsaid)} cannot say what that does to memory")
@@ -117,12 +123,16 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
 
     @cache
     def at(size: int) -> MemoryPrediction:
-        change: dict[str, float] = {"factor": size / recorded} if what == "batch" else {"length": size}
+        change: dict[str, float] = (
+            {"factor": size / recorded} if what == "batch" else {"length": size}
+        )
         changes = memory_changes(parse(name), {**change, "recorded": recorded})
         return memory_after(held, changes, capacity)
 
     if at(1).capacity_bytes is None:
-        raise GraphError("how much memory the device has is not known; give --capacity, such as 24GB")
+        raise GraphError(
+            "how much memory the device has is not known; give --capacity, such as 24GB"
+        )
     fits = _last(lambda size: at(size).fits is True, recorded)
     possible = _last(lambda size: at(size).fits is not False, max(recorded, fits))
     found = at(max(fits, 1))

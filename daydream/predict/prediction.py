@@ -19,7 +19,13 @@ from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
 from daydream.predict.contention_option import MEASURED, Choice, between, choose
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.graph_diff import Affected, GraphDiff, OutOfReach, left_in_replays, unplaced_work
+from daydream.predict.graph_diff import (
+    Affected,
+    GraphDiff,
+    OutOfReach,
+    left_in_replays,
+    unplaced_work,
+)
 from daydream.predict.interval import Uncertainty, judge
 from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import most_of, prediction_notes, waited_for_ns
@@ -137,13 +143,19 @@ class Prediction(Changed, NotebookFigure, eq=False):
     graph = Live[Graph]()
     after = Live[SteadyState]()
     simulated_ns = Live[int]()  # the steady step after the change, whatever it is worth
-    recorded_after_ns = Live[int | None](None)  # the changed recorded step, where that is not the basis
+    recorded_after_ns = Live[int | None](
+        None
+    )  # the changed recorded step, where that is not the basis
     uncertainty = Live(Uncertainty())
     affected = Live(Affected())  # what the change affects of a step
     waited_for_ns = Live[Mapping[Bound, int]]({})  # what the step waits for then, in ns
     released = Live[tuple[int, int, str] | None](None)  # as of `interval.released`
-    left_out = Live[OutOfReach | None](None)  # what the change leaves as it is inside replays of CUDA graphs
-    unplaced = Live[OutOfReach | None](None)  # what may be of the layers that were chosen, or of others
+    left_out = Live[OutOfReach | None](
+        None
+    )  # what the change leaves as it is inside replays of CUDA graphs
+    unplaced = Live[OutOfReach | None](
+        None
+    )  # what may be of the layers that were chosen, or of others
     memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
     memory_changes = Live[Callable[[], Sequence[MemoryChange]] | None](None)
     capacity_bytes = Live[int | None](None)  # what each device has; by default what the trace says
@@ -186,7 +198,9 @@ class Prediction(Changed, NotebookFigure, eq=False):
         self.uncertainty_ns = self.uncertainty.whole_ns()
         if replay.basis != RECORDED:
             after_ns = self.recorded_after_ns if known else None
-            self.recorded = RecordedStep(replay.measured_ns, replay.recording.settled.step_ns, after_ns)
+            self.recorded = RecordedStep(
+                replay.measured_ns, replay.recording.settled.step_ns, after_ns
+            )
         self.memory = self.memory_answer.memory
         predicted = self.after.step_times() if known else {}
         infos = self.graph.steps
@@ -257,7 +271,9 @@ class Prediction(Changed, NotebookFigure, eq=False):
             for key in ("by_cause", "by_phase")
             for name in {**before[key], **after[key]}
         ]
-        frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
+        frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(
+            ["by", "part"]
+        )
         return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
 
     def interactive(self) -> Any:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
-OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
+OF_JOBS = (
+    "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
+)
 SAME = "the same change as {} in this trace"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
@@ -68,7 +70,9 @@ class Ranked(Changed):
     @property
     def place(self) -> tuple[float, str]:
         """What to sort by: what saves most comes first, what cannot be predicted last."""
-        return float("inf") if self.predicted_ns is None else float(self.predicted_ns), self.optimization
+        return float("inf") if self.predicted_ns is None else float(
+            self.predicted_ns
+        ), self.optimization
 
     @property
     def place_by_memory(self) -> tuple[float, tuple[float, str]]:
@@ -134,7 +138,9 @@ class Ranking(Record, NotebookFigure, eq=False):
 
     def __repr__(self) -> str:
         best = self.optimizations[0] if self.optimizations else None
-        first = f", {best.optimization} first ({best.speedup:.2f}x)" if best and best.speedup else ""
+        first = (
+            f", {best.optimization} first ({best.speedup:.2f}x)" if best and best.speedup else ""
+        )
         return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
 
     @property
@@ -211,7 +217,9 @@ def rank(
         if row is not None:
             tried.append(row)
             best = sorted(tried, key=lambda row: -_worth(row, by))[: pairs + 1]
-            trial.begun = {one.optimization: trial.begun[one.optimization] for one in best if pairs > 0}
+            trial.begun = {
+                one.optimization: trial.begun[one.optimization] for one in best if pairs > 0
+            }
     found: list[Ranked] = []
     for row in sorted(tried, key=lambda row: preference(row.notes, row.optimization)):
         twin = next((other for other in found if _same(row, other)), None)
@@ -222,7 +230,9 @@ def rank(
     found.sort(key=lambda row: row.place)
     # Those first that save most together if they do not touch each other.
     better = [row for row in found if _worth(row, by) > 0]
-    couples = sorted(combinations(better, 2), key=lambda couple: -sum(_worth(row, by) for row in couple))
+    couples = sorted(
+        combinations(better, 2), key=lambda couple: -sum(_worth(row, by) for row in couple)
+    )
     together: list[Ranked] = []
     for couple in couples[: 4 * max(pairs, 0)]:
         if len(together) > pairs:
@@ -253,7 +263,9 @@ def rank(
 
 def _same(row: Ranked, other: Ranked) -> bool:
     """Tell whether two that exclude each other are one change: as many tasks are edited, to the same step."""
-    figures = [(each.predicted_ns, each.changed, each.inserted, each.removed) for each in (row, other)]
+    figures = [
+        (each.predicted_ns, each.changed, each.inserted, each.removed) for each in (row, other)
+    ]
     return row.change.rules_out(other.change) and figures[0] == figures[1]
 
 
@@ -272,7 +284,9 @@ class _Trial:
     one of the `rows`, and excludes it, is the same change.
     """
 
-    def __init__(self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool) -> None:
+    def __init__(
+        self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool
+    ) -> None:
         self.before = before
         self.capacity = capacity
         self.only_apt = only_apt
@@ -284,7 +298,9 @@ class _Trial:
     def row(self, name: str, chosen: Sequence[Named]) -> Ranked | None:
         """Return what optimizations would give together; None if nothing, and why is in `left_out`."""
         try:
-            return self._predicted(parse([find(each) if isinstance(each, str) else each for each in chosen]))
+            return self._predicted(
+                parse([find(each) if isinstance(each, str) else each for each in chosen])
+            )
         except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
             self.left_out[name] = reason_of(error)
             return None
@@ -296,7 +312,9 @@ class _Trial:
         alone = len(parsed) == 1
         if self.only_apt:
             several = graph.recorded.metadata.get("world_size", 1) > 1
-            if any(each.of_jobs for each in parsed) and not (several or len(graph.select(kind="collective"))):
+            if any(each.of_jobs for each in parsed) and not (
+                several or len(graph.select(kind="collective"))
+            ):
                 raise NotApplicableError(OF_JOBS)
             if not self.every:
                 for reason in filter(None, (why_not_offered(each, graph) for each in parsed)):
@@ -305,9 +323,15 @@ class _Trial:
         if needed:
             raise NotApplicableError(f"needs {' and '.join(needed)}")
         for row in self.rows if self.only_apt and alone else ():
-            if row.predicted_ns and row.change.code == first.code != "" and row.change.rules_out(first):
+            if (
+                row.predicted_ns
+                and row.change.code == first.code != ""
+                and row.change.rules_out(first)
+            ):
                 raise NotApplicableError(SAME.format(row.optimization))
-        options: dict[str, Any] = {}  # that the trace suggests, by the names that they go by together
+        options: dict[
+            str, Any
+        ] = {}  # that the trace suggests, by the names that they go by together
         for name, (owner, option) in option_names(parsed).items():
             if owner.suggested_options is None:
                 continue
@@ -318,7 +342,9 @@ class _Trial:
                 )
             if option.name in suggested:
                 options[name] = suggested[option.name]
-        edit = edit_of(parsed, options, after=None if alone else self.begun.get(in_order(parsed)[0].name))
+        edit = edit_of(
+            parsed, options, after=None if alone else self.begun.get(in_order(parsed)[0].name)
+        )
         found = predict(self.before, edit, capacity_bytes=self.capacity, recorded=False)
         if alone:
             self.begun[first.name] = edit
@@ -327,7 +353,9 @@ class _Trial:
             Ranked,
             options=options,
             summary=first.summary if alone else "",
-            needs=next((stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS), None),
+            needs=next(
+                (stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS), None
+            ),
             code=found.code,
             bound=bound,
             bound_share=share,

@@ -162,7 +162,9 @@ class Replay(NotebookFigure):
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
-    parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
+    parts: dict[str, dict[str, int]] | None = (
+        None  # where a step's time goes, once that was asked for
+    )
 
     def __repr__(self) -> str:
         return (
@@ -361,7 +363,9 @@ def as_replay(source: Source | Graph | Replay) -> Replay:
     return source if isinstance(source, Replay) else replay(source)
 
 
-def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
+def replay(
+    source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None
+) -> Replay:
     """Return the simulation of an unchanged trace, compared with what was measured.
 
     It decides which step predictions are about: see `Replay.basis`. `table` holds measured times of kernels

@@ -199,7 +199,9 @@ def scaling(
             progress(f"predicting {count:,} workers", number / len(chosen))
         memory = answer_of(before.graph, model.memory(count), capacity).memory
         if count == 1:
-            found.rows.append(Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, *most_of(own), None, memory))
+            found.rows.append(
+                Scaled(1, None, alone_ns, 1.0, 1.0, 0, 0, 0, 0, *most_of(own), None, memory)
+            )
             continue
         after = predicted(count)
         graph = after.graph
@@ -245,8 +247,12 @@ def scaling(
         )
         found.network = network.describe()
         found.contention = after.contention or found.contention
-        found.notes = list(dict.fromkeys([*before.notes, network.describe(), *after.notes, *model.notes]))
-    found.notes.append("Each worker has as much work as the one that was recorded, whatever their number.")
+        found.notes = list(
+            dict.fromkeys([*before.notes, network.describe(), *after.notes, *model.notes])
+        )
+    found.notes.append(
+        "Each worker has as much work as the one that was recorded, whatever their number."
+    )
     found.options = {**model.options, "jitter": jitter, "straggler": straggler, "seed": seed}
     return found
 
@@ -269,7 +275,9 @@ class _Ddp:
         """Return what so many workers make of the memory of one."""
         return memory_changes(self.ddp, {**self.given, "workers": workers}) if workers > 1 else []
 
-    def exchange(self, after: Prediction, workers: int) -> tuple[Network, np.ndarray, list[Message]]:
+    def exchange(
+        self, after: Prediction, workers: int
+    ) -> tuple[Network, np.ndarray, list[Message]]:
         """Return what joins so many workers, their collectives as task ids, and what each transfers."""
         graph = after.graph
         used = after.options
@@ -292,7 +300,9 @@ class _RecordedJob:
     def __init__(self, graph: Graph, options: Options) -> None:
         wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
         if wrong:
-            raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")
+            raise GraphError(
+                f"{wrong[0]} has no meaning for a trace that has its collectives already"
+            )
         self.options = {"cluster": options.get("cluster")}
         self.collectives = RecordedCollectives(graph, self.options["cluster"])
         self.recorded = self.collectives.workers

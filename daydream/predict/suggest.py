@@ -199,16 +199,25 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     said = [""] * len(tasks)  # what each copies
     copies = {"from the device": FROM_DEVICE, TO: TO_DEVICE}
-    launches = {words: graph.select(kind="memcpy", name=name).launches() for words, name in copies.items()}
-    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
+    launches = {
+        words: graph.select(kind="memcpy", name=name).launches() for words, name in copies.items()
+    }
+    for column in (
+        "call",
+        "row",
+    ):  # the same operator call, else the very call; the latter is surer
         waiting = getattr(tasks, column).tolist()
         for words, found_calls in launches.items():
             known = {*getattr(found_calls, column).tolist()} - {-1}
-            said = [words if call in known else was for call, was in zip(waiting, said, strict=True)]
+            said = [
+                words if call in known else was for call, was in zip(waiting, said, strict=True)
+            ]
     calls = zip(said, tasks.op, tasks.name, strict=True)
     for number, (copied, op, name) in enumerate(calls):
         groups[copied, name if op is None or ALLOCATION.search(name) else op].append(number)
-    for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[:MOST_WAITS]:
+    for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[
+        :MOST_WAITS
+    ]:
         mine = groups[copied, called]
         whatifs: list[str | WhatIf] = [("remove-sync", {"which": _exactly(called)})]
         if len(groups) > 1:  # without one of them the step may wait in the next as long
@@ -256,7 +265,13 @@ def _stretches(chain: Chain) -> list[Avoidable]:
         first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
         mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))
         place = Place(first.reason, first.ns / whole, None, "forward", first.source)
-        add(BREAKS, "work between compiled graphs on the critical path", mask, "compile", place=place)
+        add(
+            BREAKS,
+            "work between compiled graphs on the critical path",
+            mask,
+            "compile",
+            place=place,
+        )
     # Time in one piece in which a thread records nothing while the step waits for it.
     name = graph.column("name", chain.task)
     alone = idle & ~batches
@@ -285,7 +300,9 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     model, optimizer, other = np.isin(phase, MODEL), phase == "optimizer", phase == "other"
     if has_device_work(graph):
         # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
-        launches = of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
+        launches = (
+            of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
+        )
         add(
             "launch-bound CPU", "CPU work of forward, backward and optimizer on the critical path", launches,
             "cuda-graphs", "compile",
@@ -294,7 +311,12 @@ def _stretches(chain: Chain) -> list[Avoidable]:
         # Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls.
         operators = of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle
         fused = ("compile", "flash-attention", "fused-cross-entropy")
-        add("CPU operators", "operators of forward and backward on the critical path", operators, *fused)
+        add(
+            "CPU operators",
+            "operators of forward and backward on the critical path",
+            operators,
+            *fused,
+        )
     # Each small kernel costs its fixed part and the pause behind it: fused, they cost that once.
     small = of(PathCause.SMALL, PathCause.BETWEEN) & model
     add("small-kernel chains", "small kernels on the critical path", small, "compile")
@@ -323,7 +345,9 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
     kernels = of(*OF_KERNELS.values()) & model
     in_32_bits = graph.column("dtype", chain.task) == "float32"
-    add("32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32")
+    add(
+        "32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32"
+    )
     return found
 
 
@@ -441,7 +465,9 @@ class WhatIfs:
         """
         answers = [self.tried(*each)[0] for each in asked]
         kept = []
-        for answer in sorted(answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))):
+        for answer in sorted(
+            answers, key=lambda each: (each.saving_ns is None, -(each.saving_ns or 0))
+        ):
             same = [
                 other
                 for other in answers

@@ -127,7 +127,9 @@ class Sweep(Record, NotebookTables, eq=False):
     @property
     def possible(self) -> list[Answered]:
         """The scenarios in this order, without those that do not fit the device's memory."""
-        return [each for each in self.scenarios if each.memory is None or each.memory.fits is not False]
+        return [
+            each for each in self.scenarios if each.memory is None or each.memory.fits is not False
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""
@@ -149,7 +151,8 @@ class Sweep(Record, NotebookTables, eq=False):
                 figures |= {"reason": None, "refused": each.reason}
             taken = {"trace", *figures}  # an option may have the name of a figure
             options = {
-                f"option {name}" if name in taken else name: each.options[name] for name in self.varied
+                f"option {name}" if name in taken else name: each.options[name]
+                for name in self.varied
             }
             found.append({"trace": each.trace, **options, **figures})
         return found
@@ -235,7 +238,10 @@ def sweep(
             )
     if table is not None and not isinstance(table, KernelTable):
         table = KernelTable.load(table)
-    read = {name: load(each) if isinstance(each, str | os.PathLike) else each for name, each in named.items()}
+    read = {
+        name: load(each) if isinstance(each, str | os.PathLike) else each
+        for name, each in named.items()
+    }
     sent: list[Optimization | _Packed] = [*optimizations]
     if not runs_on.local:
         for name, each in read.items():  # as parquet: a tenth of its size in memory or less
@@ -255,7 +261,9 @@ def sweep(
     combinations = [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
     items = [*product(named, (None, *combinations))]
     what = f"predicting {len(named) * len(combinations):,} scenarios"
-    found = map_on(runs_on, _answers_on, question, items, progress=progress and partial(progress, what))
+    found = map_on(
+        runs_on, _answers_on, question, items, progress=progress and partial(progress, what)
+    )
 
     traces = [each for each in found if isinstance(each, SweepTrace)]
     failed = [each.reason for each in traces if each.reason is not None]
@@ -272,7 +280,9 @@ def sweep(
 
 
 def checked(
-    optimizations: Sequence[Optimization], values: Mapping[str, Sequence[Any]], options: Mapping[str, Any]
+    optimizations: Sequence[Optimization],
+    values: Mapping[str, Sequence[Any]],
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, list[Any]], Document]:
     """Return the values by the names that options go by, and the options that are the same throughout.
 
@@ -280,7 +290,9 @@ def checked(
     for a value of another type, or given twice.
     """
     if not values:
-        raise GraphError("a sweep needs an option with several values; `whatif` answers one question")
+        raise GraphError(
+            "a sweep needs an option with several values; `whatif` answers one question"
+        )
     named = option_names(optimizations)
     for name, listed in values.items():
         if isinstance(listed, str) or not len(listed):
@@ -299,7 +311,9 @@ def checked(
             raise GraphError(f"{name} is given {value!r} twice")
     count = prod(map(len, varied.values()))
     if count > MOST_SCENARIOS:
-        raise GraphError(f"these are {count:,} scenarios; up to {MOST_SCENARIOS:,} are answered at once")
+        raise GraphError(
+            f"these are {count:,} scenarios; up to {MOST_SCENARIOS:,} are answered at once"
+        )
     return varied, {name: value for name, value in used.items() if name not in varied}
 
 
@@ -351,12 +365,16 @@ def _answers_on(question: Sequence[Any]) -> Callable[[Item], SweepTrace | Answer
                 if isinstance(source, _Packed):
                     with own_folder("daydream") as folder:
                         source = Trace.load(source.unpacked(folder))
-                replays[name] = source if isinstance(source, Replay) else replay(source, table=table)
+                replays[name] = (
+                    source if isinstance(source, Replay) else replay(source, table=table)
+                )
             except GraphError as error:
                 replays[name] = str(error)
         before = replays[name]
         if isinstance(before, str):
-            return SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
+            return (
+                SweepTrace(name, reason=before) if varied is None else Refused(name, varied, before)
+            )
         if varied is None:
             return SweepTrace(name, **before.basis_figures, notes=tuple(before.notes))
         try:

@@ -12,9 +12,15 @@ from typing import NamedTuple, TypeAlias
 from daydream.report.format import percent, scale, shortened, tail, time_text
 from daydream.text import bytes_text, memory_unit
 
-Cell: TypeAlias = "str | float | tuple[float, float] | None"  # a text stands as it is, None is empty
+Cell: TypeAlias = (
+    "str | float | tuple[float, float] | None"  # a text stands as it is, None is empty
+)
 
-HEADING, FADED, NEUTRAL = "heading", "faded", "neutral"  # styles of rows; of a neutral one no change is good
+HEADING, FADED, NEUTRAL = (
+    "heading",
+    "faded",
+    "neutral",
+)  # styles of rows; of a neutral one no change is good
 MARGIN = 2
 
 
@@ -94,7 +100,10 @@ class Table(NamedTuple):
     def used(self) -> list[int]:
         """Return the places of the columns that have a cell; the first always."""
         rows = [row.cells for row in self.rows if row.style != HEADING]
-        return [0, *(at for at in range(1, len(self.columns)) if any(_shows(row[at]) for row in rows))]
+        return [
+            0,
+            *(at for at in range(1, len(self.columns)) if any(_shows(row[at]) for row in rows)),
+        ]
 
     def texts(self) -> tuple[list[str], list[list[str]]]:
         """Return the heads with their units, and a text for each cell of each row but headings."""
@@ -130,7 +139,8 @@ class Table(NamedTuple):
 
         kinds = [column.kind for column in self.columns]
         return heads, [
-            [text(kind, cell) for kind, cell in zip(kinds, row.cells, strict=False)] for row in self.rows
+            [text(kind, cell) for kind, cell in zip(kinds, row.cells, strict=False)]
+            for row in self.rows
         ]
 
     def _largest(self, kinds: Sequence[Kind]) -> float:
@@ -211,7 +221,9 @@ class Drawing(NamedTuple):
     html: str
 
 
-Block: TypeAlias = Headline | Title | Text | Code | Figures | Facts | Notes | Table | Beside | Drawing
+Block: TypeAlias = (
+    Headline | Title | Text | Code | Figures | Facts | Notes | Table | Beside | Drawing
+)
 
 
 def flat(blocks: Sequence[Block]) -> Iterator[Block]:

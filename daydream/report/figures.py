@@ -94,7 +94,9 @@ def _ranking(ranking: Ranking) -> Any:
     left, right = figure.subplots(1, 2)
     steps = [each for each in ranking.optimizations if each.gains][:MOST_BARS][::-1]
     unit, size = _unit(ranking.replayed_ns)
-    ends = [(step.predicted_ns or 0, step.predicted_low_ns, step.predicted_high_ns) for step in steps]
+    ends = [
+        (step.predicted_ns or 0, step.predicted_low_ns, step.predicted_high_ns) for step in steps
+    ]
     error = [
         [0.0 if low is None else (after - low) / size for after, low, _ in ends],
         [0.0 if high is None else (high - after) / size for after, _, high in ends],
@@ -146,16 +148,24 @@ def _breakdowns(
     # The parts of the text, so that both leave out and sum up the same.
     whole = max(sum(side["by_cause"].values()) for side in (before, after))
     unit, size, digits = scale(whole)
-    for axes, (part, shown) in zip(figure.subplots(1, 2), sections((before, after), whole)[:2], strict=True):
+    for axes, (part, shown) in zip(
+        figure.subplots(1, 2), sections((before, after), whole)[:2], strict=True
+    ):
         labels = [printable(name) for name, _ in shown]
         for offset, column, name, color in ((-0.2, 0, names[0], BEFORE), (0.2, 1, names[1], AFTER)):
             values = [ns[column] / size for _, ns in shown]
             bars = axes.barh(
-                [place + offset for place in range(len(shown))], values, 0.4, label=name, color=color
+                [place + offset for place in range(len(shown))],
+                values,
+                0.4,
+                label=name,
+                color=color,
             )
             said = [f"{value:,.{digits}f}" for value in values]
             axes.bar_label(bars, labels=said, padding=3, fontsize=8, color="0.3")
-        axes.set(yticks=range(len(labels)), yticklabels=labels, xlabel=f"{unit} of the step", title=part)
+        axes.set(
+            yticks=range(len(labels)), yticklabels=labels, xlabel=f"{unit} of the step", title=part
+        )
         axes.invert_yaxis()
         axes.margins(x=0.12)
         _tidy(axes)
@@ -167,7 +177,9 @@ def _breakdowns(
     handles, labels = axes.get_legend_handles_labels()
     handles += awaited.values()
     labels += [f"waits for {bound.awaited}" for bound in awaited]
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8
+    )
     return figure
 
 
@@ -183,14 +195,24 @@ def _draw_curves(axes: Any, curves: Sequence[Curve]) -> None:
         share = [100 * factor for factor in curve.factors]
         sort = "CPU" if curve.sort == "cpu" else curve.sort
         (line,) = axes.plot(
-            share, [ns / size for ns in curve.step_ns], marker=".", label=f"{sort} {_name(curve.name)}"
+            share,
+            [ns / size for ns in curve.step_ns],
+            marker=".",
+            label=f"{sort} {_name(curve.name)}",
         )
         if curve.knee:  # at 0 it pays to the end
             at = curve.step_ns[curve.factors.index(curve.knee)] / size
-            axes.plot(100 * curve.knee, at, "o", markersize=10, fillstyle="none", color=line.get_color())
+            axes.plot(
+                100 * curve.knee, at, "o", markersize=10, fillstyle="none", color=line.get_color()
+            )
     axes.set_ylabel(f"step, {unit}")
     axes.invert_xaxis()
-    axes.legend(fontsize=8, frameon=False, title="ring: beyond it, more speed saves little", title_fontsize=8)
+    axes.legend(
+        fontsize=8,
+        frameon=False,
+        title="ring: beyond it, more speed saves little",
+        title_fontsize=8,
+    )
     _tidy(axes)
 
 

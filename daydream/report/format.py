@@ -113,7 +113,11 @@ def step_change_text(
     if after_ns is None:
         return f"{time_text(before_ns)} per step, unknown with the change"
     told = f"{change_text(before_ns, after_ns)} per step, {speedup(before_ns, after_ns)}"
-    return told if low_ns is None or high_ns is None else told + likely_gain(before_ns, low_ns, high_ns)
+    return (
+        told
+        if low_ns is None or high_ns is None
+        else told + likely_gain(before_ns, low_ns, high_ns)
+    )
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -55,7 +55,10 @@ def _block(block: Block) -> str:
     if isinstance(block, Code):
         return f"in code: {code(block.code)}"
     if isinstance(block, Figures):
-        said = [f"{name} {value}" + (f" ({more})" if more else "") for name, value, more in block.figures]
+        said = [
+            f"{name} {value}" + (f" ({more})" if more else "")
+            for name, value, more in block.figures
+        ]
         return sentence(", ".join([block.head, *said] if block.head else said))
     if isinstance(block, Facts):
         return "\n".join(f"- {sentence(f'{name}: {said}')}" for name, said in block.rows)
@@ -96,5 +99,15 @@ def code(name: str) -> str:
 
 def sentence(text: str) -> str:
     """Return a sentence with names from a trace in it as text: no markup, nobody and no issue mentioned."""
-    plain = printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return MARKUP.sub(r"\\\1", plain).replace("@", "&#64;").replace("#", "&#35;").replace("://", ":&#47;/")
+    plain = (
+        printable(" ".join(text.split()))
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
+    return (
+        MARKUP.sub(r"\\\1", plain)
+        .replace("@", "&#64;")
+        .replace("#", "&#35;")
+        .replace("://", ":&#47;/")
+    )

@@ -16,8 +16,8 @@ from daydream.graph.calls import Coverage, has_device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
-from daydream.predict.notes import recorded_time
 from daydream.simulate.critical_path import has_cpu
+from daydream.trace.recorded_time import recorded_time
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 from daydream.trace.step_range import typical_run
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 GOOD_REPLAY = 0.01  # largest error of a step that leaves a prediction to be trusted
 FAIR_REPLAY = 0.03
-ENOUGH_KNOWN = 0.9  # share of the time whose phase (or layer, or type) must be known to select by it
+ENOUGH_KNOWN = (
+    0.9  # share of the time whose phase (or layer, or type) must be known to select by it
+)
 SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
 RESTLESS = "steps were held up while they were recorded, see the note"
@@ -103,7 +105,11 @@ class Overview:
         shares["layer"] -= self.as_a_whole[0]
         shares["phase"] *= 1 - float(self.trace.metadata.get("phases_assumed", 0.0))
         rows = np.maximum(columns["row"][tasks], 0)
-        typed = np.asarray(self.trace["dtype"])[rows] >= 0 if len(self.trace) else np.zeros(len(tasks), bool)
+        typed = (
+            np.asarray(self.trace["dtype"])[rows] >= 0
+            if len(self.trace)
+            else np.zeros(len(tasks), bool)
+        )
         shares["dtype"] = float(time[typed].sum()) / whole
         return shares
 
@@ -119,7 +125,9 @@ class Overview:
         """Return the share of each phase in the work's time."""
         columns, tasks = self.graph.columns, self.work
         time = np.bincount(
-            columns["phase"][tasks].astype(np.int64) + 1, columns["duration_ns"][tasks], len(PHASES) + 1
+            columns["phase"][tasks].astype(np.int64) + 1,
+            columns["duration_ns"][tasks],
+            len(PHASES) + 1,
         )
         whole = float(time.sum()) or 1.0
         return {name: float(ns) / whole for name, ns in zip(PHASES, time[1:], strict=True) if ns}
@@ -155,7 +163,9 @@ class Overview:
             start = columns["measured_start_ns"][tasks]
             if len(start) and end > begin:
                 ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
-                shares.append(Coverage(np.clip(start, begin, end), ends).before_ns[-1] / (end - begin))
+                shares.append(
+                    Coverage(np.clip(start, begin, end), ends).before_ns[-1] / (end - begin)
+                )
         return float(np.mean(shares)) if shares else None
 
     def _rank(self, lane: Lane) -> int:
@@ -171,7 +181,11 @@ class Overview:
             why = advice if torch else advice.partition(":")[0]
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
-            said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
+            said = (
+                f"known for {100 * share:.0f} % of the {self.time_of}"
+                if share >= SOME_KNOWN
+                else why
+            )
             whole, where = self.as_a_whole if name == "layer" else (0.0, "")
             if whole > MUCH:
                 answer = "partly"
@@ -201,7 +215,9 @@ class Overview:
         facts = self.graph.facts
         recorded = sum(step.measured_ns for step in self.replay.steps)
         if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
-            doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause")
+            doubts.append(
+                f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause"
+            )
         if facts.untraced_ns > MUCH_UNEXPLAINED * recorded:
             doubts.append(f"{facts.untraced_ns / 1e6:,.1f} ms of device work was not recorded")
         unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())

@@ -26,7 +26,9 @@ def check_plot(path: str | os.PathLike[str]) -> None:
             f"{os.fspath(path)} is not a plot format; name a file that ends in {', '.join(PLOTS)}"
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise DaydreamError("a plot needs matplotlib, which is not installed: pip install 'daydream[plot]'")
+        raise DaydreamError(
+            "a plot needs matplotlib, which is not installed: pip install 'daydream[plot]'"
+        )
 
 
 def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -67,7 +69,9 @@ def figure_of(scaling: Scaling) -> Any:
     left, right = figure.subplots(1, 2)
     left.plot(workers, workers, color="0.7", linestyle="--", label="ideal")
     left.plot(workers, [row.throughput for row in scaling.rows], marker="o", label="predicted")
-    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="throughput, times that of one worker")
+    left.set(
+        xscale="log", yscale="log", xlabel="workers", ylabel="throughput, times that of one worker"
+    )
     for axis in (left.xaxis, left.yaxis):
         axis.set_ticks(workers, labels=[f"{number:,}" for number in workers])
         axis.set_ticks([], minor=True)

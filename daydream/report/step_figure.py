@@ -49,10 +49,17 @@ def draw_step(figure: Any, timeline: Timeline, step: int | None, copy: int | Non
     for row, lane in enumerate(lanes):
         here = inside[timeline.plan.lane[inside] == lane]
         shown |= _bars(
-            axes, row, timeline.start_ns[here], timeline.end_ns[here], phase[here], (begin, end, size)
+            axes,
+            row,
+            timeline.start_ns[here],
+            timeline.end_ns[here],
+            phase[here],
+            (begin, end, size),
         )
     start = np.maximum(timeline.start_ns[path.task], begin)
-    shown |= _bars(axes, len(lanes), start, start + path.task_ns, phase[path.task], (begin, end, size))
+    shown |= _bars(
+        axes, len(lanes), start, start + path.task_ns, phase[path.task], (begin, end, size)
+    )
     names = [shortened(printable(timeline.graph.lanes[lane].name), NAME_WIDTH) for lane in lanes]
     axes.set(
         yticks=range(len(lanes) + 1), yticklabels=[*names, PATH], xlim=(0, (end - begin) / size),
@@ -84,7 +91,9 @@ def _chosen(timeline: Timeline, step: int | None, copy: int | None) -> tuple[int
 def _lanes(timeline: Timeline, inside: np.ndarray) -> list[int]:
     """Return the busiest lanes, threads above streams, as they are numbered."""
     lanes = timeline.graph.lanes
-    busy = np.bincount(timeline.plan.lane[inside], timeline.plan.duration_ns[inside], minlength=len(lanes))
+    busy = np.bincount(
+        timeline.plan.lane[inside], timeline.plan.duration_ns[inside], minlength=len(lanes)
+    )
     chosen = [lane for lane in np.argsort(-busy, kind="stable")[:MOST_LANES].tolist() if busy[lane]]
     return sorted(chosen, key=lambda lane: (lanes[lane].rank, lanes[lane].on_device, lane))
 
@@ -107,7 +116,14 @@ def _bars(
         high = low - HEIGHT * _busy(start[some], end[some], edges)
         if (high < low).any():
             name = PHASES[code] if code >= 0 else "unknown"
-            axes.stairs(high, (edges - begin) / size, baseline=low, fill=True, color=COLORS[name], label=name)
+            axes.stairs(
+                high,
+                (edges - begin) / size,
+                baseline=low,
+                fill=True,
+                color=COLORS[name],
+                label=name,
+            )
             found.add(name)
         low = high
     return found

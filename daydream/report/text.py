@@ -76,7 +76,9 @@ def show(blocks: Sequence[Block], stream: TextIO | None = None) -> None:
     for line in lines(blocks, there.width):
         styled = Styled.assemble(*line)
         if isinstance(line, Answer) and not there.options.ascii_only:
-            styled = Styled.assemble(*(Piece(piece.text.replace(*ARROW), piece.style) for piece in line))
+            styled = Styled.assemble(
+                *(Piece(piece.text.replace(*ARROW), piece.style) for piece in line)
+            )
         there.print(styled, crop=False, soft_wrap=True)
 
 
@@ -131,9 +133,13 @@ def _lines(block: Block, width: int, room: int | None) -> Iterator[Line]:
         yield from _lines(Text(block.code, "in code: ", block.margin), width, room)
     elif isinstance(block, Figures):
         said = [
-            f"{name} {value}".strip() + (f" ({more})" if more else "") for name, value, more in block.figures
+            f"{name} {value}".strip() + (f" ({more})" if more else "")
+            for name, value, more in block.figures
         ]
-        whole = [printable(each).replace(" ", KEEP) for each in ([block.head, *said] if block.head else said)]
+        whole = [
+            printable(each).replace(" ", KEEP)
+            for each in ([block.head, *said] if block.head else said)
+        ]
         for line in _wrapped("   ".join(whole), "", MARGIN, width, 2 * MARGIN):
             yield [Piece(line)]
     elif isinstance(block, Facts):
@@ -153,7 +159,10 @@ def _judged(line: str) -> Iterator[Piece]:
         yield Piece(line)
         return
     begin, end = found.span()
-    yield from (Piece(line[:begin]), Piece(found[0], _style(Kind.RATIO, float(found[1].replace(",", "")))))
+    yield from (
+        Piece(line[:begin]),
+        Piece(found[0], _style(Kind.RATIO, float(found[1].replace(",", "")))),
+    )
     yield Piece(line[end:])
 
 
@@ -185,7 +194,9 @@ def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
             shown = table.columns[at].cut(bare) if named[at] else bare
             cells[at] = " " * (len(cell) - len(bare)) + shown
     body = [cells for row, cells in zip(table.rows, texts, strict=True) if row.style != HEADING]
-    wide = [max(map(_cells, [head, *(cells[at] for cells in body)])) for at, head in enumerate(heads)]
+    wide = [
+        max(map(_cells, [head, *(cells[at] for cells in body)])) for at, head in enumerate(heads)
+    ]
     kept = _fitted(table, wide, room) if room is not None else table.used()
     yield [Piece(_cell(table, at, heads[at], wide[at]), TITLE) for at in kept]
     for row, cells in zip(table.rows, texts, strict=True):
@@ -208,7 +219,9 @@ def _fitted(table: Table, wide: list[int], room: int) -> list[int]:
     kept = table.used()
     names = [at for at in kept if table.columns[at].kind is Kind.NAME]
     least = [min(each, LEAST_NAME) if at in names else each for at, each in enumerate(wide)]
-    spare = sorted((at for at in kept if table.columns[at].spare), key=lambda at: table.columns[at].spare)
+    spare = sorted(
+        (at for at in kept if table.columns[at].spare), key=lambda at: table.columns[at].spare
+    )
     for at in spare:
         if sum(MARGIN + least[each] for each in kept) > room:
             kept.remove(at)
@@ -246,14 +259,20 @@ def _style(kind: Kind, cell: Cell) -> str:
 
 def _cells(text: str) -> int:
     """Return how many columns a text takes on a terminal."""
-    return len(text) if text.isascii() else sum(1 + (east_asian_width(char) in "WF") for char in text)
+    return (
+        len(text) if text.isascii() else sum(1 + (east_asian_width(char) in "WF") for char in text)
+    )
 
 
-def _wrapped(text: str, head: str, margin: int, width: int, hanging: int | None = None) -> list[str]:
+def _wrapped(
+    text: str, head: str, margin: int, width: int, hanging: int | None = None
+) -> list[str]:
     """Return the lines of a text behind its head; they hang below the text, or below a long head's margin."""
     before = " " * margin + printable(head)
     if hanging is None:
-        hanging = margin if not head else len(before) if len(head) <= len("note: ") else margin + MARGIN
+        hanging = (
+            margin if not head else len(before) if len(head) <= len("note: ") else margin + MARGIN
+        )
     found = textwrap.wrap(
         "".join(char if char == KEEP else printable(char) for char in text).replace(" %", f"{KEEP}%"), width,
         initial_indent=before, subsequent_indent=" " * hanging, break_long_words=False,

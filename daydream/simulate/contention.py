@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 MOST_TURNS = 100
 NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
-WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
+WHOLE_TURNS = (
+    20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
+)
 
 
 class Contention(Struct, frozen=True, eq=False):
@@ -125,7 +127,9 @@ class Contention(Struct, frozen=True, eq=False):
             lasting = int(before.duration_ns[transfers].sum())
             return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
 
-        found: tuple[np.ndarray, float] = before.derived(("overlaps", copies, repr(window)), overlaps)
+        found: tuple[np.ndarray, float] = before.derived(
+            ("overlaps", copies, repr(window)), overlaps
+        )
         return found
 
 
@@ -148,7 +152,9 @@ class _Slow(NamedTuple):
             return np.floor(work + 0.5).astype(np.int64)
         begin = start[self.tasks]
         ahead = covered.until(begin)
-        other = np.flatnonzero(covered.until(begin + own) - ahead != self.held)  # few, when nearly settled
+        other = np.flatnonzero(
+            covered.until(begin + own) - ahead != self.held
+        )  # few, when nearly settled
         begin = begin[other]
         knots = np.ravel([covered.start_ns, covered.end_ns], order="F")
         done = knots - self.lost * covered.until(knots)

@@ -54,7 +54,9 @@ class Bound(Word):
     waits for beyond its own work.
     """
 
-    def __init__(self, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f") -> None:
+    def __init__(
+        self, key: str, label: str = "", light: str = "#c2c8d0", dark: str = "#4b545f"
+    ) -> None:
         """Make a member: its key, its label if that is another, its colors on light and on dark."""
         self.label = label or key
         self.light = light
@@ -86,13 +88,19 @@ class Bound(Word):
         return f"the {self.value}" if self in {Bound.GPU, Bound.CPU} else self.label
 
 
-ON_CPU = (Bound.CPU, Bound.LOADING, Bound.OUTSIDE)  # what a thread does, or waits for beside the device
+ON_CPU = (
+    Bound.CPU,
+    Bound.LOADING,
+    Bound.OUTSIDE,
+)  # what a thread does, or waits for beside the device
 
 
 class PathCause(Word):
     """What time on the critical path is spent on. The value is its key in JSON; `code` numbers them."""
 
-    def __init__(self, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = "") -> None:
+    def __init__(
+        self, key: str, bound: Bound = Bound.OTHER, gloss: str = "", label: str = ""
+    ) -> None:
         """Make a member: its key, what it makes the step wait for, a word on what it is, its label."""
         self.label = label or key
         self.bound = bound
@@ -102,7 +110,12 @@ class PathCause(Word):
     COMPUTE = "compute-bound kernels", Bound.GPU, "limited by arithmetic"
     MEMORY = "memory-bound kernels", Bound.GPU, "limited by bandwidth"
     SMALL = "small kernels", Bound.GPU, "too short to fill the device"
-    KERNELS = "kernels of unknown bound", Bound.GPU, "no shapes or counters", "kernels (bound unknown)"
+    KERNELS = (
+        "kernels of unknown bound",
+        Bound.GPU,
+        "no shapes or counters",
+        "kernels (bound unknown)",
+    )
     BETWEEN = "between device tasks", Bound.GPU, "the pause before the next"
     COPIES = "copies", Bound.COPIES
     COMMUNICATION = "exposed communication", Bound.COMMUNICATION, "nothing hides it"
@@ -233,7 +246,9 @@ def binding(
     src = plan.edge_src[edges]
     dst = plan.edge_dst[edges]
     edge = np.flatnonzero(start[src] + plan.edge_delay_ns[edges] == start[dst])
-    edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], dst[edge]))][::-1]  # the first is written last
+    edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], dst[edge]))][
+        ::-1
+    ]  # the first is written last
     by[dst[edge]] = edge
     before[dst[edge]] = src[edge]
     return before, by
@@ -249,7 +264,9 @@ class Path(Struct, frozen=True, eq=False):
     windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
     window: np.ndarray  # which of the windows each piece is in: int64, as all that follow
     entry: np.ndarray  # the entry of the timeline that works, or is delayed
-    task: np.ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
+    task: (
+        np.ndarray
+    )  # the graph's task that the time belongs to; a gap belongs to the task before it
     begin_ns: np.ndarray
     ns: np.ndarray
     edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
@@ -270,7 +287,9 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     blocking[graph.syncs["task"]] = True
     waits = blocking[task] & on_cpu
     found[waits & work] = PathCause.SYNC.code
-    ranges = np.append(graph.recorded.is_kind("annotation"), False)  # a range's own time is in no operator
+    ranges = np.append(
+        graph.recorded.is_kind("annotation"), False
+    )  # a range's own time is in no operator
     found[ranges[graph.row[task]] & on_cpu & work] = PathCause.UNTRACED.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     between = PathCause.BETWEEN

@@ -33,7 +33,9 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         ):  # fmt: skip
             return start, end
     in_floats = plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64)
-    start = in_python(plan) if in_floats < LONG_NS else algorithm_1(plan)[0]  # sums of int64 could wrap
+    start = (
+        in_python(plan) if in_floats < LONG_NS else algorithm_1(plan)[0]
+    )  # sums of int64 could wrap
     end = start + plan.duration_ns
     if end.min(initial=0) < 0:
         raise GraphError(TOO_LONG)
@@ -102,7 +104,9 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     gap = plan.gap_ns.tolist()
     priority = [0] * len(plan) if plan.priority is None else plan.priority.tolist()
     causes = np.diff(plan.edge_ptr).tolist()  # how many each task still waits for
-    children: list[list[tuple[int, int]]] = [[] for _ in lane]  # task, from the start of its cause to its own
+    children: list[list[tuple[int, int]]] = [
+        [] for _ in lane
+    ]  # task, from the start of its cause to its own
     edges = (plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start)
     for src, dst, latency, from_start in zip(*(column.tolist() for column in edges), strict=True):
         children[src].append((dst, latency if from_start else duration[src] + latency))
@@ -115,7 +119,9 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     ready = plan.release_ns.tolist()
     progress = [0] * plan.lanes
     movable: list[int] = []
-    later: dict[int, list[tuple[int, int]]] = {number: [] for number in plan.scheduled}  # (ready, task)
+    later: dict[int, list[tuple[int, int]]] = {
+        number: [] for number in plan.scheduled
+    }  # (ready, task)
     able: dict[int, list[tuple[int, int, int]]] = {number: [] for number in plan.scheduled}
 
     def add(task: int) -> None:
@@ -127,7 +133,10 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     def decide() -> int:
         """Return the task that a scheduled lane takes, -1 if none is left."""
         decisions = [
-            (progress[number] if able[number] else max(progress[number], later[number][0][0]), number)
+            (
+                progress[number] if able[number] else max(progress[number], later[number][0][0]),
+                number,
+            )
             for number in plan.scheduled
             if able[number] or later[number]
         ]

@@ -61,7 +61,9 @@ def slowdown_of(
     Raises `GraphError` for numbers that make no sense, and if the graph covers no step.
     """
     if ranks < 1 or not 0 <= jitter < np.inf:
-        raise GraphError(f"1 or more ranks and a jitter of 0 or more are needed, not {ranks} and {jitter:g}")
+        raise GraphError(
+            f"1 or more ranks and a jitter of 0 or more are needed, not {ranks} and {jitter:g}"
+        )
     unknown = [rank for rank in stragglers or {} if not 0 <= rank < ranks]
     if unknown:
         raise GraphError(f"rank {unknown[0]} is to be slower, but ranks are 0 to {ranks - 1}")
@@ -79,8 +81,13 @@ def slowdown_of(
     closing = timeline.closing
     settled = min(settled_copy, int(timeline.copy[closing].max()) - 1)
     together, alone = (
-        float(sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled))
-        for closing_ns in (ends(timeline.plan, factors, row, closing).max(axis=1), timeline.end_ns[closing])
+        float(
+            sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled)
+        )
+        for closing_ns in (
+            ends(timeline.plan, factors, row, closing).max(axis=1),
+            timeline.end_ns[closing],
+        )
     )
     return together / alone if alone else 1.0
 
@@ -108,7 +115,9 @@ def factors_of(
     return np.maximum(factors, 0).T
 
 
-def ends(plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.ArrayLike) -> np.ndarray:
+def ends(
+    plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.ArrayLike
+) -> np.ndarray:
     """Return when the given tasks end on each rank, in ns: tasks x ranks.
 
     Args:
@@ -147,7 +156,9 @@ def ends(plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.Arra
 def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndarray) -> np.ndarray:
     """Return when the tasks asked for end in each column, in ns, by one pass over all tasks of the plan."""
     by = [float(each[0]) if (each == each[0]).all() else each for each in factors]
-    key = 2 * plan.edge_src.astype(np.int64) + ~plan.edge_from_start  # of the start of a task; its end is odd
+    key = (
+        2 * plan.edge_src.astype(np.int64) + ~plan.edge_from_start
+    )  # of the start of a task; its end is odd
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
     times: dict[int, np.ndarray] = {}
@@ -179,4 +190,6 @@ def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndar
             end[task] = now.astype(np.int64)
         if gap:
             now += np.floor(factor * gap + 0.5)
-    return np.array([end[task] for task in asked.tolist()], np.int64).reshape(len(asked), factors.shape[1])
+    return np.array([end[task] for task in asked.tolist()], np.int64).reshape(
+        len(asked), factors.shape[1]
+    )

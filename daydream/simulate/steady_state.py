@@ -30,10 +30,16 @@ if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
-FEWEST_REPEATED = 8  # steps, where there are so many: a window shorter than that may miss a kind of step
-MOST_REPEATED = 500_000  # tasks; of a longer recording the last steps that hold so many are repeated
+FEWEST_REPEATED = (
+    8  # steps, where there are so many: a window shorter than that may miss a kind of step
+)
+MOST_REPEATED = (
+    500_000  # tasks; of a longer recording the last steps that hold so many are repeated
+)
 MOST_COPIES = 64
-MOST_LAGGING = 4_096  # copies while a queue is worked off: none holds more launches, and each copy has one
+MOST_LAGGING = (
+    4_096  # copies while a queue is worked off: none holds more launches, and each copy has one
+)
 MOST_TASKS = 4_000_000
 
 
@@ -48,7 +54,9 @@ class SteadyState(NamedTuple):
     @property
     def step_ns(self) -> int:
         """Mean time of the steps of the pass that had settled: what a run pays for each."""
-        return round(fmean(self.step_times().values() or [0]))  # steps that a change left no work take none
+        return round(
+            fmean(self.step_times().values() or [0])
+        )  # steps that a change left no work take none
 
     @property
     def typical_ns(self) -> int:
@@ -208,7 +216,9 @@ def repeatable(graph: Graph) -> Window | None:
     by_rank: dict[int, list[int]] = {}
     for number, step in enumerate(graph.steps):
         by_rank.setdefault(step_rank(step), []).append(number)
-    longest = max(FEWEST_REPEATED, MOST_REPEATED * len(graph.steps) // max(len(graph) * len(by_rank), 1))
+    longest = max(
+        FEWEST_REPEATED, MOST_REPEATED * len(graph.steps) // max(len(graph) * len(by_rank), 1)
+    )
     if len(by_rank) > 1:
         return _windows_of_ranks(graph, by_rank, longest)
     covered = [number for number, step in enumerate(graph.steps) if step.get("covered")]

@@ -67,7 +67,9 @@ class Timeline(NotebookFigure):
         self.repeats = {} if lowered.window is None else steps_in(graph, lowered.window)
         self.overlaps_settled = overlaps_settled
         self._paths: dict[tuple[int, ...], Path] = {}
-        self._bound: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by copy, of its steps: see `binding`
+        self._bound: dict[
+            int, tuple[np.ndarray, np.ndarray]
+        ] = {}  # by copy, of its steps: see `binding`
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -177,7 +179,9 @@ class Timeline(NotebookFigure):
         closing, keys, first = self._completions
         closing_ns = self.end_ns[closing] if closing_ns is None else closing_ns
         ends: dict[Key, int] = {}
-        latest: dict[int, int] = {}  # by rank: as in the recording, no step is done before the one before it
+        latest: dict[
+            int, int
+        ] = {}  # by rank: as in the recording, no step is done before the one before it
         for key, end in zip(keys, np.maximum.reduceat(closing_ns, first).tolist(), strict=True):
             rank = step_rank(self.graph.steps[key[1]])
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
@@ -205,7 +209,11 @@ class Timeline(NotebookFigure):
         if not len(ahead) or first == begun:
             return recorded
         done = int(ahead.max())
-        return max(recorded, done) if first > begun else min(recorded, max(first - (begun - recorded), done))
+        return (
+            max(recorded, done)
+            if first > begun
+            else min(recorded, max(first - (begun - recorded), done))
+        )
 
     def critical_path(self, task: int | None = None) -> CriticalPath:
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
@@ -301,7 +309,9 @@ class Timeline(NotebookFigure):
         names = ("name", "kind", "lane", "step", "phase", "layer")
         frame = pd.DataFrame({name: self.column(name) for name in names})
         frame.insert(0, "task", self.task)
-        return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
+        return frame.assign(
+            copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns
+        )
 
 
 def _completes(graph: Graph) -> np.ndarray:

@@ -166,7 +166,9 @@ def allocations_of(trace: Trace, rows: np.ndarray) -> Events:
             from daydream.memory.enclosing import enclosing_rows
 
             return list(enclosing_rows(trace, memory).tolist())
-        unknown = None if name in {"bytes", "device"} else COLUMNS[name][2]  # where -1 and 0 are values
+        unknown = (
+            None if name in {"bytes", "device"} else COLUMNS[name][2]
+        )  # where -1 and 0 are values
         return [None if value == unknown else value for value in memory[name].tolist()]
 
     return Events(Allocation, Table(trace, column), rows, lambda name: memory[name], "time_ns")
@@ -178,6 +180,10 @@ def steps_of(trace: Trace, rows: np.ndarray) -> Events:
 
     def numbers(name: str) -> np.ndarray:
         values = (step.get(name) for step in steps)
-        return np.array([value if isinstance(value, int) else UNKNOWN for value in values], np.int64)
+        return np.array(
+            [value if isinstance(value, int) else UNKNOWN for value in values], np.int64
+        )
 
-    return Events(Step, Table(trace, lambda name: [step.get(name) for step in steps]), rows, numbers)
+    return Events(
+        Step, Table(trace, lambda name: [step.get(name) for step in steps]), rows, numbers
+    )

@@ -80,7 +80,9 @@ def _layer(trace: Trace, glob: str) -> Range:
 
 def _step(trace: Trace, wanted: str) -> Range:
     names = [str(step["name"]) for step in trace.metadata.get("steps", [])]
-    number = re.compile(rf"(?<!\d){re.escape(wanted)}$")  # ProfilerStep#3 is step 3, and step 13 is not
+    number = re.compile(
+        rf"(?<!\d){re.escape(wanted)}$"
+    )  # ProfilerStep#3 is step 3, and step 13 is not
     numbered = [at for at, name in enumerate(names) if wanted and number.search(name)]
     if not numbered:
         there = f"no step {wanted!r}; steps are {listed(names)}"
@@ -106,7 +108,9 @@ def _kernels(trace: Trace, text: str) -> Range:
     if not found or int(found[1]) > int(found[2]):
         raise TraceError(f"kernels:{text} is no range; write kernels:100-200")
     first, last = int(found[1]), int(found[2])
-    kernels = np.flatnonzero(trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0))
+    kernels = np.flatnonzero(
+        trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0)
+    )
     if first >= len(kernels):
         raise TraceError(
             f"this trace has {len(kernels):,} kernels, the first is number 0: {first} is past them"
@@ -152,6 +156,8 @@ def _backward_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
     forward = np.flatnonzero(numbered & ~node)
     order = forward[np.lexsort((trace["start_ns"][forward], trace["tid"][forward], key[forward]))]
     thread = np.asarray(trace["tid"])[order]
-    last = np.append((key[order][1:] != key[order][:-1]) | (thread[1:] != thread[:-1]), True)[: len(order)]
+    last = np.append((key[order][1:] != key[order][:-1]) | (thread[1:] != thread[:-1]), True)[
+        : len(order)
+    ]
     chosen = order[last & rows[order]]
     return np.asarray(node & np.isin(key, key[chosen]))

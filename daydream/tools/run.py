@@ -44,7 +44,9 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
     cls = find_tool(which) if isinstance(which, str) else which
     name = getattr(cls, MARK, None)
     if name is None:
-        raise ToolError(f"{getattr(cls, '__name__', cls)} is no tool: write @daydream.tool above the class")
+        raise ToolError(
+            f"{getattr(cls, '__name__', cls)} is no tool: write @daydream.tool above the class"
+        )
     chosen = in_range(trace, range)
     with _guarded(name, cls):
         running = cls()
@@ -86,7 +88,9 @@ def _events(trace: Trace, chosen: Range, callback: str) -> Events:
         return steps_of(trace, chosen.steps())
     rows = trace.is_kind(*CALLBACKS[callback][1])
     if callback in {"on_kernel", "on_collective"}:
-        rows &= np.asarray(trace["device"]) >= 0  # not those of CPU processes, which no kernel carries
+        rows &= (
+            np.asarray(trace["device"]) >= 0
+        )  # not those of CPU processes, which no kernel carries
     return rows_of(trace, np.flatnonzero(rows & chosen.rows))
 
 

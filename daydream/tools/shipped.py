@@ -36,7 +36,9 @@ class KernelFrequency:
         self.total[kernel.name] += kernel.duration_ns
 
     def result(self) -> dict[str, Any]:
-        rows = [{"name": n, "count": c, "total_ns": self.total[n]} for n, c in self.count.most_common()]
+        rows = [
+            {"name": n, "count": c, "total_ns": self.total[n]} for n, c in self.count.most_common()
+        ]
         return {"kernels": rows}
 
 
@@ -51,7 +53,9 @@ class TopKernels:
         around = list(kernel.around)
         names = [event.name for event in around]  # the launch, the operator, what called it
         source = next((f" at {event.stack}" for event in around if event.stack), "")
-        self.total[kernel.name, "".join(names[1:2]), " < ".join(names) + source] += kernel.duration_ns
+        self.total[kernel.name, "".join(names[1:2]), " < ".join(names) + source] += (
+            kernel.duration_ns
+        )
 
     def result(self) -> dict[str, Any]:
         most = self.total.most_common(MOST)
@@ -102,8 +106,14 @@ class LaunchDelays:
             "p95_ns",
             "longest_ns",
         )
-        figures = {at: (len(w), *map(int, np.percentile(w, [50, 95, 100]))) for at, w in self.waits.items()}
-        return {"streams": [dict(zip(names, (*at, *figures[at]), strict=True)) for at in sorted(figures)]}
+        figures = {
+            at: (len(w), *map(int, np.percentile(w, [50, 95, 100]))) for at, w in self.waits.items()
+        }
+        return {
+            "streams": [
+                dict(zip(names, (*at, *figures[at]), strict=True)) for at in sorted(figures)
+            ]
+        }
 
 
 @tool
@@ -159,7 +169,9 @@ class MemoryCurves:
     def on_allocations(self, allocations: Events) -> None:
         time, rank, device = (allocations[name] for name in ("time_ns", "rank", "device"))
         part = (time - min(time, default=0)) * MOST // (np.ptp(time) + 1 if len(time) else 1)
-        self.rows: dict[int, dict[str, Any]] = {n: {"part": n + 1} for n in np.unique(part).tolist()}
+        self.rows: dict[int, dict[str, Any]] = {
+            n: {"part": n + 1} for n in np.unique(part).tolist()
+        }
         for at in sorted(set(zip(rank.tolist(), device.tolist(), strict=True))):
             mine = (rank == at[0]) & (device == at[1])
             name = f"rank {at[0]}, {'CPU' if at[1] < 0 else f'GPU {at[1]}'} bytes"
@@ -180,7 +192,9 @@ class IdleGaps:
         self.work: list[tuple[Any, ...]] = []
 
     def on_kernels(self, work: Events) -> None:
-        columns = (work.values(name) for name in ("start_ns", "duration_ns", "rank", "device", "name"))
+        columns = (
+            work.values(name) for name in ("start_ns", "duration_ns", "rank", "device", "name")
+        )
         self.work += zip(*columns, strict=True)
 
     on_copies = on_kernels
@@ -193,7 +207,9 @@ class IdleGaps:
             gaps.append((before - start, name, rank or 0, device, before))
             end[rank, device] = max(before, start + ns)
         most = nsmallest(MOST, gaps, key=itemgetter(0, 1))
-        return {"gaps": [dict(zip(GAP, (*gap[1:], -gap[0]), strict=True)) for gap in most if gap[0] < 0]}
+        return {
+            "gaps": [dict(zip(GAP, (*gap[1:], -gap[0]), strict=True)) for gap in most if gap[0] < 0]
+        }
 
 
 GAP = ("until", "rank", "device", "start_ns", "gap_ns")

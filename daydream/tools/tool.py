@@ -59,7 +59,9 @@ def tool(cls: Class) -> Class:
     for each in own:
         if each not in KNOWN:
             near = difflib.get_close_matches(each, KNOWN, 1)
-            meant = f"did you mean {near[0]}?" if near else f"callbacks are {', '.join(sorted(KNOWN))}"
+            meant = (
+                f"did you mean {near[0]}?" if near else f"callbacks are {', '.join(sorted(KNOWN))}"
+            )
             raise ToolError(f"{name} has {each}, which is no callback; {meant}")
     if not own:
         raise ToolError(f"{name} has no callback, such as on_kernel(self, kernel)")

@@ -177,7 +177,9 @@ def _by_node(handles: DebugHandleMap, trace: Trace, rows: np.ndarray, codes: np.
     pairs, inverse = np.unique(np.stack([graph, node]), axis=1, return_inverse=True)
     alone = len(np.unique(graph[node >= 0])) <= 1
     found = [
-        UNKNOWN if one < 0 else places.get(f"{of}:{one}", places.get(str(one), UNKNOWN) if alone else UNKNOWN)
+        UNKNOWN
+        if one < 0
+        else places.get(f"{of}:{one}", places.get(str(one), UNKNOWN) if alone else UNKNOWN)
         for of, one in pairs.T.tolist()
     ]
     codes[rows] = np.array(found, np.int32)[inverse.reshape(-1)]

@@ -48,7 +48,11 @@ def cached_trace(entry: CacheEntry) -> Trace | None:
     try:
         document = found.document["trace"]
         columns, memory = (
-            {name.removeprefix(of): array for name, array in found.arrays.items() if name.startswith(of)}
+            {
+                name.removeprefix(of): array
+                for name, array in found.arrays.items()
+                if name.startswith(of)
+            }
             for of in (COLUMN, MEMORY)
         )
         if any(column.dtype.kind != "i" for column in columns.values()):
@@ -74,7 +78,9 @@ def trace_contents(trace: Trace) -> Contents:
     if trace.memory is not None:
         arrays |= {MEMORY + name: array for name, array in trace.memory.columns.items()}
     handles = None if trace.handles is None else trace.handles.to_json()
-    return Contents({"trace": {"texts": trace.texts, "metadata": trace.metadata, "handles": handles}}, arrays)
+    return Contents(
+        {"trace": {"texts": trace.texts, "metadata": trace.metadata, "handles": handles}}, arrays
+    )
 
 
 def _texts(given: dict[str, Any]) -> dict[str, list[str]]:

@@ -59,7 +59,9 @@ class Handle(Struct, frozen=True):
             if len(text) > LONGEST_TEXT or not text.isascii():
                 _need_text(name, text)
         if not self.operator:
-            raise HandleError("a handle has no operator; name what it computes, such as 'aten::addmm'")
+            raise HandleError(
+                "a handle has no operator; name what it computes, such as 'aten::addmm'"
+            )
         if self.phase and self.phase not in PHASES:
             raise HandleError(
                 f"the phase of a handle is {self.phase!r:.60}; choose {', '.join(PHASES)}, or leave it empty"
@@ -88,12 +90,16 @@ class DebugHandleMap:
 
     """
 
-    def __init__(self, entries: Mapping[Identifier, Sequence[Handle]], *, rule: str = "equal") -> None:
+    def __init__(
+        self, entries: Mapping[Identifier, Sequence[Handle]], *, rule: str = "equal"
+    ) -> None:
         if rule not in RULES:
             raise HandleError(f"unknown rule {rule!r:.60}; choose {', '.join(RULES)}")
         self._entries: dict[Identifier, tuple[Handle, ...]] = {}
         for identifier, handles in entries.items():
-            self._entries[check_identifier(identifier, self._entries)] = _checked(identifier, handles)
+            self._entries[check_identifier(identifier, self._entries)] = _checked(
+                identifier, handles
+            )
         self.rule = rule
 
     def __len__(self) -> int:
@@ -114,7 +120,9 @@ class DebugHandleMap:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DebugHandleMap):
             return NotImplemented
-        return self.rule == other.rule and list(self._entries.items()) == list(other._entries.items())
+        return self.rule == other.rule and list(self._entries.items()) == list(
+            other._entries.items()
+        )
 
     __hash__ = None  # type: ignore[assignment]  # equal maps are equal by what they hold
 
@@ -122,7 +130,9 @@ class DebugHandleMap:
         return f"<DebugHandleMap of {len(self):,} identifiers, shared by {self.rule}>"
 
     @classmethod
-    def join(cls, maps: Mapping[int, DebugHandleMap | None]) -> tuple[DebugHandleMap | None, dict[int, int]]:
+    def join(
+        cls, maps: Mapping[int, DebugHandleMap | None]
+    ) -> tuple[DebugHandleMap | None, dict[int, int]]:
         """Return one map of several ranks' maps, and the place in it of each rank's first identifier.
 
         Ranks that compiled the same share one map. Else identifiers become texts, `RANK/IDENTIFIER`, and
@@ -188,14 +198,18 @@ class DebugHandleMap:
                 raise HandleError(
                     f"the identifier {each.identifier!r:.60} stands twice in the map; once was needed"
                 )
-            entries[each.identifier] = tuple(Handle(**msgspec.structs.asdict(one)) for one in each.handles)
+            entries[each.identifier] = tuple(
+                Handle(**msgspec.structs.asdict(one)) for one in each.handles
+            )
         return cls(entries, rule=found.rule)
 
 
 def check_identifier(identifier: Any, others: Mapping[Identifier, Any]) -> Identifier:
     """Return an identifier that fits the others. Raises `HandleError` if it is none, or of another kind."""
     if type(identifier) not in (int, str) or identifier == "":
-        raise HandleError(f"an identifier is {identifier!r:.60}; a whole number or a text was needed")
+        raise HandleError(
+            f"an identifier is {identifier!r:.60}; a whole number or a text was needed"
+        )
     if isinstance(identifier, str):
         _need_text("identifier", identifier)
     elif not 0 <= identifier <= LARGEST_IDENTIFIER:
@@ -217,7 +231,9 @@ def _checked(identifier: Identifier, handles: Sequence[Handle]) -> tuple[Handle,
             f"identifier {identifier!r:.60} has {odd!r:.60} among its handles; a Handle was needed"
         )
     if not handles:
-        raise HandleError(f"identifier {identifier!r:.60} has no handles; give one at least, or leave it out")
+        raise HandleError(
+            f"identifier {identifier!r:.60} has no handles; give one at least, or leave it out"
+        )
     return tuple(handles)
 
 
@@ -229,7 +245,9 @@ def _need_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise HandleError(f"the {name} {text[:40]!r} is no text that can be written as UTF-8") from None
+        raise HandleError(
+            f"the {name} {text[:40]!r} is no text that can be written as UTF-8"
+        ) from None
 
 
 def _known(handle: Handle) -> dict[str, Any]:

@@ -68,7 +68,9 @@ class MemoryEvents:
             elif not np.issubdtype(column.dtype, np.signedinteger):
                 raise TraceError(f"the column {name!r} of its memory events holds no integers")
             elif rows and not (least <= int(column.min()) and int(column.max()) <= most):
-                raise TraceError(f"the column {name!r} of its memory events holds a number out of its range")
+                raise TraceError(
+                    f"the column {name!r} of its memory events holds a number out of its range"
+                )
             self.columns[name] = np.asarray(column, np.int64)
         if float(np.abs(self.columns["bytes"]).sum(dtype=float)) > LARGEST_SUM:
             raise TraceError("its memory events add up to more memory than any machine has")
@@ -110,7 +112,9 @@ class MemoryEvents:
         # Built from buffers, as `pa.array` would import pandas.
         arrays = [
             pa.Array.from_buffers(
-                pa.int64(), len(column), [None, pa.py_buffer(np.ascontiguousarray(column, np.int64))]
+                pa.int64(),
+                len(column),
+                [None, pa.py_buffer(np.ascontiguousarray(column, np.int64))],
             )
             for column in known.values()
         ]
@@ -138,7 +142,9 @@ class MemoryEvents:
                 if len(set(names)) < len(names):
                     raise TraceError("its memory events have a column twice")
                 if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
-                    raise TraceError(f"its memory events take {size:,} bytes, more than its size allows")
+                    raise TraceError(
+                        f"its memory events take {size:,} bytes, more than its size allows"
+                    )
                 if any(given.field(name).type != pa.int64() for name in names):
                     raise TraceError("its memory events hold no integers")
                 table = file.read(names, use_threads=False).combine_chunks()
@@ -157,7 +163,11 @@ class MemoryEvents:
 def _to_numpy(array: object) -> np.ndarray:
     _, data = array.buffers()  # type: ignore[attr-defined]
     offset, size = array.offset, len(array)  # type: ignore[attr-defined,arg-type]
-    return np.frombuffer(data, np.int64, count=size + offset)[offset:] if size else np.empty(0, np.int64)
+    return (
+        np.frombuffer(data, np.int64, count=size + offset)[offset:]
+        if size
+        else np.empty(0, np.int64)
+    )
 
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
@@ -175,7 +185,9 @@ def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 TOTALS = ("allocated_bytes", "reserved_bytes")
 
 
-def events_of(columns: Mapping[str, np.ndarray], bad: np.ndarray, notes: list[str]) -> MemoryEvents | None:
+def events_of(
+    columns: Mapping[str, np.ndarray], bad: np.ndarray, notes: list[str]
+) -> MemoryEvents | None:
     """Return the rows that hold events, in order of time, None if there are none; `notes` gets sentences.
 
     `columns` are those of `MemoryEvents`, int64, shape (rows,), as the file has them; `bad` (bool, shape
@@ -202,7 +214,9 @@ def events_of(columns: Mapping[str, np.ndarray], bad: np.ndarray, notes: list[st
             absurd += int(odd.sum())
             kept[name] = np.where(odd, UNKNOWN, kept[name])
     if absurd:
-        were = "was no amount of memory and is" if absurd == 1 else "were no amounts of memory and are"
+        were = (
+            "was no amount of memory and is" if absurd == 1 else "were no amounts of memory and are"
+        )
         notes.append(f"{counted(absurd, 'total', 'totals')} of memory events {were} unknown.")
     address = kept["address"]
     kept["address"] = np.where((address > 0) & (address <= LARGEST_ADDRESS), address, UNKNOWN)

@@ -76,7 +76,9 @@ class Parameter(Struct):
     device: str = ""
     requires_grad: bool = True
     gradient_bytes: Amount = 0
-    local_bytes: Amount | msgspec.UnsetType | None = msgspec.UNSET  # of this rank's part, where it is sharded
+    local_bytes: Amount | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # of this rank's part, where it is sharded
 
 
 class Buffer(Struct):
@@ -266,7 +268,9 @@ class Metadata(Struct):
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
     held_before: dict[str, Held] = {}
-    memory_from: str | None = None  # "driver" where events are what the driver gave, not an allocator
+    memory_from: str | None = (
+        None  # "driver" where events are what the driver gave, not an allocator
+    )
     collected: Collected | None = None
     unprofiled_step_ns: list[Span] = []
     confirmed: Confirmed | None = None
@@ -315,7 +319,12 @@ def _with_fields(names: tuple[str, ...]) -> type[Struct]:
     )
 
 
-MODEL = ("parameters", "optimizers", "ddp", "groups")  # what is read without asking whether it is there
+MODEL = (
+    "parameters",
+    "optimizers",
+    "ddp",
+    "groups",
+)  # what is read without asking whether it is there
 
 
 def fill_in(document: dict[str, Any]) -> None:

@@ -62,7 +62,9 @@ FIELDS: dict[str, Field] = {
     "external_id": Field("int64", "ties runtime calls and device work to an operator"),
     "sequence": Field("int64", "autograd sequence number of an operator"),
     "forward_thread": Field("int64", "autograd id of the thread that ran the forward operator"),
-    "parent": Field("int32", "row of the enclosing host row; for device work, of the launching call"),
+    "parent": Field(
+        "int32", "row of the enclosing host row; for device work, of the launching call"
+    ),
     "op": Field("text", "innermost operator the row belongs to"),
     "layer": Field("text", "qualified module path"),
     "phase": Field("text", "data, forward, loss, backward, optimizer or other"),
@@ -77,10 +79,14 @@ FIELDS: dict[str, Field] = {
     "group": Field("text", "process group of a collective"),
     "graph_id": Field("int64", "CUDA graph a kernel belongs to"),
     "graph_node": Field("int64", "node of that graph"),
-    "handle": Field("int32", "compiled code: place of its identifier in the trace's map of debug handles"),
+    "handle": Field(
+        "int32", "compiled code: place of its identifier in the trace's map of debug handles"
+    ),
     "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
     "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
-    "waker": Field("int64", "blocked rows: the thread that ended the wait, where that is known", NO_ID),
+    "waker": Field(
+        "int64", "blocked rows: the thread that ended the wait, where that is known", NO_ID
+    ),
     "cpu_ns": Field("int64", "blocked rows: how long the thread ran meanwhile, or was ready to"),
     "stack": Field("text", "source line or call stack of an operator"),
 }

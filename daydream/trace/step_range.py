@@ -178,7 +178,8 @@ class Chosen(NamedTuple):
         if steps[0] <= int(self.numbers[-1]) and int(self.numbers[0]) <= steps[1]:
             return True
         return any(
-            start_ns[0] < each.end_ns and each.start_ns <= start_ns[1] for each in self.windows.values()
+            start_ns[0] < each.end_ns and each.start_ns <= start_ns[1]
+            for each in self.windows.values()
         )
 
     def taken(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
@@ -212,7 +213,9 @@ class Chosen(NamedTuple):
         start = columns["start_ns"]
         duration = columns["duration_ns"].copy()
         around = (columns["step"] == UNKNOWN) & (columns["tid"] != NO_ID)
-        rank = np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
+        rank = (
+            np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
+        )
         for number, window in self.windows.items():
             if window.end_ns == ALWAYS.max:
                 continue
@@ -222,7 +225,9 @@ class Chosen(NamedTuple):
         return duration
 
 
-def chosen_steps(metadata: Mapping[str, Any], steps: str, rows: int, *, with_memory: bool) -> Chosen | None:
+def chosen_steps(
+    metadata: Mapping[str, Any], steps: str, rows: int, *, with_memory: bool
+) -> Chosen | None:
     """Return what `10:20` or `typical` keeps of a trace with this metadata, which has been checked.
 
     None if that is all of its `rows`. Of a recording of memory all steps are typical: what was held when
@@ -265,7 +270,9 @@ def choose(
     if not numbers:
         most = max(map(len, by_rank.values()), default=0)
         held = f"the steps 0 to {most - 1}" if most else "no steps at all"
-        raise TraceError(f"it has none of the steps {wanted}, as there are {held}; ask for some of these")
+        raise TraceError(
+            f"it has none of the steps {wanted}, as there are {held}; ask for some of these"
+        )
     if len(numbers) == len(steps) and not before:
         return None
     numbers.sort()
@@ -283,7 +290,9 @@ def _metadata(
     steps = metadata["steps"]
     found = {name: value for name, value in metadata.items() if name not in OF_MEMORY}
     found["steps"] = [
-        {**steps[number], "covered": False, "why_not": BEFORE} if number in before else dict(steps[number])
+        {**steps[number], "covered": False, "why_not": BEFORE}
+        if number in before
+        else dict(steps[number])
         for number in numbers
     ]
     if typical is not None:

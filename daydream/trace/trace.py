@@ -16,7 +16,14 @@ from daydream.display import NotebookTables
 from daydream.errors import HandleError, TraceError
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Document
+from daydream.trace.schema import (
+    FIELDS,
+    IMPORT_AGAIN,
+    METADATA_KEY,
+    SCHEMA_VERSION,
+    UNKNOWN,
+    Document,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +31,14 @@ if TYPE_CHECKING:
 
     from daydream.trace.cached_trace import CacheEntry
 
-ROW_GROUP = 2**17  # rows written at a time: no large trace is held twice, and a range of steps is read alone
-TOLD = ("rank", "step", "start_ns")  # least and most in a row group: a range of steps is found by them
+ROW_GROUP = (
+    2**17
+)  # rows written at a time: no large trace is held twice, and a range of steps is read alone
+TOLD = (
+    "rank",
+    "step",
+    "start_ns",
+)  # least and most in a row group: a range of steps is found by them
 
 
 class Trace(NotebookTables):
@@ -68,7 +81,9 @@ class Trace(NotebookTables):
         self.metadata: Document = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
         self.memory = memory if memory is not None and len(memory) else None
         self.handles = handles
-        self.cache: CacheEntry | None = None  # where what is worked out from it is kept; copies have none
+        self.cache: CacheEntry | None = (
+            None  # where what is worked out from it is kept; copies have none
+        )
         self._rows = lengths.pop() if lengths else 0
 
     def __getstate__(self) -> Document:
@@ -109,14 +124,20 @@ class Trace(NotebookTables):
 
     def values(self, name: str, rows: Iterable[int] | slice | None = None) -> list[Any]:
         """Return a column as Python values with `None` for unknown, for some rows or all."""
-        column = self[name] if rows is None else self[name][rows if isinstance(rows, slice) else list(rows)]
+        column = (
+            self[name]
+            if rows is None
+            else self[name][rows if isinstance(rows, slice) else list(rows)]
+        )
         if FIELDS[name].type == "text":
             texts = self.text(name)
             return [texts[code] if code >= 0 else None for code in column.tolist()]
         null = FIELDS[name].null
         return [None if value == null else value for value in column.tolist()]
 
-    def attach_handles(self, handles: DebugHandleMap, by: str = "name", *, rows: Any = None) -> Trace:
+    def attach_handles(
+        self, handles: DebugHandleMap, by: str = "name", *, rows: Any = None
+    ) -> Trace:
         """Join a map of debug handles to the rows, and return the trace itself; a note says what matched.
 
         A row's operator, layer and phase become those of its handle with the largest share, where the handle
@@ -136,7 +157,9 @@ class Trace(NotebookTables):
 
         return self.set_handles(handles, join(handles, self, by, rows), by=by)
 
-    def set_handles(self, handles: DebugHandleMap, places: np.ndarray, *, by: str = "caller") -> Trace:
+    def set_handles(
+        self, handles: DebugHandleMap, places: np.ndarray, *, by: str = "caller"
+    ) -> Trace:
         """Say which identifier each row has, where that is known already; as `attach_handles` otherwise.
 
         `places` is each row's place in `handles.identifiers`, -1 for none: integers, shape (rows,).
@@ -144,9 +167,13 @@ class Trace(NotebookTables):
         from daydream.trace.attach import matched, take_over
 
         if self.handles is not None:
-            raise HandleError("this trace has debug handles already; join one map to a fresh import")
+            raise HandleError(
+                "this trace has debug handles already; join one map to a fresh import"
+            )
         if np.shape(places) != (len(self),) or np.asarray(places).dtype.kind not in "iu":
-            raise HandleError(f"{np.size(places):,} places were given for {len(self):,} rows; give one each")
+            raise HandleError(
+                f"{np.size(places):,} places were given for {len(self):,} rows; give one each"
+            )
         if len(self) and not -1 <= int(np.min(places)) <= int(np.max(places)) < len(handles):
             raise HandleError(f"a place is out of range; the map has {len(handles):,} identifiers")
         take_over(self, handles, places)
@@ -154,8 +181,12 @@ class Trace(NotebookTables):
         self.cache = None
         notes = [*self.metadata.get("notes", []), f"{matched(self, handles, by)}."]
         if any(len(handles[one]) > 1 for one in handles):
-            shared = {"flop": "by their FLOP", "bytes": "by their bytes"}.get(handles.rule, "equally")
-            notes.append(f"The time of a fused kernel is shared over the operators it came from {shared}.")
+            shared = {"flop": "by their FLOP", "bytes": "by their bytes"}.get(
+                handles.rule, "equally"
+            )
+            notes.append(
+                f"The time of a fused kernel is shared over the operators it came from {shared}."
+            )
         self.metadata = {**self.metadata, "notes": notes}
         return self
 
@@ -172,7 +203,9 @@ class Trace(NotebookTables):
         texts = {name: _to_strings(texts) for name, texts in self.texts.items()}
         return texts, {METADATA_KEY: json.dumps(self.metadata)}
 
-    def _batch(self, rows: slice, texts: dict[str, pa.Array], metadata: dict[bytes, str]) -> pa.RecordBatch:
+    def _batch(
+        self, rows: slice, texts: dict[str, pa.Array], metadata: dict[bytes, str]
+    ) -> pa.RecordBatch:
         import pyarrow as pa
 
         arrays = {}
@@ -203,7 +236,9 @@ class Trace(NotebookTables):
             }  # fmt: skip
             shared = self._of_all_rows()
             schema = self._batch(slice(0, 0), *shared).schema
-            with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
+            with ParquetWriter(
+                temporary, schema, compression="zstd", compression_level=3, **options
+            ) as file:
                 for first in range(0, max(len(self), 1), ROW_GROUP):
                     file.write_batch(self._batch(slice(first, first + ROW_GROUP), *shared))
                 if self.memory is not None:
@@ -217,7 +252,11 @@ class Trace(NotebookTables):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        max_unpacked: int | None = None,
+        steps: str | None = None,
     ) -> Trace:
         """Read a parquet trace; `max_unpacked` is how many bytes its columns may take.
 

@@ -57,7 +57,9 @@ def tell_syncs(columns: Columns, texts: Texts) -> None:
         return
     if "sync" not in kinds:
         kinds.append("sync")
-    columns["kind"] = np.where(rows, kinds.index("sync"), columns["kind"]).astype(columns["kind"].dtype)
+    columns["kind"] = np.where(rows, kinds.index("sync"), columns["kind"]).astype(
+        columns["kind"].dtype
+    )
     for name in NOT_OF_SYNCS:
         if name in columns:
             column = columns[name]
@@ -87,9 +89,13 @@ def read_columns(
             names = [name for name in given if name in FIELDS]
             twice = next((name for name in names if given.count(name) > 1), None)
             if twice is not None:
-                raise TraceError(f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}")
+                raise TraceError(
+                    f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}"
+                )
             extra = file.metadata.metadata or {}
-            chosen = _chosen(path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra)
+            chosen = _chosen(
+                path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra
+            )
             groups = _groups(file.metadata, chosen)
             rows = sum(file.metadata.row_group(group).num_rows for group in groups)
             size = rows * len(names) * 8
@@ -99,7 +105,9 @@ def read_columns(
             kept = None if chosen is None else _kept(path, file, groups, chosen, names)
             columns: Columns = {}
             texts: Texts = {}
-            for name in names:  # one after the other: what Arrow makes of one is gone before the next
+            for (
+                name
+            ) in names:  # one after the other: what Arrow makes of one is gone before the next
                 columns[name], codes_of = _read(path, file, groups, name)
                 if kept is not None:
                     columns[name] = columns[name][kept]
@@ -139,7 +147,9 @@ def _handles(path: StrPath, text: bytes | None) -> DebugHandleMap | None:
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _read(path: StrPath, file: ParquetFile, groups: list[int], name: str) -> tuple[np.ndarray, Texts]:
+def _read(
+    path: StrPath, file: ParquetFile, groups: list[int], name: str
+) -> tuple[np.ndarray, Texts]:
     return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
 
 
@@ -165,7 +175,8 @@ def _groups(about: FileMetaData, chosen: Chosen | None) -> list[int]:
     return [
         group
         for group in range(about.num_row_groups)
-        if chosen is None or chosen.may_hold(*(_limits(about, group, name) for name in ("step", "start_ns")))
+        if chosen is None
+        or chosen.may_hold(*(_limits(about, group, name) for name in ("step", "start_ns")))
     ]
 
 
@@ -237,7 +248,9 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
     import pyarrow as pa
 
     text = FIELDS[name].type == "text"
-    of_text = text and pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)
+    of_text = (
+        text and pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)
+    )
     if not (of_text if text else pa.types.is_signed_integer(column.type)):
         wanted = "text" if text else "integers"
         raise TraceError(
@@ -254,7 +267,9 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
 
 def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
     """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
-    dtype = np.dtype(str(array.type))  # to_pandas_dtype() imports pandas in some versions of pyarrow
+    dtype = np.dtype(
+        str(array.type)
+    )  # to_pandas_dtype() imports pandas in some versions of pyarrow
     if len(array) == 0:
         return np.empty(0, dtype)
     bitmap, data = array.buffers()

@@ -25,7 +25,16 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN, Columns, Texts
+from daydream.trace.schema import (
+    DEVICE_KINDS,
+    FIELDS,
+    HOST_KINDS,
+    NO_ID,
+    PHASES,
+    UNKNOWN,
+    Columns,
+    Texts,
+)
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -39,7 +48,11 @@ LARGEST_SUM = 2.0**61
 LARGEST_AMOUNT = 2**48  # of bytes or elements, in one tensor or transfer: 281 TB
 AMOUNTS = ("bytes", "elements")
 SMALLEST = {"start_ns": 0, "duration_ns": 0, "pid": NO_ID, "tid": NO_ID, "waker": NO_ID}
-LARGEST = {"start_ns": LONGEST_NS, "duration_ns": LONGEST_NS, **dict.fromkeys(AMOUNTS, LARGEST_AMOUNT)}
+LARGEST = {
+    "start_ns": LONGEST_NS,
+    "duration_ns": LONGEST_NS,
+    **dict.fromkeys(AMOUNTS, LARGEST_AMOUNT),
+}
 EXTENTS = regex(r"\d{1,10},\d{1,10},\d{1,10}", re.ASCII)
 DEEPEST = 4  # arguments, lists of tensors, shapes, sizes
 
@@ -56,7 +69,13 @@ def check(trace: Trace) -> None:
             _check_range(name, trace.columns[name])
     identifiers = 0 if trace.handles is None else len(trace.handles)
     if "handle" in trace.columns:
-        _refuse("handle", trace["handle"], UNKNOWN, identifiers - 1, f"one of {identifiers} debug handles")
+        _refuse(
+            "handle",
+            trace["handle"],
+            UNKNOWN,
+            identifiers - 1,
+            f"one of {identifiers} debug handles",
+        )
     if len(trace):
         _check_times(trace)
         _check_steps(trace, trace.metadata.get("steps", []))
@@ -126,7 +145,11 @@ def is_launch(text: str) -> bool:
 
 
 PORTION = 1 << 16  # rows looked at together: no large trace is held twice
-OF_TEXT: dict[str, Callable[[str], bool]] = {"shapes": is_shapes, "grid": is_launch, "block": is_launch}
+OF_TEXT: dict[str, Callable[[str], bool]] = {
+    "shapes": is_shapes,
+    "grid": is_launch,
+    "block": is_launch,
+}
 
 
 def _check_range(name: str, column: np.ndarray) -> None:
@@ -161,7 +184,9 @@ def _check_times(trace: Trace) -> None:
     earlier = (start[1:] < start[:-1]) & (rank[1:] == rank[:-1])
     if earlier.any():
         row = int(rows[int(np.argmax(earlier)) + 1])
-        raise TraceError(f"row {row} begins before the row before it; rows in order of start were needed")
+        raise TraceError(
+            f"row {row} begins before the row before it; rows in order of start were needed"
+        )
 
 
 def _check_steps(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> None:

@@ -40,7 +40,9 @@ def say_what_to_change(path: Path) -> None:
 
 def say_not_recorded(error: Exception) -> None:
     """Say in one line that nothing was recorded, and why."""
-    LOG.warning("daydream: no trace was written: %s", " ".join(f"{error}".split()) or type(error).__name__)
+    LOG.warning(
+        "daydream: no trace was written: %s", " ".join(f"{error}".split()) or type(error).__name__
+    )
 
 
 class Recorder:
@@ -53,7 +55,9 @@ class Recorder:
 
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, suggestions: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, suggestions: bool = True, **settings: Any
+    ) -> None:
         self._path = path
         self._suggestions = suggestions
         self._settings = settings

@@ -18,16 +18,16 @@ from daydream.transforms import stages
 
 if TYPE_CHECKING:
     from daydream.files.input_files import read_text
+    from daydream.model.optimizers import optimizer_settings
     from daydream.text import counted, listed
     from daydream.transforms.compose import need_room
-    from daydream.transforms.real_change import optimizer_settings
     from daydream.transforms.registry import Optimization, Option
 
 _HOMES = {
     "daydream.files.input_files": ("read_text",),
     "daydream.text": ("counted", "listed"),
     "daydream.transforms.compose": ("need_room",),
-    "daydream.transforms.real_change": ("optimizer_settings",),
+    "daydream.model.optimizers": ("optimizer_settings",),
     "daydream.transforms.registry": ("Optimization", "Option"),
 }
 

@@ -121,12 +121,16 @@ def check(optimizations: Sequence[Optimization]) -> None:
             if one.name == other.name:
                 raise GraphError(f"{spelled(optimizations)!r} names {one.name} twice")
             if one.rules_out(other):
-                raise GraphError(f"{other.name} and {one.name} exclude each other; ask for one of them")
+                raise GraphError(
+                    f"{other.name} and {one.name} exclude each other; ask for one of them"
+                )
 
 
 def in_order(optimizations: Sequence[Optimization]) -> list[Optimization]:
     """Return the optimizations in the order they are applied."""
-    return sorted(optimizations, key=lambda each: (each.stage, "" if each.stage == OWN else each.name))
+    return sorted(
+        optimizations, key=lambda each: (each.stage, "" if each.stage == OWN else each.name)
+    )
 
 
 def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optimization, Option]]:
@@ -172,7 +176,9 @@ def apply(
         if graph.version == before:
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     if graph.times is not None and graph.times.answers == answers:
-        graph.note("The table of measured times holds none that this prediction asks for; it was not used.")
+        graph.note(
+            "The table of measured times holds none that this prediction asks for; it was not used."
+        )
     return used
 
 

@@ -25,7 +25,9 @@ from daydream.transforms.registry import Optimization, Options, find
 if TYPE_CHECKING:
     from daydream.instrument import Tool
 
-OPTIMIZER = re.compile(r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$")  # in a line of code, whatever the class
+OPTIMIZER = re.compile(
+    r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$"
+)  # in a line of code, whatever the class
 
 
 def code_of(name: str, graph: Graph | None = None) -> str | None:
@@ -69,7 +71,9 @@ def why_not_offered(optimization: Optimization, graph: Graph) -> str | None:
     framework makes the change (`PAPER_ONLY`).
     """
     if optimization.paper_only:
-        return "no framework makes this change: it is a paper's; `whatif` and `rank --all` predict it"
+        return (
+            "no framework makes this change: it is a paper's; `whatif` and `rank --all` predict it"
+        )
     if optimization.needs_gpu and not has_device_work(graph):
         return f"`{optimization.code}` is for a GPU, and this trace has no GPU work"
     optimizers = torch_optimizers(graph) if optimization.optimizers else set()
@@ -124,7 +128,9 @@ def real_change(
         def changed() -> list[str]:
             found = set()
             for context in session.contexts.values():
-                if context.actions.on_operator or context.actions.on_node:  # or within its backward pass
+                if (
+                    context.actions.on_operator or context.actions.on_node
+                ):  # or within its backward pass
                     forward = session.contexts.get(context.get("forward_id") or "", context)
                     found.add(f"{forward['namespace']}::{forward['type']}")
             return sorted(found)
@@ -144,7 +150,9 @@ def tools_of(optimization: Optimization, options: Options) -> list[Tool]:
     if callable(made) and not isinstance(made, Tool):
         parameters = inspect.signature(made).parameters
         every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        made = made(**{name: value for name, value in options.items() if every or name in parameters})
+        made = made(
+            **{name: value for name, value in options.items() if every or name in parameters}
+        )
     tools = list(made) if isinstance(made, (list, tuple)) else [made]
     if not tools or not all(isinstance(each, Tool) for each in tools):
         raise DaydreamError(
@@ -169,37 +177,3 @@ def model_of(optimizer: Any) -> Any:
             if held:
                 holding.append((held, sum(1 for _ in one.modules()), one))
     return max(holding, key=lambda each: each[:2], default=(0, 0, None))[2]
-
-
-@contextmanager
-def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
-    """Give every parameter group of a torch optimizer these settings; put back what it had on leaving.
-
-    with optimizer_settings(optimizer, fused=True):
-        train()
-    """
-    before = [{name: group[name] for name in settings if name in group} for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group.update(settings)
-    _place_step_counts(optimizer)
-    try:
-        yield
-    finally:
-        for group, had in zip(optimizer.param_groups, before, strict=True):
-            for name in settings:
-                group.pop(name, None)
-            group.update(had)
-        _place_step_counts(optimizer)
-
-
-def _place_step_counts(optimizer: Any) -> None:
-    """Move counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
-
-    The loop and the foreach kernels take them from the CPU; a fused one refuses them there.
-    """
-    for group in optimizer.param_groups:
-        beside = group.get("fused") or group.get("capturable")
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            if hasattr(state.get("step"), "to"):  # a number in some optimizers
-                state["step"] = state["step"].to(parameter.device if beside else "cpu")

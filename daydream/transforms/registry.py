@@ -231,7 +231,9 @@ def _loading(what: str) -> Iterator[None]:
         raise GraphError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def describe(function: Callable[..., None], name: str | None = None, file: str | None = None) -> Optimization:
+def describe(
+    function: Callable[..., None], name: str | None = None, file: str | None = None
+) -> Optimization:
     """Return the optimization a function is, its options read from its signature.
 
     Raises `GraphError` if it is none; if it is of a `file`, none that a command line can ask for.
@@ -267,7 +269,11 @@ def options_of(function: Callable[..., Any], file: str | None = None) -> tuple[s
         # `float | None` is a float, a `Literal` a text out of several.
         hint = hints.get(name, NOTHING)
         of_several = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        kinds = [kind for kind in (typing.get_args(hint) if of_several else [hint]) if kind is not NOTHING]
+        kinds = [
+            kind
+            for kind in (typing.get_args(hint) if of_several else [hint])
+            if kind is not NOTHING
+        ]
         literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
         if file and options and not all(kind in {*SORTS, Any, *literals} for kind in kinds):
             raise GraphError(
@@ -281,7 +287,9 @@ def options_of(function: Callable[..., Any], file: str | None = None) -> tuple[s
         default = None if required else parameter.default
         _, unit, words = helps.get(name, ("", "", ""))
         sort = plain if plain in SORTS else str
-        options.append(Option(name, sort, default, required, choices, " ".join(words.split()), unit))
+        options.append(
+            Option(name, sort, default, required, choices, " ".join(words.split()), unit)
+        )
     return text, options
 
 
@@ -294,19 +302,29 @@ def _of_module(module: ModuleType, name: str) -> Optimization:
         own = [
             name
             for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+            if inspect.isfunction(value)
+            and value.__module__ == module.__name__
+            and not name.startswith("_")
         ]
         there = f"it has {', '.join(own)}" if own else "it has no function"
-        raise GraphError(f"{module.__file__} should define a function {wanted!r}, the optimization; {there}")
+        raise GraphError(
+            f"{module.__file__} should define a function {wanted!r}, the optimization; {there}"
+        )
     return _placed(describe(function, name, module.__file__), module)
 
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
     """Return the optimization with what else its file says of it: `STAGE`, `EXCLUDES`, `apply`, ..."""
-    said = {**vars(module), **getattr(module, "COMMANDS", {}).get(optimization.name, {})} if module else {}
+    said = (
+        {**vars(module), **getattr(module, "COMMANDS", {}).get(optimization.name, {})}
+        if module
+        else {}
+    )
     stage = said.get("STAGE", stages.OWN)
     if stage not in stages.TITLES:
-        raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
+        raise GraphError(
+            f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages"
+        )
     parts: dict[str, Any] = {"stage": stage, "tool": said.get("tool")}
     for name in ("OF_JOBS", "NEEDS_GPU", "PAPER_ONLY"):
         parts[name.lower()] = bool(said.get(name))

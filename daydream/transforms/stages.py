@@ -21,7 +21,9 @@ last: so `amp+batch-size` and `batch-size+amp` ask the same question.
 
 from __future__ import annotations
 
-WORK, PRECISION, FUSION, KERNELS, MEMORY, LAUNCH, INPUT, PARALLEL, COMMUNICATION, HARDWARE, OWN = range(11)
+WORK, PRECISION, FUSION, KERNELS, MEMORY, LAUNCH, INPUT, PARALLEL, COMMUNICATION, HARDWARE, OWN = (
+    range(11)
+)
 
 TITLES = {
     WORK: "what is computed",

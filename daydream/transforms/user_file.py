@@ -42,7 +42,9 @@ class Mistake(NamedTuple):
 
 def own_files() -> set[str]:
     """Return the users' own files that this process has loaded."""
-    return {str(module.__file__) for name, module in sys.modules.items() if name.startswith(OWN_FILE)}
+    return {
+        str(module.__file__) for name, module in sys.modules.items() if name.startswith(OWN_FILE)
+    }
 
 
 def mistake_in_own_file(error: Exception) -> Mistake | None:
@@ -69,7 +71,11 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
 
 def reason_of(error: Exception) -> str:
     """Return in a line why a change that raised an error has no answer."""
-    said = str(error) if isinstance(error, DaydreamError) else f"it failed: {type(error).__name__}: {error}"
+    said = (
+        str(error)
+        if isinstance(error, DaydreamError)
+        else f"it failed: {type(error).__name__}: {error}"
+    )
     return " ".join(map(str.strip, str(mistake_in_own_file(error) or said).splitlines()))
 
 
@@ -96,7 +102,9 @@ def own_code(file: str) -> Iterator[None]:
         except BaseException as error:
             if came:
                 raise
-            what = "sys.exit()" if isinstance(error, SystemExit) else f"raise {type(error).__name__}"
+            what = (
+                "sys.exit()" if isinstance(error, SystemExit) else f"raise {type(error).__name__}"
+            )
             raise OwnFileError(
                 f"{_place(file, error)}: `{what}` would end daydream; an optimization returns"
             ) from None
@@ -153,6 +161,8 @@ def _place(file: str, error: BaseException) -> str:
     import traceback  # for those whose file is wrong
 
     frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(file)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) == Path(file)
     ]
     return f"{file}, line {frames[-1].lineno}" if frames else file

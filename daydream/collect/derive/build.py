@@ -90,9 +90,13 @@ def compilations(
     compiles = np.isin(np.arange(len(recording)), rows)
     around = parent[rows]
     outermost = rows[(around < 0) | (nearest(compiles, parent)[around] < 0)]
-    spent = np.bincount(step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps))
+    spent = np.bincount(
+        step[outermost], np.asarray(recording["duration_ns"])[outermost], len(steps)
+    )
     functions = np.bincount(step[rows[recording.named(FUNCTION)[rows]]], minlength=len(steps))
-    covered = [number for number, each in enumerate(steps) if each["covered"] and each["measured_ns"]]
+    covered = [
+        number for number, each in enumerate(steps) if each["covered"] and each["measured_ns"]
+    ]
     found = [number for number in covered if spent[number] > WORTH * steps[number]["measured_ns"]]
     if 2 * len(found) >= len(covered):
         return {}
@@ -158,19 +162,25 @@ def derive(
         column[device] = np.where(source >= 0, column[source], UNKNOWN)
     alone = np.flatnonzero(device)[source < 0]
     phase[alone] = orphans(recording, alone)
-    recording.metadata["phases_assumed"] = _share(recording, device, np.append(assumed, False)[source])
+    recording.metadata["phases_assumed"] = _share(
+        recording, device, np.append(assumed, False)[source]
+    )
 
     columns, texts = recording.columns, recording.texts
     memory = memory_of(recording)
     places = columns.pop("handle", None)
     if "rank" not in columns:
-        columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
+        columns["rank"] = narrow(
+            np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8
+        )
     columns["parent"] = parent
     columns["step"] = step
     columns["phase"], texts["phase"] = phase, list(PHASES)
     columns["layer"], texts["layer"] = layer, layers
     columns["op"], texts["op"] = _op_names(recording, op_row)
-    for name in [name for name, column in columns.items() if not (column != FIELDS[name].null).any()]:
+    for name in [
+        name for name, column in columns.items() if not (column != FIELDS[name].null).any()
+    ]:
         del columns[name]
     _tell_vendor(recording)
     trace = Trace(columns, texts, recording.metadata, memory)
@@ -213,7 +223,9 @@ def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:
     external = recording["external_id"]
     correlation = recording["correlation"]
     named = np.flatnonzero(operator & (external >= 0))
-    work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (external >= 0) & (external != correlation))
+    work = np.flatnonzero(
+        recording.is_kind(*DEVICE_KINDS) & (external >= 0) & (external != correlation)
+    )
     if not len(named) or not len(work):
         return op_row
     named = named[np.argsort(external[named], kind="stable")]
@@ -246,7 +258,11 @@ def _tell_vendor(recording: Recording) -> None:
         key.startswith(("hip", "roc")) for key in versions
     ):
         recording.metadata["vendor"] = "rocm"
-    elif names or recording.is_kind(*DEVICE_KINDS).any() or any(key.startswith("cu") for key in versions):
+    elif (
+        names
+        or recording.is_kind(*DEVICE_KINDS).any()
+        or any(key.startswith("cu") for key in versions)
+    ):
         recording.metadata["vendor"] = "cuda"
     else:
         recording.metadata["vendor"] = "cpu"

@@ -85,7 +85,9 @@ def _in_queue(
 ) -> list[str] | None:
     order = queue_order(len(shapes))
     return (
-        [owners[place] for place in order] if [shapes[place] for place in order] == [*accumulated] else None
+        [owners[place] for place in order]
+        if [shapes[place] for place in order] == [*accumulated]
+        else None
     )
 
 
@@ -95,7 +97,10 @@ def _by_shape(
     of_shape: dict[str | None, str] = {}
     if Counter(accumulated) != Counter(shapes):
         return None
-    if any(of_shape.setdefault(shape, owner) != owner for shape, owner in zip(shapes, owners, strict=True)):
+    if any(
+        of_shape.setdefault(shape, owner) != owner
+        for shape, owner in zip(shapes, owners, strict=True)
+    ):
         return None
     return [of_shape[shape] for shape in accumulated]
 
@@ -146,7 +151,9 @@ def _bodies_of_groups(
     rest = groups[1:]
     left = sum(len(other) for other in rest)
     most = (len(names) - begin - left) // len(group)
-    lengths = range(1, most + 1) if rest else [most] if begin + most * len(group) == len(names) else []
+    lengths = (
+        range(1, most + 1) if rest else [most] if begin + most * len(group) == len(names) else []
+    )
     for length in lengths:
         if not _same_body(names, shapes, group, begin, length):
             continue
@@ -166,7 +173,8 @@ def _by_head(names: Sequence[int], shapes: Sequence[str], wanted: Sequence[str])
         begins = [at for at in range(len(kinds)) if kinds[at : at + length] == head]
         ends = [*begins[1:], len(names)]
         if len(begins) == len(wanted) and all(
-            shape in shapes[begin:end] for shape, begin, end in zip(wanted, begins, ends, strict=True)
+            shape in shapes[begin:end]
+            for shape, begin, end in zip(wanted, begins, ends, strict=True)
         ):
             return [end - begin for begin, end in zip(begins, ends, strict=True)]
     return []
@@ -225,7 +233,9 @@ class Layers:
 # Gradients ---------------------------------------------------------------------------------------
 
 
-def own_accumulated(recording: Recording, rows: np.ndarray, node_before: np.ndarray, layers: Layers) -> None:
+def own_accumulated(
+    recording: Recording, rows: np.ndarray, node_before: np.ndarray, layers: Layers
+) -> None:
     """Give rows that accumulate a gradient the layer that owns the parameter.
 
     They hold the layer of the node before, which used the parameter. That is the owner, but for a
@@ -240,7 +250,9 @@ def own_accumulated(recording: Recording, rows: np.ndarray, node_before: np.ndar
     if not parameters or not len(inner):
         return
     called = {
-        text for text in recording.texts_of("layer", np.flatnonzero(recording.is_kind("module"))) if text
+        text
+        for text in recording.texts_of("layer", np.flatnonzero(recording.is_kind("module")))
+        if text
     }
     compiled = recording.named(COMPILED_NODE)
     found: dict[int, str] = {}
@@ -291,7 +303,9 @@ def _behind_compiled(
         [one.layer for one in parameters],
     )
     pairs = zip(calls.values(), owners or [], strict=False)
-    return {row: owner for call, named in pairs for (row, _), owner in zip(call, named, strict=True)}
+    return {
+        row: owner for call, named in pairs for (row, _), owner in zip(call, named, strict=True)
+    }
 
 
 def _in_turn(
@@ -328,13 +342,17 @@ def own_updates(
     `accumulated` are the rows that accumulate gradients, with their layers.
     """
     parameters = described(recording)
-    ranges = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(OPTIMIZER_RANGE))
+    ranges = np.flatnonzero(
+        recording.is_kind("operator", "annotation") & recording.named(OPTIMIZER_RANGE)
+    )
     work = np.flatnonzero(recording.is_kind("operator") & (phase == OPTIMIZER) & (parent >= 0))
     if not parameters or not len(ranges) or not len(work):
         return
     used = {
         (layers.text(row), shape)
-        for row, shape in zip(accumulated.tolist(), _first_shapes(recording, accumulated), strict=True)
+        for row, shape in zip(
+            accumulated.tolist(), _first_shapes(recording, accumulated), strict=True
+        )
         if shape is not None
     }
     work = work[np.isin(parent[work], ranges)]
@@ -393,7 +411,9 @@ def _cut(recording: Recording, rows: np.ndarray, groups: list[list[Parameter]]) 
 # Buckets -----------------------------------------------------------------------------------------
 
 
-def own_bucket_rows(recording: Recording, parent: np.ndarray, phase: np.ndarray, layers: Layers) -> None:
+def own_bucket_rows(
+    recording: Recording, parent: np.ndarray, phase: np.ndarray, layers: Layers
+) -> None:
     """Give the views of reduced buckets, and the copies out of them, the layers of the buckets' parameters.
 
     They come at the end of the backward pass, outside all nodes and in the buckets' order;
@@ -408,7 +428,11 @@ def own_bucket_rows(recording: Recording, parent: np.ndarray, phase: np.ndarray,
     if not buckets or any(name not in parameters for bucket in buckets for name in bucket):
         return
     members = [parameters[name] for bucket in buckets for name in bucket]
-    flat = [f"[{sum(parameters[name].elements for name in bucket)}]" for bucket in buckets for _ in bucket]
+    flat = [
+        f"[{sum(parameters[name].elements for name in bucket)}]"
+        for bucket in buckets
+        for _ in bucket
+    ]
     host = recording.is_kind("operator", "annotation")
     copies = np.flatnonzero(host & recording.named(BUCKET_COPY))
     views = np.flatnonzero(host & (parent < 0) & recording.named(BUCKET_VIEW))

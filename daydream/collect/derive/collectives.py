@@ -163,7 +163,9 @@ def _rows(trace: Trace, pattern: re.Pattern[str], kind: str) -> np.ndarray:
     return np.flatnonzero(np.isin(trace["name"], codes) & trace.is_kind(kind))
 
 
-ENDS_AGREE_NS = 100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
+ENDS_AGREE_NS = (
+    100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
+)
 SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
 LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
 MOST_PAIRINGS = 500  # of two sequences that are tried
@@ -196,7 +198,9 @@ class MatchedCollectives(Struct):
 
     rows: list[np.ndarray] = field(default_factory=list)
     offset_ns: dict[int, int] = field(default_factory=dict)
-    noise_ns: dict[int, int] = field(default_factory=dict)  # how far single ends stray from the offset
+    noise_ns: dict[int, int] = field(
+        default_factory=dict
+    )  # how far single ends stray from the offset
     spread_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     alone: dict[int, int] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)  # ranks that fit as well an iteration apart
@@ -228,7 +232,9 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     if len(on_host):
         return _on_host(trace, on_host)
     found = MatchedCollectives()
-    handed_on = np.isin(np.array([*trace.text("collective"), ""], dtype=str), HANDED_ON)[trace["collective"]]
+    handed_on = np.isin(np.array([*trace.text("collective"), ""], dtype=str), HANDED_ON)[
+        trace["collective"]
+    ]
     ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
     members: list[list[int]] = []
     for runs in _groups(trace):
@@ -242,7 +248,9 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
                 continue
             pairs, certain = paired
             apart = longest.end_ns[pairs[0]] - run.end_ns[pairs[1]]
-            together = ~handed_on[longest.rows[pairs[0]]]  # a root that ends early is not of another clock
+            together = ~handed_on[
+                longest.rows[pairs[0]]
+            ]  # a root that ends early is not of another clock
             apart = apart[together] if together.any() else apart
             if longest.pairwise[pairs[0]].all() and abs(np.median(apart)) > ENDS_AGREE_NS:
                 continue  # messages of different pairs look alike, and say nothing about the clocks
@@ -317,7 +325,9 @@ def _groups(trace: Trace) -> Iterator[list[_Run]]:
         runs = []
         for member in np.unique(rank[group == one]).tolist():
             mine = (group == one) & (rank == member)
-            runs.append(_Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine]))
+            runs.append(
+                _Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine])
+            )
         if len(runs) > 1:
             yield runs
 
@@ -327,7 +337,10 @@ def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
     texts = trace.text("collective")
     codes = {text: code for code, text in enumerate(texts)}
     named = np.array(
-        [codes.setdefault(collective_of_name(name) or name, len(codes)) for name in trace.text("name")],
+        [
+            codes.setdefault(collective_of_name(name) or name, len(codes))
+            for name in trace.text("name")
+        ],
         np.int64,
     )
     said = np.asarray(trace["collective"], np.int64)[rows]
@@ -375,10 +388,14 @@ def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
     if merged:
         best, pairs = max(merged, key=lambda each: (each[0].near, each[1].shape[1]))
         shift = np.unique(pairs[0] - pairs[1])
-        for each in found if len(shift) == 1 else []:  # nothing is lost in between: the order alone tells
+        for each in (
+            found if len(shift) == 1 else []
+        ):  # nothing is lost in between: the order alone tells
             if not each.wrong and each.pairs[0, 0] - each.pairs[1, 0] == shift[0]:
                 pairs = each.pairs
-        alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
+        alike = [
+            each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong
+        ]
         return pairs, best.near or len(alike) < 2
     # Clocks that drift: nothing but the order is left, and only a whole sequence shows that.
     whole = [each for each in found if not each.wrong]
@@ -407,7 +424,9 @@ def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
             np.abs(ends[after] - looked_for), np.abs(ends[np.maximum(after - 1, 0)] - looked_for)
         )
         in_time = int((nearest <= ENDS_AGREE_NS).sum())
-        yield _Pairing(np.stack([here, here - shift]), float((~agrees).mean()), offset, stray, in_time)
+        yield _Pairing(
+            np.stack([here, here - shift]), float((~agrees).mean()), offset, stray, in_time
+        )
 
 
 def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -424,8 +443,13 @@ def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
     here = there = 0
     while here < len(one.rows) and there < len(other.rows):
         apart = one.end_ns[here] - other.end_ns[there] - offset_ns
-        if abs(apart) <= ENDS_AGREE_NS and _alike(one, other, np.array([here]), np.array([there]))[0]:
-            if here + 1 < len(one.rows) and abs(apart + one.end_ns[here + 1] - one.end_ns[here]) < abs(apart):
+        if (
+            abs(apart) <= ENDS_AGREE_NS
+            and _alike(one, other, np.array([here]), np.array([there]))[0]
+        ):
+            if here + 1 < len(one.rows) and abs(
+                apart + one.end_ns[here + 1] - one.end_ns[here]
+            ) < abs(apart):
                 here += 1
             elif there + 1 < len(other.rows) and abs(
                 apart - np.diff(other.end_ns[there : there + 2])[0]

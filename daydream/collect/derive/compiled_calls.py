@@ -35,7 +35,9 @@ class CompiledGraph:
     handles: tuple[tuple[Handle, ...], ...]
 
 
-def attach_compiled(trace: Trace, graphs: Sequence[CompiledGraph], modules: Iterable[str] = ()) -> None:
+def attach_compiled(
+    trace: Trace, graphs: Sequence[CompiledGraph], modules: Iterable[str] = ()
+) -> None:
     """Give the kernel calls of compiled graphs their handles, and note how many calls were matched.
 
     `modules` are paths of modules that are known besides those of the trace: a compiled module leaves no
@@ -58,16 +60,22 @@ def attach_compiled(trace: Trace, graphs: Sequence[CompiledGraph], modules: Iter
 def _calls(trace: Trace) -> list[tuple[int, str]]:
     """Return (row, key) of each call of a compiled graph."""
     texts = trace.text("name")
-    keys = {code: found.group(1) for code, text in enumerate(texts) if (found := CALL.fullmatch(text))}
+    keys = {
+        code: found.group(1) for code, text in enumerate(texts) if (found := CALL.fullmatch(text))
+    }
     names = trace["name"]
     rows = np.flatnonzero(np.isin(names, list(keys)) & trace.is_kind("annotation", "operator"))
-    return [(row, keys[code]) for row, code in zip(rows.tolist(), names[rows].tolist(), strict=True)]
+    return [
+        (row, keys[code]) for row, code in zip(rows.tolist(), names[rows].tolist(), strict=True)
+    ]
 
 
 class _Matching:
     """The entries of the map that is made, and each row's place among them."""
 
-    def __init__(self, trace: Trace, graphs: Sequence[CompiledGraph], modules: frozenset[str]) -> None:
+    def __init__(
+        self, trace: Trace, graphs: Sequence[CompiledGraph], modules: frozenset[str]
+    ) -> None:
         self.entries: dict[int | str, tuple[Handle, ...]] = {}
         self.places = np.full(len(trace), UNKNOWN, np.int64)
         self.missing = self.unmatched = 0
@@ -80,7 +88,9 @@ class _Matching:
         parent = np.asarray(trace["parent"], np.int64)
         self._by_parent = np.argsort(parent, kind="stable")
         self._parents = parent[self._by_parent]
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[CompiledGraph, list[tuple[int, int]]]] = {}
+        self._known: dict[
+            tuple[str, tuple[str, ...]], tuple[CompiledGraph, list[tuple[int, int]]]
+        ] = {}
 
     def add(self, call: int, key: str) -> None:
         """Match the rows of one call of the graph with this key."""
@@ -88,15 +98,23 @@ class _Matching:
         rows = self._within(call)
         texts = self._trace.text("name")
         names = tuple(plain_name(texts[code]) for code in self._trace["name"][rows].tolist())
-        fused = [FUSED.fullmatch(texts[code]) is not None for code in self._trace["name"][rows].tolist()]
+        fused = [
+            FUSED.fullmatch(texts[code]) is not None for code in self._trace["name"][rows].tolist()
+        ]
         if not candidates:
             self.unmatched += sum(fused)
             return
         if (key, names) not in self._known:
             matches = [(graph, in_order(graph.names, names)) for graph in candidates]
-            self._known[key, names] = max(matches, key=lambda match: (len(match[1]), -len(match[0].names)))
+            self._known[key, names] = max(
+                matches, key=lambda match: (len(match[1]), -len(match[0].names))
+            )
         graph, pairs = self._known[key, names]
-        around = self._trace.text("layer")[code] if (code := int(self._trace["layer"][call])) >= 0 else ""
+        around = (
+            self._trace.text("layer")[code]
+            if (code := int(self._trace["layer"][call])) >= 0
+            else ""
+        )
         which = "" if candidates[0] is graph else f"/{candidates.index(graph)}"
         for piece, child in pairs:
             self.places[rows[child]] = self._place(graph, which, piece, around)
@@ -118,7 +136,10 @@ class _Matching:
     def _children(self, rows: np.ndarray) -> np.ndarray:
         first = np.searchsorted(self._parents, rows, "left")
         last = np.searchsorted(self._parents, rows, "right")
-        parts = [self._by_parent[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
+        parts = [
+            self._by_parent[begin:end]
+            for begin, end in zip(first.tolist(), last.tolist(), strict=True)
+        ]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def _place(self, graph: CompiledGraph, which: str, piece: int, around: str) -> int:

@@ -106,9 +106,14 @@ DTYPE_TAGS = (
     ("bfloat16", regex(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_|nvjet_(?:sm\d+_)?tst")),
     (
         "float16",
-        regex(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_|nvjet_(?:sm\d+_)?hsh"),
+        regex(
+            r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_|nvjet_(?:sm\d+_)?hsh"
+        ),
     ),
-    ("float32", regex(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688")),  # TF32 keeps 32-bit data
+    (
+        "float32",
+        regex(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688"),
+    ),  # TF32 keeps 32-bit data
     ("float16", regex(r"[hs]884|[hs]1688|[hs]16816")),  # tensor cores without a tag: half precision
     ("float64", regex(r"dgemm|_DB_|(?<![a-z])f64|fp64|[di]884")),
     ("float32", regex(r"sgemm|scudnn|(?<![a-z])f?f32|fp32|_SB_|_S_B")),
@@ -126,7 +131,8 @@ COLLECTIVE_KERNEL = regex(
     r"^(void )?(nccl|rccl|mscclKernel|msccl_|mscclpp|hcom_|oneccl|k?userbuffers_)|\b(nvshmem|rocshmem)|"
     r"symmetric_memory::|"
     r"^(?!triton_)(?!.*(warp|block|group|thread|sub)_?all_?reduce)(?!.*gemm).*"  # those stay within a device
-    r"(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|cross_device_reduce|multimem)|" + EXPERTS,
+    r"(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|cross_device_reduce|multimem)|"
+    + EXPERTS,
     re.IGNORECASE,
 )
 COLLECTIVE_SIGNS = (  # one of them is in each of these names, in small letters: most have none
@@ -176,7 +182,9 @@ def dtype_of_inputs(types: Any) -> str | None:
 
 def dtype_of_kernel(name: str) -> str | None:
     """Return the element type a kernel's name gives away, None if it gives none."""
-    if NARROWEST[1].search(name):  # 4-bit values are multiplied with wider ones, in their units or widened
+    if NARROWEST[1].search(
+        name
+    ):  # 4-bit values are multiplied with wider ones, in their units or widened
         return NARROWEST[0]
     applied = [dtype_of_word(word) for word in LAMBDA_TYPE.findall(name)]
     typed = applied + [dtype_of_word(word) for word in TEMPLATE_TYPE.findall(name)]
@@ -194,7 +202,10 @@ def dtype_of_kernel(name: str) -> str | None:
 def communicates(name: str) -> bool:
     """Return whether a kernel of this name communicates with other devices."""
     small = name.lower()
-    return any(sign in small for sign in COLLECTIVE_SIGNS) and COLLECTIVE_KERNEL.search(name) is not None
+    return (
+        any(sign in small for sign in COLLECTIVE_SIGNS)
+        and COLLECTIVE_KERNEL.search(name) is not None
+    )
 
 
 def collective_of_name(name: str) -> str | None:
@@ -299,7 +310,9 @@ def read_launches(recording: Recording) -> Launches:
         kernels = recording.is_kind("kernel", "collective")[device]
         works = recording["duration_ns"][device] * (kernels | ~kernels.any())
         work_ns = np.bincount(which, works, len(rows)).astype(np.int64)
-        codes = np.where(several == 1, names[device[first]], len(recording.text("name")) + names[rows])
+        codes = np.where(
+            several == 1, names[device[first]], len(recording.text("name")) + names[rows]
+        )
     else:
         rows = outermost(recording)
         if is_device_alone(recording):
@@ -329,9 +342,13 @@ def outermost(recording: Recording) -> np.ndarray:
     """Return the operators that lie in no other operator of their thread."""
     rows = np.flatnonzero(recording.is_kind("operator"))
     threads = recording.threads.astype(np.int64)[rows]
-    start, duration = (recording[name].astype(np.int64)[rows] for name in ("start_ns", "duration_ns"))
+    start, duration = (
+        recording[name].astype(np.int64)[rows] for name in ("start_ns", "duration_ns")
+    )
     order = np.lexsort((-duration, start, threads))
-    apart = threads[order] * int((start + duration).max(initial=0) + 1)  # each thread behind the one before
+    apart = threads[order] * int(
+        (start + duration).max(initial=0) + 1
+    )  # each thread behind the one before
     reached = np.maximum.accumulate(apart + (start + duration)[order])
     return rows[order[np.append(True, (apart + start[order])[1:] >= reached[:-1])[: len(rows)]]]
 
@@ -393,7 +410,11 @@ def fill_collectives(
     for index, row in enumerate(rows.tolist()):
         calls = _calls_around(int(launch[row]), parent, is_call)
         if op_row[row] >= 0:
-            calls += [call for call in _calls_around(int(op_row[row]), parent, is_call) if call not in calls]
+            calls += [
+                call
+                for call in _calls_around(int(op_row[row]), parent, is_call)
+                if call not in calls
+            ]
         for call in calls:
             here = [call]
             operation[index] = operation[index] or recording.texts_of("collective", here)[0]
@@ -413,7 +434,9 @@ def fill_collectives(
     recording.set_numbers("elements", rows, np.array(elements))
     nbytes = np.array(
         [
-            count * ITEM_BYTES[text] if 0 <= count <= LARGEST_AMOUNT // 16 and text in ITEM_BYTES else UNKNOWN
+            count * ITEM_BYTES[text]
+            if 0 <= count <= LARGEST_AMOUNT // 16 and text in ITEM_BYTES
+            else UNKNOWN
             for count, text in zip(elements, dtype, strict=True)
         ]
     )

@@ -93,7 +93,9 @@ def _forward_lanes(
             lane[ids == one] = tids.index(told[one])
             continue
         wanted = unique(sequence[nodes[ids == one]])
-        hits = [np.isin(wanted, sequence[forward[threads[forward] == thread]]).sum() for thread in lanes]
+        hits = [
+            np.isin(wanted, sequence[forward[threads[forward] == thread]]).sum() for thread in lanes
+        ]
         lane[ids == one] = int(np.argmax(hits))
     return lane
 
@@ -122,7 +124,9 @@ def find_layers(
     if (forward_of >= 0).any():
         host = recording.is_kind("operator", "annotation", "runtime")
         _node_layers(recording, nesting.parent, own, forward_of)
-        before = _node_before(recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0)))
+        before = _node_before(
+            recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0))
+        )
         own[accumulated[before >= 0]] = own[before[before >= 0]]
         own_accumulated(recording, accumulated, before, layers)
         _like_inner_row(nesting.parent, own, accumulated, accumulated)
@@ -141,7 +145,9 @@ def find_layers(
     return own, texts
 
 
-def _node_layers(recording: Recording, parent: np.ndarray, own: np.ndarray, forward_of: np.ndarray) -> None:
+def _node_layers(
+    recording: Recording, parent: np.ndarray, own: np.ndarray, forward_of: np.ndarray
+) -> None:
     """Give backward nodes the layer of their forward operator."""
     node = np.flatnonzero(forward_of >= 0)
     own[node] = own.copy()[forward_of[node]]
@@ -158,7 +164,9 @@ def _node_layers(recording: Recording, parent: np.ndarray, own: np.ndarray, forw
     _like_inner_row(parent, own, node[own[node] >= 0], ranges)
 
 
-def _like_inner_row(parent: np.ndarray, own: np.ndarray, inner: np.ndarray, outer: np.ndarray) -> None:
+def _like_inner_row(
+    parent: np.ndarray, own: np.ndarray, inner: np.ndarray, outer: np.ndarray
+) -> None:
     """Give each of the outer rows the layer of the inner row directly inside it."""
     inside = inner[(parent[inner] >= 0) & np.isin(parent[inner], outer)]
     own[parent[inside]] = own[inside]
@@ -174,7 +182,9 @@ def _name_modules(
     """
     names = recording.texts_of("name", modules)
     name_of = {row: name or "" for row, name in zip(modules.tolist(), names, strict=True)}
-    order = modules[np.lexsort((-nesting.duration_ns[modules], recording["start_ns"][modules]))].tolist()
+    order = modules[
+        np.lexsort((-nesting.duration_ns[modules], recording["start_ns"][modules]))
+    ].tolist()
     said = {row: texts[own[row]] for row in order if own[row] >= 0}
     paths = dict(said)
     elsewhere: dict[str, set[str]] = {}

@@ -47,7 +47,9 @@ def nest(recording: Recording) -> Nesting:
     parent = np.full(rows, UNKNOWN, np.int32)
     module = np.broadcast_to(np.int32(UNKNOWN), rows)
     start = recording["start_ns"]
-    end = np.add(start, recording["duration_ns"], dtype=np.int64)  # columns are as narrow as their numbers
+    end = np.add(
+        start, recording["duration_ns"], dtype=np.int64
+    )  # columns are as narrow as their numbers
 
     depth = np.full(rows, -1, np.int8)
     for level, kind in enumerate(("annotation", "operator", "runtime")):
@@ -68,7 +70,9 @@ def nest(recording: Recording) -> Nesting:
     return Nesting(parent, module, narrow(end), crossings)
 
 
-def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth: np.ndarray) -> np.ndarray:
+def _outer_first(
+    recording: Recording, rows: np.ndarray, end: np.ndarray, depth: np.ndarray
+) -> np.ndarray:
     """Return rows by thread and start, outer before inner.
 
     Rows that begin and end together: by kind, then by profiler id, which is given out in order of beginning.
@@ -85,7 +89,9 @@ def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth:
     tied[:-1] |= tied[1:]
     few = rows[tied]
     rows[tied] = few[
-        np.lexsort((few, recording["external_id"][few], depth[few], -end[few], start[few], threads[few]))
+        np.lexsort(
+            (few, recording["external_id"][few], depth[few], -end[few], start[few], threads[few])
+        )
     ]
     return rows
 
@@ -130,14 +136,18 @@ def _nest_in_python(
     recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
 ) -> int:
     """Do what `_nest_threads` does, in portions, as lists of Python integers are large."""
-    opened: list[tuple[int, int, int, int]] = []  # rows that enclose the present one: start, end and kind
+    opened: list[
+        tuple[int, int, int, int]
+    ] = []  # rows that enclose the present one: start, end and kind
     lane = -1
     crossings = 0
     for begin in range(0, len(order), PORTION):
         rows = order[begin : begin + PORTION]
         parents = []
         ends = []
-        late: list[tuple[int, int]] = []  # annotations and calls that were cut after they had been left
+        late: list[
+            tuple[int, int]
+        ] = []  # annotations and calls that were cut after they had been left
         for row, at, until, level, thread in zip(
             rows.tolist(),
             recording["start_ns"][rows].tolist(),
@@ -226,7 +236,9 @@ def link_launches(recording: Recording) -> np.ndarray:
     ids = correlation[calls]
     start = recording["start_ns"][calls]
     end = (recording["start_ns"] + recording["duration_ns"])[calls]
-    unclear = np.zeros(len(calls), bool)  # ids that are none: calls one after the other have the same
+    unclear = np.zeros(
+        len(calls), bool
+    )  # ids that are none: calls one after the other have the same
     unclear[1:] = (ids[1:] == ids[:-1]) & launches[calls[:-1]] & (start[1:] >= end[:-1])
     slot = np.searchsorted(ids, correlation[work], side="right") - 1
     found = (slot >= 0) & (ids[slot] == correlation[work]) & ~unclear[slot]

@@ -123,7 +123,9 @@ def _fill(symbols: np.ndarray, typical: np.ndarray, period: int, anchors: np.nda
     while begin >= 0 and _like(symbols, typical, begin, period):
         found.append(begin)
         begin -= period
-    for anchor, following in zip(anchors.tolist(), [*anchors[1:].tolist(), len(symbols)], strict=True):
+    for anchor, following in zip(
+        anchors.tolist(), [*anchors[1:].tolist(), len(symbols)], strict=True
+    ):
         nearest = following - (2 if following == len(symbols) else 2 - STRETCH) * period
         begin = anchor
         while begin <= nearest:
@@ -139,11 +141,15 @@ def _like(symbols: np.ndarray, typical: np.ndarray, begin: int, period: int) -> 
     return bool(like >= SIMILAR * period)
 
 
-def _likeness(symbols: np.ndarray, typical: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _likeness(
+    symbols: np.ndarray, typical: np.ndarray, begins: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
     """Return how many launches of the typical iteration each [begin, end) has, in whatever order."""
     lengths = ends - begins
     which = np.repeat(np.arange(len(begins)), lengths)
-    at = np.arange(len(which)) + np.repeat(begins - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
+    at = np.arange(len(which)) + np.repeat(
+        begins - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths
+    )
     keys = which * len(typical) + symbols[np.minimum(at, len(symbols) - 1)]
     pairs, counts = np.unique(keys, return_counts=True)
     shared = np.minimum(counts, typical[pairs % len(typical)])
@@ -162,14 +168,18 @@ def ends_of_iterations(
     other work or the program's own end may come: the same calls are its own as are another's.
     """
     start_ns = launches.start_ns
-    host = np.flatnonzero(recording.is_kind("runtime") & np.isin(recording.threads, launches.thread))
+    host = np.flatnonzero(
+        recording.is_kind("runtime") & np.isin(recording.threads, launches.thread)
+    )
     host = host[np.argsort(recording["start_ns"][host], kind="stable")]
     begins = recording["start_ns"][host]
     latest = np.maximum.accumulate(begins + recording["duration_ns"][host])
     if not len(host):  # of a recording without calls the launches are the device work itself
         begins = start_ns
         latest = np.maximum.accumulate(launches.end_ns)
-    own = np.searchsorted(begins, start_ns[lasts - 1], side="right")  # behind the last launch itself
+    own = np.searchsorted(
+        begins, start_ns[lasts - 1], side="right"
+    )  # behind the last launch itself
     stop = np.searchsorted(begins, np.append(start_ns, begins[-1] + 1)[lasts])
     followed = np.append(firsts[1:] == lasts[:-1], False)
     for turn in np.flatnonzero(~followed).tolist() if followed.any() else ():
@@ -202,7 +212,10 @@ def is_loop(
     updates = recording.named(OPTIMIZER_KERNEL)
     updates[calls[updates[device]]] = True
     back = recording.named(BACKWARD_NODE, "operator")[outer]
-    parts = [np.flatnonzero(updates & ~on_device), *((outer[back], outer[~back]) if back.any() else ())]
+    parts = [
+        np.flatnonzero(updates & ~on_device),
+        *((outer[back], outer[~back]) if back.any() else ()),
+    ]
     parts = [recording["start_ns"][rows] for rows in parts if len(rows)]
     for starts in parts:
         turns = np.unique(np.searchsorted(launches.start_ns[firsts], starts, side="right"))
@@ -210,7 +223,9 @@ def is_loop(
             return None
     if least == MIN_REPEATS and not parts:
         return None
-    inside = [pause_ns[first + 1 : last].max(initial=0) for first, last in zip(firsts, lasts, strict=True)]
+    inside = [
+        pause_ns[first + 1 : last].max(initial=0) for first, last in zip(firsts, lasts, strict=True)
+    ]
     paused = np.median(pause_ns[firsts[1:]]) > CLEARLY_LONGER * np.median(inside)
     layers = _holds_layers(launches.symbols[firsts[1] : lasts[1]])
     if len(firsts) < MIN_REPEATS:
@@ -219,7 +234,9 @@ def is_loop(
     begin = firsts[0]
     end = lasts[0]
     rest = symbols[lasts[-1] :]
-    alone = np.array_equal(symbols[:begin], symbols[end - begin : end])  # ends and begins of turns alone
+    alone = np.array_equal(
+        symbols[:begin], symbols[end - begin : end]
+    )  # ends and begins of turns alone
     alone &= np.array_equal(rest, symbols[begin : begin + len(rest)])
     if parts or paused or layers or (alone and len(device)):
         return True
@@ -266,7 +283,9 @@ def find_steps_by_period(recording: Recording) -> list[tuple[int, int]]:
     of launches repeats and makes up half of all launches and of the device time.
     One range is all of a single pass, whose layers repeat.
     """
-    launches = read_launches(recording)  # what repeats inside two turns may be layers, if nothing is trained
+    launches = read_launches(
+        recording
+    )  # what repeats inside two turns may be layers, if nothing is trained
     return _of_threads(recording, launches, 2) or _of_threads(recording, launches, MIN_REPEATS)
 
 
@@ -285,7 +304,9 @@ def _of_threads(recording: Recording, launches: Launches, least: int) -> list[tu
     fewest = min((len(ranges) for ranges in each), default=0)
     if len(together) >= FEWER * fewest:
         return together
-    return min((ranges for ranges in each if len(ranges) <= fewest + 1), key=lambda ranges: ranges[0])
+    return min(
+        (ranges for ranges in each if len(ranges) <= fewest + 1), key=lambda ranges: ranges[0]
+    )
 
 
 def _ranges(
@@ -310,12 +331,17 @@ def _ranges(
     begins_ns[followed + 1] = ends_ns[followed]
     until = np.searchsorted(everything.start_ns, ends_ns)
     since = np.minimum(np.searchsorted(everything.start_ns, begins_ns), until)
-    total, total_ns = (np.append(0, np.cumsum(each)) for each in (everything.work_ns > 0, everything.work_ns))
+    total, total_ns = (
+        np.append(0, np.cumsum(each)) for each in (everything.work_ns > 0, everything.work_ns)
+    )
     held, held_ns = ((each[until] - each[since]).sum() for each in (total, total_ns))
     before = 0
     if held_ns < MIN_COVERAGE * total_ns[-1]:
         typical = np.bincount(symbols[firsts[1] : lasts[1]], minlength=int(symbols.max()) + 1)
-        if _likeness(symbols, typical, np.array([0]), firsts[:1])[0] >= MIN_COVERAGE * typical.sum():
+        if (
+            _likeness(symbols, typical, np.array([0]), firsts[:1])[0]
+            >= MIN_COVERAGE * typical.sum()
+        ):
             before = total_ns[since[0]]
     if held < MIN_COVERAGE * total[-1] or held_ns + before < MIN_COVERAGE * total_ns[-1]:
         return []
@@ -376,7 +402,9 @@ class _Period:
             if period >= longest:
                 break
             more_breaks = int((~self._repeats(period)[inside]).sum()) - breaks
-            if more_breaks <= SMALL * period * turns and not self._is_made_of_shorter(period, begin, end):
+            if more_breaks <= SMALL * period * turns and not self._is_made_of_shorter(
+                period, begin, end
+            ):
                 _, begin, end = self._region(period)
                 return period, begin, end
         return longest, begin, end

@@ -81,7 +81,10 @@ def autograd_threads(
         mine = of_call == thread
         if thread == caller or not mine.any():
             continue
-        named = backward[mine].mean() >= NAMED and backward[mine].mean() > backward[of_call == caller].mean()
+        named = (
+            backward[mine].mean() >= NAMED
+            and backward[mine].mean() > backward[of_call == caller].mean()
+        )
         followed = launches[thread] >= launches[caller] / 2 and _optimizer_follows(
             recording, names, of_call, thread, caller
         )
@@ -99,7 +102,9 @@ def _caller(recording: Recording, calls: np.ndarray, of_call: np.ndarray, said: 
     raise AssertionError
 
 
-def _inside_ranges(recording: Recording, calls: np.ndarray, said: np.ndarray, caller: int) -> np.ndarray:
+def _inside_ranges(
+    recording: Recording, calls: np.ndarray, said: np.ndarray, caller: int
+) -> np.ndarray:
     """Return which calls begin while the caller is inside a range named backward."""
     ranges = np.flatnonzero(
         (said == BACKWARD) & recording.is_kind("annotation") & (recording.threads == caller)
@@ -155,7 +160,9 @@ def mark_by_kernels(
     chosen = calls[update]
     threads = recording.threads
     start = recording["start_ns"]
-    for number, thread in sorted(set(zip(step[chosen].tolist(), threads[chosen].tolist(), strict=True))):
+    for number, thread in sorted(
+        set(zip(step[chosen].tolist(), threads[chosen].tolist(), strict=True))
+    ):
         mine = chosen[(step[chosen] == number) & (threads[chosen] == thread)]
         first, last = np.searchsorted(start, [start[mine].min(), start[mine].max()], side="left")
         rows = np.arange(first, last + 1)
@@ -241,7 +248,11 @@ def find_phases(
 
     threads = recording.threads
     _fill_backward_threads(phase, threads, recording, host, strong)
-    mark = strong if (strong == BACKWARD).any() else _marks_of_launches(recording, launch, step, strong, said)
+    mark = (
+        strong
+        if (strong == BACKWARD).any()
+        else _marks_of_launches(recording, launch, step, strong, said)
+    )
     told = host & (phase < 0) & (mark >= 0)
     phase[told] = mark[told]
     working = np.zeros(int(threads.max(initial=0)) + 1, bool)
@@ -265,7 +276,9 @@ def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
     """Return the phase that a row's own name states beyond doubt."""
     mark = np.full(len(recording), UNKNOWN, np.int8)
     if "phase" in recording.columns:  # the file says it of each operator
-        codes = [PHASES.index(text) if text in PHASES else UNKNOWN for text in recording.text("phase")]
+        codes = [
+            PHASES.index(text) if text in PHASES else UNKNOWN for text in recording.text("phase")
+        ]
         mark = np.array([*codes, UNKNOWN], np.int8)[recording["phase"]]
         mark[~host] = UNKNOWN
     mark[recording.named(DATA_RANGE, "annotation")] = DATA
@@ -284,7 +297,9 @@ def _marks_of_launches(
     calls, names = launched(recording, launch)
     if len(calls):
         engine = autograd_threads(recording, calls, names, said)[recording.threads]
-        mark[engine & (mark < 0) & (recording.is_kind("operator", "annotation", "runtime"))] = BACKWARD
+        mark[engine & (mark < 0) & (recording.is_kind("operator", "annotation", "runtime"))] = (
+            BACKWARD
+        )
         mark_by_kernels(recording, calls, names, step, said, mark)
     return mark
 
@@ -376,7 +391,9 @@ def _fill_portion(
     after_is = np.where(
         (slot < len(anchors)) & (outside | (step[after] == step[rows])), anchor[after], UNKNOWN
     )
-    before_is = np.where((slot > 0) & (outside | (step[before] == step[rows])), anchor[before], UNKNOWN)
+    before_is = np.where(
+        (slot > 0) & (outside | (step[before] == step[rows])), anchor[before], UNKNOWN
+    )
     result = np.full(len(rows), FORWARD, np.int8)
     result[(before_is == BACKWARD) & (after_is == BACKWARD)] = BACKWARD
     result[(before_is == BACKWARD) & ((after_is == OPTIMIZER) | (after_is < 0))] = OTHER
@@ -419,7 +436,9 @@ def _free_closures(
     anchor_start = start[anchors]
     for row in closures.tolist():
         inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
-        inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
+        inside = inside[
+            (holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)
+        ]
         begin, stop = np.searchsorted(anchor_start, [start[row], end[row]])
         here = anchor_start[begin:stop]
         node_here = is_node[begin:stop]

@@ -110,7 +110,9 @@ def _by_name(
     """Return the time of each name in each step, of the host without what lies inside, and of the device."""
     duration = np.asarray(recording["duration_ns"])
     own = duration.astype(np.int64)
-    portions = range(0, len(own), PORTION)  # a recording has many rows, and what is made of them is wide
+    portions = range(
+        0, len(own), PORTION
+    )  # a recording has many rows, and what is made of them is wide
     for begin in portions:
         held = begin + np.flatnonzero(parent[begin : begin + PORTION] >= 0)
         np.subtract.at(own, parent[held], duration[held].astype(np.int64))
@@ -163,7 +165,9 @@ VARY = 0.2  # steps further than this from the usual one were held up or hurried
 MOST_VARYING = 0.25  # share of the steps that may be, as one step now and then is
 FAR = 0.25
 BELOW = 0.05
-OTHER_WORK = 0.1  # of the rows of a step: more differing calls, or calls on other shapes, is other work
+OTHER_WORK = (
+    0.1  # of the rows of a step: more differing calls, or calls on other shapes, is other work
+)
 
 
 def unrest(trace: Trace, unprofiled_ns: int | None) -> str | None:
@@ -266,12 +270,14 @@ def _same_work(trace: Trace, steps: Sequence[int]) -> list[int]:
     shapes = np.asarray(trace["shapes"], np.int64)[rows]  # -1 where unknown
     call = np.asarray(trace["name"], np.int64)[rows] * (len(trace.text("shapes")) + 1) + shapes + 1
     calls, which = places(call)
-    counts = np.bincount(of_step[rows] * len(calls) + which, minlength=len(steps) * len(calls)).reshape(
-        len(steps), -1
-    )
+    counts = np.bincount(
+        of_step[rows] * len(calls) + which, minlength=len(steps) * len(calls)
+    ).reshape(len(steps), -1)
     mine = counts[list(steps).index(usual)]
     differing = np.abs(counts - mine).sum(axis=1)
-    return [steps[at] for at in np.flatnonzero(differing <= OTHER_WORK * max(mine.sum(), 1)).tolist()]
+    return [
+        steps[at] for at in np.flatnonzero(differing <= OTHER_WORK * max(mine.sum(), 1)).tolist()
+    ]
 
 
 def _ms(ns: int) -> str:

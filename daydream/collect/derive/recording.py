@@ -27,7 +27,9 @@ SAID = "diagnostics"  # metadata of a recording: what the profiler itself says w
 ROUNDING_NS = 1000  # some profilers write whole microseconds
 PORTION = 1 << 16
 FEW = 8
-WIDTHS = tuple((np.dtype(width), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32))
+WIDTHS = tuple(
+    (np.dtype(width), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32)
+)
 WIDEST = np.dtype(np.int64)
 
 
@@ -45,7 +47,9 @@ class Recording:
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
     handles: DebugHandleMap | None = None
-    _names: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False, compare=False)
+    _names: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])
@@ -74,7 +78,9 @@ class Recording:
                 codes[value] = len(texts)
                 texts.append(value)
         self.texts[name] = texts
-        self.set_codes(name, rows, np.array([UNKNOWN if value is None else codes[value] for value in values]))
+        self.set_codes(
+            name, rows, np.array([UNKNOWN if value is None else codes[value] for value in values])
+        )
 
     def set_codes(self, name: str, rows: np.ndarray, codes: np.ndarray) -> None:
         """Write codes into some rows of a coded column."""
@@ -106,7 +112,9 @@ class Recording:
         """
         texts = self.text("name")
         if not kinds:
-            return _take(np.array([pattern.search(text) is not None for text in texts], bool), self["name"])
+            return _take(
+                np.array([pattern.search(text) is not None for text in texts], bool), self["name"]
+            )
         hits = np.zeros(len(texts), bool)
         for code in np.flatnonzero(self._names_of(kinds)).tolist():
             hits[code] = pattern.search(texts[code]) is not None
@@ -140,7 +148,9 @@ class Recording:
             pids, pid = arrays.places(pid[runs[:-1]])
             tids, tid = arrays.places(tid[runs[:-1]])
             pairs, pair = arrays.places(pid * len(tids) + tid)
-            places = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+            places = [
+                (int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()
+            ]
             numbers = np.array([codes.setdefault(place, len(codes)) for place in places])
             threads[begin : begin + PORTION] = np.repeat(numbers[pair], np.diff(runs))
         return narrow(threads, np.int16)

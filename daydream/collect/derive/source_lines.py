@@ -80,13 +80,17 @@ class SourceLines:
         """The names of the frames, by code."""
         return list(self._codes)
 
-    def add(self, names: list[str], start_ns: np.ndarray, duration_ns: np.ndarray, tid: np.ndarray) -> None:
+    def add(
+        self, names: list[str], start_ns: np.ndarray, duration_ns: np.ndarray, tid: np.ndarray
+    ) -> None:
         """Take frames in; what is not someone's own is left out."""
         times = zip(names, start_ns.tolist(), duration_ns.tolist(), tid.tolist(), strict=True)
         for name, start, duration, thread in times:
             kept = own_frame(name)
             if kept is not None and duration >= 0:
-                kept = kept.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be written
+                kept = kept.encode(
+                    "utf-8", "replace"
+                ).decode()  # half a surrogate pair cannot be written
                 code = self._codes.setdefault(kept, len(self._codes))
                 self._frames.append((thread, start, -(start + duration), code))
 

@@ -47,7 +47,9 @@ def in_capture(recording: Recording) -> np.ndarray:
     """
     inside = np.zeros(len(recording), bool)
     runtime = recording.is_kind("runtime")
-    marks = np.flatnonzero(runtime & (recording.named(BEGIN, "runtime") | recording.named(END, "runtime")))
+    marks = np.flatnonzero(
+        runtime & (recording.named(BEGIN, "runtime") | recording.named(END, "runtime"))
+    )
     if not len(marks):
         return inside
     threads = recording.threads
@@ -116,7 +118,9 @@ def _families(recording: Recording) -> dict[tuple[int, str], np.ndarray]:
     texts = [_stem(text) for text in recording.text("name")]
     useful = [bool(STEP_WORD.search(text) or COUNTER.search(text)) for text in texts]
     useful = [use and not PART_WORD.search(text) for use, text in zip(useful, texts, strict=True)]
-    chosen = np.flatnonzero(recording.is_kind("annotation") & np.append(useful, False)[recording["name"]])
+    chosen = np.flatnonzero(
+        recording.is_kind("annotation") & np.append(useful, False)[recording["name"]]
+    )
     chosen = chosen[np.argsort(recording["start_ns"][chosen], kind="stable")]
     families: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in chosen.tolist():
@@ -143,7 +147,9 @@ def _least_share(recording: Recording, text: str, rows: np.ndarray) -> float:
 
 def _counts_up(names: list[str | None]) -> bool:
     """Return whether one number in the names grows by the same amount from each to the next."""
-    numbers = [[int(each) for each in NUMBER.findall(DETAILS.sub("", name or ""))] for name in names]
+    numbers = [
+        [int(each) for each in NUMBER.findall(DETAILS.sub("", name or ""))] for name in names
+    ]
     steps = np.diff(np.array(numbers, np.float64), axis=0)
     grows = (steps == steps[0]).all(axis=0) & (steps[0] > 0)
     return bool(grows.sum() == 1 and (steps[:, ~grows] == 0).all())
@@ -173,7 +179,9 @@ CUT_OFF = "the recording ended before its work did"
 Ranges = list[tuple[str, int, int]]
 
 
-def find_steps(recording: Recording, step_marker: str | None, steps: str | None) -> tuple[Ranges, str]:
+def find_steps(
+    recording: Recording, step_marker: str | None, steps: str | None
+) -> tuple[Ranges, str]:
     """Return (name, start_ns, end_ns) of the steps in CPU time, and where they come from.
 
     Sources, in order: ranges whose name `step_marker` (a regular expression) finds;
@@ -208,7 +216,9 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
             return [(f"run {number}", *run[1:]) for number, run in runs], "runs of Method::execute"
         markers = find_numbered_ranges(recording)
         if len(markers):
-            return _marked(recording, markers), f"ranges such as {_first_name(recording, markers)!r}"
+            return _marked(
+                recording, markers
+            ), f"ranges such as {_first_name(recording, markers)!r}"
     return _by_period(recording)
 
 
@@ -217,7 +227,9 @@ def _by_period(recording: Recording) -> tuple[Ranges, str]:
 
     ranges = find_steps_by_period(recording)
     if not ranges:
-        return [("whole recording", *_window(recording))], "the whole recording: no markers, no period"
+        return [
+            ("whole recording", *_window(recording))
+        ], "the whole recording: no markers, no period"
     if len(ranges) == 1:
         return [("pass", *ranges[0])], "one pass, whose layers repeat (auto)"
     named = [(f"period {index}", *each) for index, each in enumerate(ranges)]
@@ -282,7 +294,9 @@ def _between_optimizers(recording: Recording, markers: np.ndarray) -> tuple[Rang
     end = start + recording["duration_ns"][markers]
     nodes = np.sort(recording["start_ns"][recording.named(BACKWARD_NODE, "operator")])
     turn = np.searchsorted(nodes, start) if len(nodes) else np.arange(len(start))
-    turns = {code: set(turn[codes == code].tolist()) for code in codes[::-1].tolist()}  # the last one first
+    turns = {
+        code: set(turn[codes == code].tolist()) for code in codes[::-1].tolist()
+    }  # the last one first
     own = [code for code in turns if not any(turns[code] < other for other in turns.values())]
     code = min(own, key=lambda code: len(turns[code]))
     end = end[np.append(turn[1:] > turn[:-1], True) & np.isin(turn, list(turns[code]))]
@@ -304,11 +318,15 @@ def _annotations(recording: Recording) -> str:
     codes = recording["name"][recording.is_kind("annotation")].tolist()
     common = [recording.text("name")[code] for code, _ in Counter(codes).most_common(5)]
     return (
-        "This file's annotations: " + ", ".join(repr(name) for name in common) if common else "It has none."
+        "This file's annotations: " + ", ".join(repr(name) for name in common)
+        if common
+        else "It has none."
     )
 
 
-def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tuple[np.ndarray, Ranges]:
+def assign_steps(
+    recording: Recording, ranges: Ranges, launch: np.ndarray
+) -> tuple[np.ndarray, Ranges]:
     """Return each row's step, and the ranges that are steps: those with an operator or a launch in them."""
     start = recording["start_ns"]
     begins = np.array([begin for _, begin, _ in ranges], np.int64)
@@ -320,21 +338,29 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
     closing = np.flatnonzero(recording.named(SYNCHRONIZE) & (step >= 0))
     step[closing[start[closing] == ends[step[closing]]]] = UNKNOWN
     host = recording.is_kind("operator", "annotation", "runtime", "module")
-    alone = recording.is_kind(*DEVICE_KINDS) if is_device_alone(recording) else np.zeros(len(step), bool)
+    alone = (
+        recording.is_kind(*DEVICE_KINDS)
+        if is_device_alone(recording)
+        else np.zeros(len(step), bool)
+    )
     step[~((host & _at_work(recording, launch)) | alone)] = UNKNOWN
 
     launches = alone
     launches[launch[launch >= 0]] = True
     busy = np.zeros(len(ranges) + 1, bool)
     busy[step[(recording.is_kind("operator") | launches) & (step >= 0)]] = True
-    number = np.append(np.where(busy[:-1], np.cumsum(busy[:-1]) - 1, UNKNOWN), UNKNOWN).astype(np.int32)
+    number = np.append(np.where(busy[:-1], np.cumsum(busy[:-1]) - 1, UNKNOWN), UNKNOWN).astype(
+        np.int32
+    )
     step = number[step]
     linked = launch >= 0
     step[linked] = step[launch[linked]]
     return step, [chosen for chosen, is_busy in zip(ranges, busy[:-1], strict=True) if is_busy]
 
 
-def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count: int) -> np.ndarray:
+def _lost_work(
+    recording: Recording, step: np.ndarray, launch: np.ndarray, count: int
+) -> np.ndarray:
     """Return which steps miss much of the device work they launched, as where a recording was cut off."""
     calls = recording.named(LAUNCH, "runtime") & (step >= 0) & ~in_capture(recording)
     linked = np.zeros(len(step), bool)
@@ -349,7 +375,9 @@ def _cut_off(recording: Recording, step: np.ndarray, calls: np.ndarray, works: n
     done = np.bincount(step[works & (step >= 0)])
     names = recording["name"]
     like = np.flatnonzero(recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0))
-    return bool(done[-1] < (1 - MOST_LOST) * done[1:-1].min() or not np.isin(like[-1:], calls).all())
+    return bool(
+        done[-1] < (1 - MOST_LOST) * done[1:-1].min() or not np.isin(like[-1:], calls).all()
+    )
 
 
 def unrecorded(recording: Recording) -> str | None:
@@ -423,7 +451,9 @@ def measure_steps(
         limited = np.where(whole[rows], end, np.minimum(end, stops[step[rows]]))
         np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
-    orphans = _launched_before(recording, np.flatnonzero(device), launch) and not is_device_alone(recording)
+    orphans = _launched_before(recording, np.flatnonzero(device), launch) and not is_device_alone(
+        recording
+    )
     lost = _lost_work(recording, step, launch, len(ranges))
     unlaunched = _unlaunched(recording, device, launch, completion)
     without = unrecorded(recording)
@@ -452,7 +482,9 @@ def measure_steps(
                 "start_ns": begin,
                 "end_ns": stop,
                 "completion_ns": int(completion[index]),
-                "measured_ns": int(completion[index]) - before if index or len(ranges) == 1 else None,
+                "measured_ns": int(completion[index]) - before
+                if index or len(ranges) == 1
+                else None,
                 "covered": why_not is None,
                 "why_not": why_not,
             }

@@ -69,7 +69,9 @@ def import_trace(
         return Trace.load(files[0], max_unpacked=max_unpacked)
     _need_etdump(files, formats, etrecord)
     if formats[0] in EXECUTORCH:
-        trace = derive(_of_executorch(files[0], formats[0], etrecord, max_unpacked), step_marker, steps)
+        trace = derive(
+            _of_executorch(files[0], formats[0], etrecord, max_unpacked), step_marker, steps
+        )
         trace.check(str(files[0]))
         return trace
     engine = engine_of(engine if len(files) > 1 else "local")
@@ -145,23 +147,33 @@ def _read_all(
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items = list(zip(seen, formats, strict=True))
     how = (engine.elsewhere, max_unpacked)
-    return list(zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True))
+    return list(
+        zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True)
+    )
 
 
 def _of_tables(
-    files: Sequence[Path], formats: Sequence[str], progress: Progress | None, max_unpacked: int | None
+    files: Sequence[Path],
+    formats: Sequence[str],
+    progress: Progress | None,
+    max_unpacked: int | None,
 ) -> list[tuple[Path, list[Recording]]]:
     """Return the recordings of runs whose rows stand in several CSV tables, with a file of each run."""
     from daydream.collect.importers.rocprof.tables import read_rocprof_tables, runs_of_tables
 
-    odd = next((path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None)
+    odd = next(
+        (path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None
+    )
     if odd is not None:
         raise TraceError(
             f"{odd} is not a table of rocprofv3 as the others are; give the files of one profiler."
         )
     runs = runs_of_tables(files)
     say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
-    return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
+    return [
+        (run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)])
+        for run in runs
+    ]
 
 
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
@@ -180,7 +192,9 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
     return read
 
 
-def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
+def _read(
+    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None
+) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         return _of_database(path, max_unpacked)
@@ -213,21 +227,29 @@ def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
 
 def _need_etdump(files: Sequence[Path], formats: Sequence[str], etrecord: StrPath | None) -> None:
     """Raise `TraceError` if a file of ExecuTorch is given among others, or an ETRecord without an ETDump."""
-    odd = next((path for path, kind in zip(files, formats, strict=True) if kind in EXECUTORCH), None)
+    odd = next(
+        (path for path, kind in zip(files, formats, strict=True) if kind in EXECUTORCH), None
+    )
     if odd is not None and len(files) > 1:
         raise TraceError(f"{odd} is the whole recording of one program; give it alone")
     if etrecord is not None and formats[0] != "etdump":
-        raise TraceError(f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out")
+        raise TraceError(
+            f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out"
+        )
 
 
-def _of_executorch(path: Path, kind: str, etrecord: StrPath | None, max_unpacked: int | None) -> Recording:
+def _of_executorch(
+    path: Path, kind: str, etrecord: StrPath | None, max_unpacked: int | None
+) -> Recording:
     if kind == "inspector":
         from daydream.collect.importers.executorch.inspector import read_inspector
 
         return read_inspector(path, max_unpacked=max_unpacked)
     from daydream.collect.importers.executorch.etdump import read_executorch
 
-    return read_executorch(path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked)
+    return read_executorch(
+        path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked
+    )
 
 
 def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
@@ -272,7 +294,11 @@ def join_ranks(traces: list[Trace]) -> Trace:
     handles, places = DebugHandleMap.join(
         {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
     )
-    first = {"parent": rows, "step": first_step, "handle": np.array([places[rank] for rank in ranks])}
+    first = {
+        "parent": rows,
+        "step": first_step,
+        "handle": np.array([places[rank] for rank in ranks]),
+    }
     columns: Columns = {}
     texts: Texts = {}
     for name in names:
@@ -284,13 +310,17 @@ def join_ranks(traces: list[Trace]) -> Trace:
                 table = [codes.setdefault(text, len(codes)) for text in trace.text(name)]
                 column = np.array([*table, UNKNOWN], np.int32)[column]
             elif name in first:
-                column = np.where(column >= 0, column + first[name][index], UNKNOWN).astype(np.int32)
+                column = np.where(column >= 0, column + first[name][index], UNKNOWN).astype(
+                    np.int32
+                )
             parts.append(column)
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":
             texts[name] = list(codes)
     memory = [trace.memory for trace in traces if trace.memory is not None]
-    joined = Trace(columns, texts, _join_metadata(traces), MemoryEvents.join(memory) if memory else None)
+    joined = Trace(
+        columns, texts, _join_metadata(traces), MemoryEvents.join(memory) if memory else None
+    )
     joined.handles = handles
     align_ranks(joined)
     return joined
@@ -307,7 +337,9 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata["phases_assumed"] = sum(assumed) / len(assumed)
     groups = [group for trace in traces for group in trace.metadata.get("groups", [])]
     if groups:
-        metadata["groups"] = [group for place, group in enumerate(groups) if group not in groups[:place]]
+        metadata["groups"] = [
+            group for place, group in enumerate(groups) if group not in groups[:place]
+        ]
     sources = {trace.metadata["step_source"]: None for trace in traces}
     metadata["step_source"] = "; ".join(sources)
     metadata["notes"] = [

@@ -35,9 +35,13 @@ def is_inspector_parquet(path: Path) -> bool:
         file.seek(0, 2)
         size = file.tell()
         file.seek(max(0, size - FOOTER))
-        length = min(int.from_bytes(file.read(4), "little"), size)  # a damaged file may say anything
+        length = min(
+            int.from_bytes(file.read(4), "little"), size
+        )  # a damaged file may say anything
         file.seek(max(0, size - FOOTER - length))
-        if COLUMN.encode() not in file.read(length):  # in a thousandth of the time that parquet needs
+        if COLUMN.encode() not in file.read(
+            length
+        ):  # in a thousandth of the time that parquet needs
             return False
     import pyarrow as pa
     from pyarrow import parquet
@@ -84,7 +88,9 @@ def is_rocprof_table(head: bytes) -> bool:
     return b"," in line and table_of(columns_of(line.decode("utf-8", "replace"))) is not None
 
 
-FIRST_PLANE = regex(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12", re.DOTALL)
+FIRST_PLANE = regex(
+    rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12", re.DOTALL
+)
 """The first field of an XSpace, a plane: its length, perhaps its id, and the mark of its name."""
 NAMES = (b"/host:", b"/device:", b"#Chip", b"/virtualdevice:", b"Task Environment", b"Host CPUs")
 
@@ -151,14 +157,18 @@ def format_of(path: Path) -> str:
         "inspector": text[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head,
         "rocprof": text[:1] == b"{" and ROCPROF_KEY in head,
     }
-    if named := [name for name, so in found.items() if so]:  # of binary files any byte may be the first
+    if named := [
+        name for name, so in found.items() if so
+    ]:  # of binary files any byte may be the first
         return named[0]
     for begin, what in STAND_INS.items():
         if re.match(begin, text):
             raise TraceError(f"{path} is {what}.")
     if path.suffix == ".parquet" and text[:1] not in (b"{", b"["):
         what = "is empty" if not head else "does not begin as one"
-        raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
+        raise TraceError(
+            f"{path} is not a parquet file: it {what}. Import the profiler's file again."
+        )
     if path.suffix == ".etdp":
         return "etdump"
     return "xplane" if path.name.endswith(SPACES) else "kineto"
@@ -193,13 +203,24 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
             continue
         folder = profile_of(path)
         children = [child for child in folder.iterdir() if child.name.endswith(SUFFIXES)]
-        raw = [child for child in children if child.suffix != ".parquet"]  # not what was imported from them
+        raw = [
+            child for child in children if child.suffix != ".parquet"
+        ]  # not what was imported from them
         spaces = [child for child in raw if child.name.endswith(SPACES)]
         others = [child for child in raw if not child.name.endswith(TABLES)]
-        tables = [child for child in raw if child not in others and is_rocprof_table(head_of(child))]
-        found = spaces or others or tables or [child for child in children if child.suffix == ".parquet"]
+        tables = [
+            child for child in raw if child not in others and is_rocprof_table(head_of(child))
+        ]
+        found = (
+            spaces
+            or others
+            or tables
+            or [child for child in children if child.suffix == ".parquet"]
+        )
         if not found:
-            raise TraceError(f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for")
+            raise TraceError(
+                f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
+            )
         files += sorted(found, key=lambda child: _natural(child.name))
     if not files:
         raise TraceError("no source was given; name a trace file or a folder of them")
@@ -232,12 +253,16 @@ def open_database(path: StrPath, max_unpacked: int | None) -> Iterator[sqlite3.C
         connection = None
         try:
             # immutable: nothing else writes the file, and no lock or journal appears beside it
-            connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            connection = sqlite3.connect(
+                f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True
+            )
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             yield connection
         except (sqlite3.Error, UnicodeDecodeError) as error:
             said = str(error)
-            raise TraceError(f"{path} is damaged or cut off (SQLite: {said!r}); export it again.") from None
+            raise TraceError(
+                f"{path} is damaged or cut off (SQLite: {said!r}); export it again."
+            ) from None
         finally:
             if connection is not None:
                 connection.close()
@@ -256,7 +281,9 @@ def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
         if packed_file:
             target = folder / "unpacked.sqlite"
             with gzip.open(path) as packed, target.open("wb") as plain:
-                shutil.copyfileobj(Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20)
+                shutil.copyfileobj(
+                    Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20
+                )
         else:
             target = path
         size = target.stat().st_size
@@ -264,10 +291,16 @@ def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
             header = file.read(100)
     if header[: len(MAGIC)] != MAGIC:
         if ".nsys-rep" in path.name or ".qdrep" in path.name:
-            raise TraceError(f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`.")
-        raise TraceError(f"{path} is not an SQLite database; `nsys export --type sqlite` writes one.")
+            raise TraceError(
+                f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`."
+            )
+        raise TraceError(
+            f"{path} is not an SQLite database; `nsys export --type sqlite` writes one."
+        )
     page = int.from_bytes(header[16:18], "big")
     pages = int.from_bytes(header[28:32], "big")
     if len(header) < 100 or size < pages * (65536 if page == 1 else page):
-        raise TraceError(f"{path} is cut off: {size:,} bytes, but its header promises more; export it again.")
+        raise TraceError(
+            f"{path} is cut off: {size:,} bytes, but its header promises more; export it again."
+        )
     return target

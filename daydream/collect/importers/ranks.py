@@ -21,7 +21,9 @@ from daydream.trace.trace import Trace
 
 RANK_IN_NAME = regex(r"rank[_-]?(\d+)", re.IGNORECASE)
 EPOCH_NS = 10**18  # clocks beyond it count from 1970; others from when a machine started
-APART_NS = 600_000_000_000  # clocks of one cluster agree within seconds, ranks are recorded together
+APART_NS = (
+    600_000_000_000  # clocks of one cluster agree within seconds, ranks are recorded together
+)
 ALIKE = 100  # rows that begin at the same nanosecond: no two processes do
 CHOOSE = "Give the files of one job, each rank once; if these are its ranks, name them: --ranks 0,1"
 
@@ -63,7 +65,11 @@ def _begins_alike(one: Recording, other: Recording) -> bool:
 
 def _default_group(metadata: dict[str, Any]) -> list[int] | None:
     """Return the ranks of the group of all, None if the file names none."""
-    groups = [group["ranks"] for group in metadata.get("groups", []) if group["description"] == "default_pg"]
+    groups = [
+        group["ranks"]
+        for group in metadata.get("groups", [])
+        if group["description"] == "default_pg"
+    ]
     return groups[0] if len(groups) == 1 and groups[0] else None
 
 
@@ -74,7 +80,11 @@ def _apart_ns(one: Recording, other: Recording) -> int:
         return 0
     first, last = (one, other) if begins[0] <= begins[1] else (other, one)
     ends = first["start_ns"].astype(np.int64) + first["duration_ns"]
-    return int(last.metadata["origin_ns"]) - int(first.metadata["origin_ns"]) - int(ends.max(initial=0))
+    return (
+        int(last.metadata["origin_ns"])
+        - int(first.metadata["origin_ns"])
+        - int(ends.max(initial=0))
+    )
 
 
 SHORTEST_MOVE_NS = 1_000  # old profilers write whole microseconds
@@ -95,7 +105,9 @@ def align_ranks(trace: Trace) -> None:
     notes = trace.metadata.setdefault("notes", [])
     matched = match_collectives(trace)
     if not len(matched):
-        notes.append("No collectives of different ranks could be matched; the ranks' clocks are as recorded.")
+        notes.append(
+            "No collectives of different ranks could be matched; the ranks' clocks are as recorded."
+        )
         return
     offsets = {
         rank: offset if abs(offset) > max(matched.noise_ns[rank], SHORTEST_MOVE_NS) else 0
@@ -116,7 +128,9 @@ def align_ranks(trace: Trace) -> None:
 
 
 def _move(trace: Trace, offsets: dict[int, int]) -> None:
-    earliest = min(0, *offsets.values())  # the trace's origin is moved instead of any time before it
+    earliest = min(
+        0, *offsets.values()
+    )  # the trace's origin is moved instead of any time before it
     by_rank = {rank: offset - earliest for rank, offset in offsets.items()}
     rank = np.maximum(np.asarray(trace["rank"]), 0)
     present, number = np.unique(rank, return_inverse=True)
@@ -143,15 +157,23 @@ def _sentences(
         if isinstance(world_size, int) and world_size > len(ranks)
         else len(ranks)
     )
-    moves = [f"rank {rank} by {offset / 1e3:+,.1f} us" for rank, offset in offsets.items() if offset]
+    moves = [
+        f"rank {rank} by {offset / 1e3:+,.1f} us" for rank, offset in offsets.items() if offset
+    ]
     more = " and others" if len(moves) > MOST_NAMED else ""
     said = [
         f"{counted(len(matched), 'collective')} of {several} ranks matched, ends within "
         f"{matched.residual_ns / 1e3:,.1f} us of each other; "
-        + (f"clocks moved: {', '.join(moves[:MOST_NAMED])}{more}." if moves else "no clock was moved.")
+        + (
+            f"clocks moved: {', '.join(moves[:MOST_NAMED])}{more}."
+            if moves
+            else "no clock was moved."
+        )
     ]
     if matched.residual_ns > ENDS_AGREE_NS:
-        said.append("The ranks' clocks drift apart within the recording; waits between ranks are uncertain.")
+        said.append(
+            "The ranks' clocks drift apart within the recording; waits between ranks are uncertain."
+        )
     if matched.uncertain:
         named = ", ".join(map(str, sorted(matched.uncertain)))
         said.append(
@@ -159,7 +181,9 @@ def _sentences(
             "the longest overlap was used."
         )
     if matched.alone:
-        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
+        whose = ", ".join(
+            f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items())
+        )
         said.append(f"Collectives that match none of another rank: {whose}.")
     strangers = [rank for rank in ranks if rank not in offsets]
     if strangers:

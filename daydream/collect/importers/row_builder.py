@@ -16,7 +16,19 @@ from daydream.text import counted
 from daydream.trace.schema import UNKNOWN
 
 LARGEST = 2**62
-CODED = ("kind", "name", "grid", "block", "layer", "phase", "dtype", "shapes", "collective", "group", "op")
+CODED = (
+    "kind",
+    "name",
+    "grid",
+    "block",
+    "layer",
+    "phase",
+    "dtype",
+    "shapes",
+    "collective",
+    "group",
+    "op",
+)
 
 
 class RowBuilder:
@@ -41,7 +53,9 @@ class RowBuilder:
         """Return the codes of texts: int64, shape (rows,)."""
         return np.array([self.code(column, text) for text in texts], np.int64)
 
-    def add(self, kind: str | np.ndarray, start: np.ndarray, end: np.ndarray, **columns: np.ndarray) -> None:
+    def add(
+        self, kind: str | np.ndarray, start: np.ndarray, end: np.ndarray, **columns: np.ndarray
+    ) -> None:
         """Add rows of a kind (or with codes of kinds) by when they start and end, in ns, and their columns.
 
         An unreadable time is below 0. `columns` are integers or codes, shape (rows,).
@@ -74,11 +88,15 @@ class RowBuilder:
             raise TraceError(f"{path} {nothing}")
         order, start, duration = in_order(growing, self.left_out)
         if not len(start):
-            raise TraceError(f"{path}: its rows last longer than a day; they are not ns of one clock.")
+            raise TraceError(
+                f"{path}: its rows last longer than a day; they are not ns of one clock."
+            )
         origin = int(start[0])
         columns = {"start_ns": (start - origin).astype(np.int64), "duration_ns": duration}
         for name in sorted(growing.columns):
-            columns[name] = narrow(growing.take(name)[order], np.int8 if name in CODED else np.int32)
+            columns[name] = narrow(
+                growing.take(name)[order], np.int8 if name in CODED else np.int32
+            )
         texts = {
             name: [plain_text(text) for text in codes]
             for name, codes in self.codes.items()

@@ -72,7 +72,9 @@ def _joined(traces: list[Trace]) -> Trace:
         trace.columns["rank"] = np.full(len(trace), rank, np.int32)
         trace.columns["start_ns"] = trace.columns["start_ns"] + shift
         if (memory := trace.memory) is not None:
-            trace.memory = memory.changed(rank=np.full(len(memory), rank), time_ns=memory["time_ns"] + shift)
+            trace.memory = memory.changed(
+                rank=np.full(len(memory), rank), time_ns=memory["time_ns"] + shift
+            )
         trace.metadata["origin_ns"] = origin
         for step in trace.metadata["steps"]:
             step["rank"] = rank
@@ -84,12 +86,18 @@ def _joined(traces: list[Trace]) -> Trace:
     joined.metadata["source"] = source  # each process named its part after the whole
     for name in OF_EACH_RANK:
         found = {str(trace.metadata["rank"]): trace.metadata.get(name) for trace in traces}
-        known = {rank: value for rank, value in sorted(found.items(), key=_by_number) if value is not None}
+        known = {
+            rank: value
+            for rank, value in sorted(found.items(), key=_by_number)
+            if value is not None
+        }
         joined.metadata.pop(name, None)
         if not known:
             continue
         joined.metadata[name] = next(iter(known.values()))
-        if name == TIMES or len({str(value) for value in found.values()}) > 1:  # times: of every rank
+        if (
+            name == TIMES or len({str(value) for value in found.values()}) > 1
+        ):  # times: of every rank
             joined.metadata[f"{name}_by_rank"] = known
     return joined
 

@@ -53,7 +53,9 @@ CAPTURING = "capturing"
 class LongSteps:
     """Says how long the step that runs has taken. It hears what the recorded process tells."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._say = say
         self._clock = clock
         self._step: str | None = None  # the one that runs; None where no step is waited for
@@ -91,7 +93,9 @@ class LongSteps:
         if self._before_any:
             self._say(f"no training step yet after {took:.0f} s")
         else:
-            self._say(f"{'compiling: ' if self._compiling else ''}{self._step} has taken {took:.0f} s")
+            self._say(
+                f"{'compiling: ' if self._compiling else ''}{self._step} has taken {took:.0f} s"
+            )
 
     def _restart(self) -> None:
         self._begin = self._clock()
@@ -158,7 +162,9 @@ def _in_the_foreground() -> bool:
 
 INJECT = Path(__file__).with_name("inject")
 WAITING = "waiting for"  # how progress begins in a process that has not trained yet
-TRAINS_ON = "the script trains on without the change; the result comes when it ends (or give --stop-after)"
+TRAINS_ON = (
+    "the script trains on without the change; the result comes when it ends (or give --stop-after)"
+)
 LOOK_EVERY_S = 0.25
 FEW, LOOK_AGAIN_S = 6, 5.0  # lines of a count that are all shown; seconds between the others
 SILENT_S = 10.0  # an interpreter starts in well under a second, on a slow network disk in a few
@@ -270,7 +276,11 @@ class _Run:
     def follow(self, command: Sequence[str], *, own_stdout: bool) -> int:
         """Run the command to its end and show what it does. Returns its exit code as a shell sees it."""
         path = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
+        environment = {
+            **os.environ,
+            VARIABLE: str(self._folder),
+            "PYTHONPATH": os.pathsep.join(path),
+        }
         sys.stdout.flush()
         sys.stderr.flush()
         begin = time.monotonic()
@@ -291,7 +301,9 @@ class _Run:
                 self._long_steps.look()
                 if not warned and time.monotonic() - begin > SILENT_S and not self._reached():
                     warned = True
-                    self._say("nothing heard from the script's interpreter yet; is it isolated (-I, -E, -S)?")
+                    self._say(
+                        "nothing heard from the script's interpreter yet; is it isolated (-I, -E, -S)?"
+                    )
         self._look()
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
@@ -351,7 +363,9 @@ class _Run:
             failed = [_removed(self._folder)]
         elif self._saved is None and self._interrupted(code):
             # Those that were killed meanwhile have nothing else to say.
-            failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [f"{INTERRUPTED_EARLY}."]
+            failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [
+                f"{INTERRUPTED_EARLY}."
+            ]
         elif self._saved is None and not failed:
             failed = [self._why_nothing()]
         return Collected(code, self._saved, self._changed(), [*self._problems, *failed])
@@ -393,7 +407,9 @@ class _Run:
                     raise
             target = _free_name(self._output)
         if target != self._output:
-            self._problems.append(f"{self._output} appeared while the script ran; the trace is in {target}")
+            self._problems.append(
+                f"{self._output} appeared while the script ran; the trace is in {target}"
+            )
         self._saved = target
 
     def _failures(self) -> list[str]:
@@ -403,7 +419,11 @@ class _Run:
         trained = {pid: text for pid, text in told.items() if pid in self._moved}
         if self._saved is None:  # with a trace in hand, those that never trained do not matter
             told = trained or told
-            told = {self._root: told[self._root]} if told and not self._moved and self._root in told else told
+            told = (
+                {self._root: told[self._root]}
+                if told and not self._moved and self._root in told
+                else told
+            )
         else:
             told = trained
             lost = set()

@@ -44,7 +44,12 @@ from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks, Look, add
 from daydream.collect.live.loss import label_outside, set_loss_phase
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.step_hooks import Marker, set_apart_unlike_steps
-from daydream.collect.live.torch_compiler import compiled_graphs, graph_breaks, notes, uncompiled_frames
+from daydream.collect.live.torch_compiler import (
+    compiled_graphs,
+    graph_breaks,
+    notes,
+    uncompiled_frames,
+)
 from daydream.collect.live.torch_private import (
     autograd_threads,
     let_go,
@@ -236,7 +241,9 @@ def read_profile(
     modules = [code for code, path in paths.items() if path is not None]
     known = np.isin(recording["name"], modules)
     # Torch's own rows of modules, which come with Python's frames, have no paths.
-    keep = known | ~(recording.whose_name(lambda name: name.startswith(OURS)) | recording.is_kind("module"))
+    keep = known | ~(
+        recording.whose_name(lambda name: name.startswith(OURS)) | recording.is_kind("module")
+    )
     recording.columns = {name: column[keep] for name, column in recording.columns.items()}
     rows = np.flatnonzero(known[keep])
     found = [paths[code] for code in recording["name"][rows].tolist()]
@@ -249,7 +256,9 @@ def read_profile(
     origin = int(recording.metadata["origin_ns"])
     add_cpu_times(recording.columns, recording.texts, [(at - origin, used) for at, used in looks])
     order = outer_first(recording["start_ns"], recording["duration_ns"])
-    recording.columns = {name: narrow(column[order], np.int8) for name, column in recording.columns.items()}
+    recording.columns = {
+        name: narrow(column[order], np.int8) for name, column in recording.columns.items()
+    }
     first = min([at for _, at in markers[:1]] + recording["start_ns"][:1].tolist(), default=0)
     recording.columns["start_ns"] = recording["start_ns"] - first
     if recording.memory is not None:
@@ -276,7 +285,9 @@ def _close_update(recording: Recording, markers: list[Marker]) -> None:
     if ((inside >= 0) & (inside <= recording["duration_ns"][steps])).any() or left <= 0:
         return
     [name] = recording.texts_of("name", [row])
-    recording.set_texts("name", np.array([row]), [UPDATE.sub(r"Optimizer.step#\1.step", name or "")])
+    recording.set_texts(
+        "name", np.array([row]), [UPDATE.sub(r"Optimizer.step#\1.step", name or "")]
+    )
     recording.set_texts("kind", np.array([row]), ["annotation"])
     recording.set_numbers("duration_ns", np.array([row]), np.array([left]))
 
@@ -294,7 +305,9 @@ def _cut_open_ranges(recording: Recording) -> None:
 
 def _tell_collectives(recording: Recording) -> None:
     """Give collectives that run on the host (gloo) their operation, elements and bytes, from their inputs."""
-    rows = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(HOST_COLLECTIVE))
+    rows = np.flatnonzero(
+        recording.is_kind("operator", "annotation") & recording.named(HOST_COLLECTIVE)
+    )
     if not len(rows):
         return
     names = recording.texts_of("name", rows)
@@ -468,7 +481,9 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
     with own_folder("daydream-profile") as folder:
         file = folder / "profile.json"
         if not write_profile(profiler, file):
-            nothing = {name: np.zeros(0, np.int64) for name in ("start_ns", "duration_ns", "kind", "name")}
+            nothing = {
+                name: np.zeros(0, np.int64) for name in ("start_ns", "duration_ns", "kind", "name")
+            }
             return Captured(Recording(nothing, {}, {"notes": []}), [])
         try:
             recording, markers, seen = read_profile(file, layers, hooks.cpu_times.looks)

@@ -39,7 +39,11 @@ from daydream import lazy
 from daydream.collect.live.messages import SETTINGS, VARIABLE, tell, trace_path
 from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
-from daydream.collect.live.torch_compiler import watch_compilations, watch_graph_breaks, watch_provenance
+from daydream.collect.live.torch_compiler import (
+    watch_compilations,
+    watch_graph_breaks,
+    watch_provenance,
+)
 from daydream.errors import DaydreamError
 
 PATH = "PYTHONPATH"
@@ -179,7 +183,9 @@ class SaveOnTermination:
         if os.name != "posix":
             return
         handled = [
-            each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL
+            each
+            for each in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(each) is signal.SIG_DFL
         ]
         if not handled:
             return
@@ -334,7 +340,10 @@ class Child:
     def _locate(self) -> None:
         """Learn the rank while it is known: scripts take their process group down before they end."""
         rank, world = rank_and_world()
-        self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
+        self._place = (
+            self._place[0] if rank is None else rank,
+            self._place[1] if world is None else world,
+        )
 
     def _path(self) -> Path:
         path = trace_path(self._folder, self._pid, self._name)
@@ -352,7 +361,9 @@ class Child:
             self._arrange_the_end()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the script
             self._ended = True
-            tell(self._folder, what="ended", failed=f"collecting failed in a forked process: {error}")
+            tell(
+                self._folder, what="ended", failed=f"collecting failed in a forked process: {error}"
+            )
 
     def _arrange_the_end(self) -> None:
         """Be called when the process ends.

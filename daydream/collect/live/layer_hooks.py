@@ -38,7 +38,9 @@ class CpuTimes:
 
     def __init__(self) -> None:
         self.looks: list[Look] = []
-        self._known: dict[int, tuple[int, int]] = {}  # CPU time of each thread, and that with its delays
+        self._known: dict[
+            int, tuple[int, int]
+        ] = {}  # CPU time of each thread, and that with its delays
         self._since_ns = time.perf_counter_ns()
         self._spent_ns = 0
 
@@ -103,7 +105,9 @@ class LayerHooks:
     """Module hooks that can be put on and taken off; without them a module's call costs nothing more."""
 
     def __init__(self) -> None:
-        self.modules: list[Any] = []  # by number; held while recording, so that an id stays one module's
+        self.modules: list[
+            Any
+        ] = []  # by number; held while recording, so that an id stays one module's
         self.roots: list[Any] = []  # modules that were called outside all others
         self.cpu_times = CpuTimes()
         self._names: dict[int, str] = {}  # of the ranges, by id of the module
@@ -120,7 +124,10 @@ class LayerHooks:
     def install(self) -> None:
         """Put the hooks on every module of the process."""
         import torch
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
 
         is_compiling = torch.compiler.is_compiling
         new_range = range_type()
@@ -236,7 +243,9 @@ def find_paths(roots: list[Any]) -> Paths:
             of_module.setdefault(id(module), full)
             for key, parameter in module.named_parameters(recurse=False):
                 if id(parameter) not in of_parameter:
-                    of_parameter[id(parameter)] = f"{prefix}{path}.{key}" if path else f"{prefix}{key}"
+                    of_parameter[id(parameter)] = (
+                        f"{prefix}{path}.{key}" if path else f"{prefix}{key}"
+                    )
                     owner[id(parameter)] = full
     _find_replicas(roots, inner, of_module)
     for outermost, root in zip(roots, inner, strict=True):
@@ -254,7 +263,9 @@ def _is_replica(module: Any) -> bool:
 def _find_replicas(roots: list[Any], inner: list[Any], of_module: dict[int, str]) -> None:
     """Give the copies of a model that DataParallel makes for every call the paths of the model."""
     originals = [
-        part for root, part in zip(roots, inner, strict=True) if type(root).__name__ == "DataParallel"
+        part
+        for root, part in zip(roots, inner, strict=True)
+        if type(root).__name__ == "DataParallel"
     ]
     for replica in (root for root in inner if _is_replica(root)):
         for original in originals:
@@ -272,7 +283,9 @@ def unwrap(module: Any) -> Any:
     return module
 
 
-def named_modules(module: Any, path: str = "", seen: set[int] | None = None) -> list[tuple[str, Any]]:
+def named_modules(
+    module: Any, path: str = "", seen: set[int] | None = None
+) -> list[tuple[str, Any]]:
     """Return (path, module) for a module and all below it, wrappers' names left out of the paths.
 
     Unlike `named_modules()` of torch, which names a wrapper and what it wraps, both have one path.

@@ -34,7 +34,9 @@ def label_outside(recording: Recording) -> None:
     operator = recording.is_kind("operator")
     node = operator & (recording.named(NODE_RANGE) | recording.named(OLD_NODE))
     closed = node | (host & (recording.named(REDUCER_RANGE) | recording.named(ZERO_GRAD_RANGE)))
-    outside = np.flatnonzero(operator & (nesting.module < 0) & (nearest(closed, nesting.parent) < 0))
+    outside = np.flatnonzero(
+        operator & (nesting.module < 0) & (nearest(closed, nesting.parent) < 0)
+    )
 
     start = recording["start_ns"]
     is_loss = recording["layer"] == _code(recording, LOSS)
@@ -84,7 +86,9 @@ def set_loss_phase(trace: Trace) -> None:
     """Make the forward work of the layer `loss` the phase loss, on the device too."""
     if "layer" not in trace.columns or "phase" not in trace.columns:
         return
-    rows = (trace["layer"] == trace.code("layer", LOSS)) & (trace["phase"] == PHASES.index("forward"))
+    rows = (trace["layer"] == trace.code("layer", LOSS)) & (
+        trace["phase"] == PHASES.index("forward")
+    )
     trace.columns["phase"][rows] = PHASES.index("loss")
 
 

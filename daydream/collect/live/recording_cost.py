@@ -63,7 +63,9 @@ def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
     of_class = of_class[inner]
     outer, place = places(trace["parent"][rows])
     first = np.empty(len(outer), np.int64)
-    first[place[::-1]] = np.arange(len(place))[::-1]  # the last assigned stays: rows are in order of start
+    first[place[::-1]] = np.arange(len(place))[
+        ::-1
+    ]  # the last assigned stays: rows are in order of start
     rows = rows[first]
     of_class = of_class[first]
     kept = operator[outer]
@@ -132,10 +134,22 @@ _HEADS = (
     ("backward", "aten::detach", "detach", 96, 516),
     ("backward", "autograd::engine::evaluate_function: TBackward0", "TBackward0", 28, 631),
     ("backward", "TBackward0", "aten::t", 28, 590),
-    ("backward", "autograd::engine::evaluate_function: UnsafeViewBackward0", "UnsafeViewBackward0", 24, 653),
+    (
+        "backward",
+        "autograd::engine::evaluate_function: UnsafeViewBackward0",
+        "UnsafeViewBackward0",
+        24,
+        653,
+    ),
     ("backward", "UnsafeViewBackward0", "aten::reshape", 24, 764),
     ("backward", "autograd::engine::evaluate_function: CloneBackward0", "CloneBackward0", 16, 618),
-    ("backward", "autograd::engine::evaluate_function: ExpandBackward0", "ExpandBackward0", 16, 653),
+    (
+        "backward",
+        "autograd::engine::evaluate_function: ExpandBackward0",
+        "ExpandBackward0",
+        16,
+        653,
+    ),
     ("backward", "aten::narrow", "aten::slice", 12, 1004),
     ("backward", "aten::slice", "aten::as_strided", 12, 1073),
     ("backward", "autograd::engine::evaluate_function: ReluBackward0", "ReluBackward0", 18, 723),

@@ -102,7 +102,9 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[Document]:
             if id(parameter) in seen or id(parameter) not in paths.of_parameter:
                 continue
             seen.add(id(parameter))
-            gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
+            gradient = (
+                parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
+            )
             local = _local_bytes(parameter)
             described.append(
                 {
@@ -134,7 +136,12 @@ def describe_buffers(models: Iterable[Any], paths: Paths) -> list[Document]:
                     continue
                 seen.add(id(buffer))
                 described.append(
-                    {"name": f"{layer}.{name}", "layer": layer, "device": str(buffer.device), "bytes": nbytes}
+                    {
+                        "name": f"{layer}.{name}",
+                        "layer": layer,
+                        "device": str(buffer.device),
+                        "bytes": nbytes,
+                    }
                 )
     return described
 
@@ -144,7 +151,9 @@ def describe_optimizer(optimizer: Any, paths: Paths) -> Document:
     groups = []
     for group in optimizer.param_groups:
         settings = {key: _plain(value) for key, value in group.items() if key != "params"}
-        known = [paths.of_parameter[id(one)] for one in group["params"] if id(one) in paths.of_parameter]
+        known = [
+            paths.of_parameter[id(one)] for one in group["params"] if id(one) in paths.of_parameter
+        ]
         groups.append(
             {
                 "settings": {key: value for key, value in settings.items() if value is not None},
@@ -177,7 +186,9 @@ def _plain(value: Any) -> Any:
     """Return a setting as JSON knows it; None for the rest, as reading a tensor would synchronize."""
     if isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, (list, tuple)) and all(isinstance(one, (bool, int, float)) for one in value):
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(one, (bool, int, float)) for one in value
+    ):
         return list(value)
     return None
 
@@ -202,13 +213,17 @@ def _buckets(module: Any, paths: Paths) -> Document | None:
     told = {ours: _plain(said[theirs]) for theirs, ours in BUCKET_FIELDS.items() if theirs in said}
     reduced = [parameter for parameter in module.parameters() if parameter.requires_grad]
     sizes = _numbers(said.get("rebuilt_bucket_sizes"))
-    members = [_numbers(one) for one in str(said.get("rebuilt_per_bucket_param_indices") or "").split(",")]
+    members = [
+        _numbers(one) for one in str(said.get("rebuilt_per_bucket_param_indices") or "").split(",")
+    ]
     if len(sizes) == len(members):
         told["buckets"] = [
             {
                 "bytes": size,
                 "parameters": [
-                    paths.of_parameter.get(id(reduced[index])) for index in indices if index < len(reduced)
+                    paths.of_parameter.get(id(reduced[index]))
+                    for index in indices
+                    if index < len(reduced)
                 ],
             }
             for size, indices in zip(sizes, members, strict=True)

@@ -39,7 +39,13 @@ from daydream.collect.live.capture import Capture, Captured
 from daydream.collect.live.messages import changed_path
 from daydream.collect.live.recording_cost import TYPICAL
 from daydream.collect.live.run_metadata import is_loader_worker
-from daydream.collect.live.step_hooks import BACKWARD, DIFFERENT, StepHooks, StepSequence, why_nothing
+from daydream.collect.live.step_hooks import (
+    BACKWARD,
+    DIFFERENT,
+    StepHooks,
+    StepSequence,
+    why_nothing,
+)
 from daydream.collect.live.torch_private import OwnProfilers
 from daydream.collect.live.unprofiled import Alternating, ChangedWindow, FreeSteps
 from daydream.errors import DaydreamError
@@ -74,7 +80,10 @@ class HeldInterruptions:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        stack: TracebackType | None,
     ) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
@@ -116,7 +125,9 @@ class HookTimes:
         """
         mine = {marker: times for (when, marker), times in self._times.items() if when == state}
         steps = len(mine.get(once_a_step, ()))
-        return round(sum(len(times) / (steps or len(times)) * median(times) for times in mine.values()))
+        return round(
+            sum(len(times) / (steps or len(times)) * median(times) for times in mine.values())
+        )
 
 
 SKIPPED = "its update was skipped: the gradient scaler found infinite gradients"
@@ -288,7 +299,11 @@ class Session:
         with_stack: bool = False,
         memory: bool = True,
     ) -> None:
-        for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
+        for name, value, least in (
+            ("steps", steps, 1),
+            ("warmup", warmup, 0),
+            ("unprofiled", unprofiled, 0),
+        ):
             if value < least:
                 raise DaydreamError(f"{name} is {value}; it must be at least {least}")
         self._output = Path(output)
@@ -379,7 +394,9 @@ class Session:
                 if self._captures.kept is None:
                     sequence = self._sequence
                     profiled = self._own_profilers.seen
-                    raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
+                    raise DaydreamError(
+                        why_nothing(sequence, self._warmup, reason, profiled=profiled)
+                    )
                 self._save(self._captures.kept, reason)
             finally:
                 self._take_down()
@@ -548,8 +565,12 @@ class Session:
             captured.metadata.update(self._free.document(self._hooks_ns(TIMING)))
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
         captured.metadata["profiler_cost"] = {**TYPICAL, "step_hooks_ns": self._hooks_ns(CAPTURING)}
-        captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
-        self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
+        captured.metadata.update(
+            source=self._output.name, collected={**asked, "ran": self._sequence.steps}
+        )
+        self.trace = captured.save(
+            self._output, force=self._force, wanted=self._steps, reason=reason
+        )
 
     def _hooks_ns(self, state: int) -> int:
         return self._hook_times.in_step(state, once_a_step=self._captures.anchor or 0)

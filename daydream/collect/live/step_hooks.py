@@ -48,9 +48,13 @@ class StepHooks:
     def __init__(self, on_marker: OnMarker, on_begin: Callable[[Any], None]) -> None:
         self._on_marker = on_marker
         self._on_begin = on_begin
-        self._optimizers: list[Any] = []  # held, so that no other optimizer gets the id of one of them
+        self._optimizers: list[
+            Any
+        ] = []  # held, so that no other optimizer gets the id of one of them
         self._handles: list[Any] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there
+        self._replaced: list[
+            tuple[Any, str, Any, Any]
+        ] = []  # owner, name, what was there, what is there
         self._calls = 0
         self._active = False
 
@@ -168,7 +172,10 @@ class StepHooks:
 def _watch(optimizer: Any) -> Updates | None:
     try:
         return Updates(
-            one for group in optimizer.param_groups for one in group["params"] if one.grad is not None
+            one
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.grad is not None
         )
     except Exception:  # noqa: BLE001 - an optimizer of another make; it must step as without us
         return None
@@ -223,7 +230,12 @@ def _trainable() -> Iterable[Any]:
 
     tensor = torch.Tensor
     for one in gc.get_objects():
-        if issubclass(type(one), tensor) and one.requires_grad and one.is_leaf and one.grad is not None:
+        if (
+            issubclass(type(one), tensor)
+            and one.requires_grad
+            and one.is_leaf
+            and one.grad is not None
+        ):
             yield one
 
 
@@ -276,7 +288,8 @@ def unlike_steps(recording: Recording, step: np.ndarray, count: int) -> list[int
     operator = recording.is_kind("operator")
     names = len(recording.text("name"))
     profiles = [
-        np.bincount(recording["name"][operator & (step == index)], minlength=names) for index in range(count)
+        np.bincount(recording["name"][operator & (step == index)], minlength=names)
+        for index in range(count)
     ]
     if count < 3:
         return []
@@ -306,9 +319,13 @@ def set_apart_unlike_steps(trace: Trace) -> None:
 
 
 MEMORY = 256  # markers that are looked back on while waiting
-PATIENCE = 32  # backward passes without an update before they count as steps, where an optimizer exists
+PATIENCE = (
+    32  # backward passes without an update before they count as steps, where an optimizer exists
+)
 INTERRUPTED = "Ctrl-C"  # what ended the recording
-SHORT_PATIENCE = 8  # the same where none exists: an update can hide, as one of `parameter.data` does
+SHORT_PATIENCE = (
+    8  # the same where none exists: an update can hide, as one of `parameter.data` does
+)
 
 
 class StepSequence:
@@ -392,7 +409,9 @@ class StepSequence:
     def taken_since(self, began: int) -> tuple[int, int]:
         """Return how many steps with an update, and how many at all, have ended behind a position."""
         ends = [end for end in self.ends() if end >= began]
-        skipped = sum(self.skipped(end, before) for before, end in pairwise(ends)) if self._skipped else 0
+        skipped = (
+            sum(self.skipped(end, before) for before, end in pairwise(ends)) if self._skipped else 0
+        )
         return len(ends) - 1 - skipped, len(ends) - 1
 
     def ranges(

@@ -31,7 +31,9 @@ from daydream.trace.schema import Document
 
 COMPILATIONS = "torch._dynamo.callback"  # the module that tells when torch compiles
 DYNAMO_GRAPHS = "torch._dynamo.output_graph"  # the module that ends a graph, and knows why
-DYNAMO_FRAMES = "torch._dynamo.convert_frame"  # the module that compiles a function, or leaves it as it is
+DYNAMO_FRAMES = (
+    "torch._dynamo.convert_frame"  # the module that compiles a function, or leaves it as it is
+)
 INDUCTOR = "torch._inductor.compile_fx"  # the module that compiles a graph; what it needs is loaded with it
 
 OURS = "daydream"  # in what Inductor stores with a compiled graph
@@ -79,7 +81,9 @@ def on_uncompiled_frames(tell: Callable[[Any, Any], object]) -> None:
     torch, nothing is told.
     """
     frames: Any = sys.modules.get(DYNAMO_FRAMES)
-    worded: Any = getattr(frames, "format_error_msg", None)  # of errors that end a function's compilation
+    worded: Any = getattr(
+        frames, "format_error_msg", None
+    )  # of errors that end a function's compilation
     if worded is None:
         return
 
@@ -321,7 +325,9 @@ def describe(node: Any) -> list[Any]:
         return [handle.operator, handle.layer, handle.source, NO_WORK]
     if handle.operator == COPY and not handle.layer:
         copied = [made for one in node.all_input_nodes if (made := handle_of(one)).layer]
-        handle = replace(handle, layer=copied[-1].layer, source=copied[-1].source) if copied else handle
+        handle = (
+            replace(handle, layer=copied[-1].layer, source=copied[-1].source) if copied else handle
+        )
     nbytes = bytes_of(getattr(node, "meta", {}).get("val"))
     nbytes += sum(bytes_of(getattr(one, "meta", {}).get("val")) for one in node.all_input_nodes)
     return [handle.operator, handle.layer, handle.source, nbytes]
@@ -376,7 +382,11 @@ def graph_of(key: str, document: Document) -> CompiledGraph:
         own = calls.get(name) or [one for one in known[name] if one not in called] or known[name]
         found = [described[one] for one in own]
         work = [one for one in found if one[3] != NO_WORK] or found
-        mine = [Handle(op, layer, source, phase, max(nbytes, 0)) for op, layer, source, nbytes in work]
+        mine = [
+            Handle(op, layer, source, phase, max(nbytes, 0)) for op, layer, source, nbytes in work
+        ]
         names.append(name)
-        handles.append(tuple(mine) or tuple(Handle(op, phase=phase) for op in operators_of_kernel(name)))
+        handles.append(
+            tuple(mine) or tuple(Handle(op, phase=phase) for op in operators_of_kernel(name))
+        )
     return CompiledGraph(key, tuple(names), tuple(handles))

@@ -107,7 +107,9 @@ class UnprofiledSteps:
 BASE = "base"
 AGAIN = "again"
 CHANGED = "changed"
-WARM_UP = 3  # steps with the change before the first round: what it builds on first use does not count
+WARM_UP = (
+    3  # steps with the change before the first round: what it builds on first use does not count
+)
 
 
 def steps_needed(rounds: int, block_steps: int) -> int:
@@ -131,7 +133,9 @@ class Alternating:
         self._clock = clock
         self._settle = settle
         order = (BASE, AGAIN, CHANGED)
-        turns = [kind for number in range(rounds) for kind in (order if number % 2 == 0 else order[::-1])]
+        turns = [
+            kind for number in range(rounds) for kind in (order if number % 2 == 0 else order[::-1])
+        ]
         self._blocks = [(CHANGED, WARM_UP), *((kind, steps) for kind in turns)]
         self._place = 0
         self._times: list[list[int]] = [[] for _ in self._blocks]
@@ -183,7 +187,9 @@ class Alternating:
     def result(self) -> dict[str, list[float]]:
         """Return the mean step of every block of the complete rounds, in ns, by kind."""
         found: dict[str, list[float]] = {BASE: [], AGAIN: [], CHANGED: []}
-        for (kind, _), times in list(zip(self._blocks, self._times, strict=True))[1 : 1 + 3 * self.rounds]:
+        for (kind, _), times in list(zip(self._blocks, self._times, strict=True))[
+            1 : 1 + 3 * self.rounds
+        ]:
             found[kind].append(fmean(times))
         return found
 
@@ -201,7 +207,9 @@ class Alternating:
         self._began = self._clock()
 
 
-SETTLING = 3  # steps with the change before the recording: what it builds on first use is not recorded
+SETTLING = (
+    3  # steps with the change before the recording: what it builds on first use is not recorded
+)
 SOURCE = "steps with the change"
 
 
@@ -276,7 +284,9 @@ class ChangedWindow:
         ends = [at for _, at in captured.markers]
         if len(ends) < 3:  # a step, and one before it
             return
-        ranges = [(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(ends), 1)]
+        ranges = [
+            (f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(ends), 1)
+        ]
         captured.recording.metadata["source"] = self._path.name
         if callable(self._operators):
             captured.recording.metadata["changed_operators"] = self._operators()

@@ -17,7 +17,9 @@ from daydream.lazy import regex
 TIMES = regex(r"\d{1,12}\.\d{6}\|")
 SIZES = regex(r"(\d{1,18})\|(\d{1,18})\|([^|\s].*)")
 FLOPS = regex(r"(\d{1,18})\|([^|\s].*)")
-KERNEL = regex(r"Kernel (\d{1,18}) \(refs=(\d{1,18}), objs=(\d{1,18}), obj_size=(\d{1,18}),[^)]*\):\t(.+)")
+KERNEL = regex(
+    r"Kernel (\d{1,18}) \(refs=(\d{1,18}), objs=(\d{1,18}), obj_size=(\d{1,18}),[^)]*\):\t(.+)"
+)
 ACCESSES = regex(r"^Total memory accesses: (\d{1,18}) ", re.MULTILINE)
 MARKS = ("memory accesses per kernel:", "Kernel 0 (refs=")
 
@@ -29,7 +31,9 @@ def of_accelprof(text: str, file: str) -> list[CountedKernel] | Totals | None:
     """
     lines = [line for line in islice(text.splitlines(), 3) if line.strip()]
     if lines and all(TIMES.match(line) for line in lines):
-        raise FileError(f"{file} holds AccelProf's times of kernels, which it slowed down: nothing is taken")
+        raise FileError(
+            f"{file} holds AccelProf's times of kernels, which it slowed down: nothing is taken"
+        )
     if lines and FLOPS.fullmatch(lines[0]):
         return _roofline(text, file, SIZES if SIZES.fullmatch(lines[0]) else FLOPS)
     if not any(mark in text for mark in MARKS):

@@ -50,7 +50,9 @@ class CountedKernel:
         if FLOP in self.metrics:
             return round(self.metrics[FLOP])
         counted = quantities_of(self.metrics)
-        if any(NVIDIA.fullmatch(name) or NVIDIA_TENSOR_OPS.fullmatch(name) for name in self.metrics):
+        if any(
+            NVIDIA.fullmatch(name) or NVIDIA_TENSOR_OPS.fullmatch(name) for name in self.metrics
+        ):
             elsewhere = TENSOR_KERNEL.search(self.name) or dtype_of_kernel(self.name) in (
                 "float16",
                 "bfloat16",
@@ -89,7 +91,9 @@ def _flop_of_nvidia(
         return None  # of some type only additions were counted, say
     if not operations and not whole["f"]:
         return None
-    return round(sum(counted.get(name, 0) for name in ("float32_flop", "float64_flop", "matrix_flop")))
+    return round(
+        sum(counted.get(name, 0) for name in ("float32_flop", "float64_flop", "matrix_flop"))
+    )
 
 
 def _flop_of_amd(metrics: Mapping[str, float], counted: Mapping[str, float]) -> int | None:

@@ -112,7 +112,9 @@ def _unpacked(path: Path) -> bytes:
         with gzip.open(path) if packed else path.open("rb") as whole:
             raw = bytes(whole.read(MOST_BYTES + 1))
     except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise FileError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if len(raw) > MOST_BYTES:
         raise FileError(f"{path} unpacks to more than 1 GiB; counters of a few steps are enough")
     return raw
@@ -135,7 +137,9 @@ def _merge(kernels: list[CountedKernel], more: list[CountedKernel], file: str) -
         kernels += more
         return
     if len(kernels) != len(more) or not all(map(_same, kernels, more)):
-        raise FileError(f"{file} counts other launches than the file before it; give passes of one program")
+        raise FileError(
+            f"{file} counts other launches than the file before it; give passes of one program"
+        )
     for one, other in zip(kernels, more, strict=True):
         one.metrics.update(other.metrics)
         one.ordered &= other.ordered

@@ -50,7 +50,10 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
     recorded = [
         (base[name], blocks[grid] if grid >= 0 else None, device)
         for name, grid, device in zip(
-            trace["name"][rows].tolist(), trace["grid"][rows].tolist(), devices.recorded, strict=True
+            trace["name"][rows].tolist(),
+            trace["grid"][rows].tolist(),
+            devices.recorded,
+            strict=True,
         )
     ]
     wanted = [
@@ -85,13 +88,20 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
             f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
         )
     time = trace["duration_ns"][rows]
-    counters = [_entry(names[trace["name"][row]], one) for row, one in zip(rows.tolist(), found, strict=True)]
+    counters = [
+        _entry(names[trace["name"][row]], one)
+        for row, one in zip(rows.tolist(), found, strict=True)
+    ]
     correlation, rank = trace["correlation"][rows].tolist(), trace["rank"][rows].tolist()
-    if min(correlation, default=-1) >= 0 and len({*zip(rank, correlation, strict=True)}) == len(rows):
+    if min(correlation, default=-1) >= 0 and len({*zip(rank, correlation, strict=True)}) == len(
+        rows
+    ):
         for entry, *launch in zip(counters, rank, correlation, strict=True):
             entry |= dict(zip(("rank", "correlation"), launch, strict=True))
     if any(value > MOST for each in counters for value in each.get("amounts", {}).values()):
-        raise FileError(f"{file}: a kernel has more than 2^53 of something, which no kernel counts to")
+        raise FileError(
+            f"{file}: a kernel has more than 2^53 of something, which no kernel counts to"
+        )
     has = np.array([bool(each.get("amounts", {}).keys() - TELL_NOTHING) for each in counters])
     if not has.any():
         raise FileError(
@@ -200,7 +210,8 @@ def _mean(kernels: Sequence[CountedKernel]) -> CountedKernel:
     weights = np.array([one.launches for one in kernels], np.float64)
     shared = set.intersection(*(set(one.metrics) for one in kernels))
     metrics = {
-        name: float(np.average([one.metrics[name] for one in kernels], weights=weights)) for name in shared
+        name: float(np.average([one.metrics[name] for one in kernels], weights=weights))
+        for name in shared
     }
     return CountedKernel(kernels[0].name, kernels[0].blocks, metrics, int(weights.sum()))
 

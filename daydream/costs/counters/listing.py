@@ -47,7 +47,9 @@ def counters_table(trace: Trace | str | os.PathLike[str]) -> list[dict[str, Any]
     for window in trace.metadata.get("counted_windows") or []:
         name = f"(kernels {window['first']} to {window['last']}, {window['source']})"
         launches = window["last"] - window["first"] + 1
-        found.append({"kernel": name, "launches": launches, "counted": launches, **window["amounts"]})
+        found.append(
+            {"kernel": name, "launches": launches, "counted": launches, **window["amounts"]}
+        )
     return found
 
 
@@ -68,7 +70,8 @@ def counted_in(trace: Trace) -> dict[str, Any] | None:
         return None
     rows = np.flatnonzero(trace.is_kind("kernel"))
     told = [
-        {key for key in ("flop", "bytes") if entry.get(key) is not None} | {*(entry.get("amounts") or ())}
+        {key for key in ("flop", "bytes") if entry.get(key) is not None}
+        | {*(entry.get("amounts") or ())}
         for entry in entries
     ]
     counted = np.array([*map(bool, told), False])[entry_of_rows(trace)[rows]]
@@ -77,7 +80,9 @@ def counted_in(trace: Trace) -> dict[str, Any] | None:
         "kernels": int(counted.sum()),
         "of": len(rows),
         "quantities": [name for name in QUANTITIES if any(name in each for each in told)],
-        "windows": [f"{window['first']} to {window['last']}, {window['source']}" for window in windows],
+        "windows": [
+            f"{window['first']} to {window['last']}, {window['source']}" for window in windows
+        ],
     }
 
 
@@ -85,4 +90,6 @@ def _means(told: list[dict[str, float]]) -> dict[str, float]:
     """Return the means of what all of some launches have."""
     shared = [name for name in QUANTITIES if all(name in each for each in told)]
     means = {name: sum(each[name] for each in told) / len(told) for name in shared}
-    return {name: value if value < 1 and value % 1 else round(value) for name, value in means.items()}
+    return {
+        name: value if value < 1 and value % 1 else round(value) for name, value in means.items()
+    }

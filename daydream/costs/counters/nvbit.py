@@ -17,7 +17,9 @@ from daydream.errors import FileError
 from daydream.lazy import regex
 
 LAUNCH = "#thread-blocks "
-COUNTS = regex(r"(\d{1,18}),\s{1,4}kernel instructions (\d{1,18}), total instructions (\d{1,18})\s*")
+COUNTS = regex(
+    r"(\d{1,18}),\s{1,4}kernel instructions (\d{1,18}), total instructions (\d{1,18})\s*"
+)
 NUMBERED = regex(r"kernel (\d{1,18})\s?-\s")
 OPCODE = regex(r"\s+([A-Z][A-Z0-9]*(?:\.[A-Za-z0-9_.]+)?) = (\d{1,18})\s*")
 BY_THREADS = regex(r"COUNT_WARP_LEVEL = 0\b")
@@ -63,13 +65,17 @@ def _launch(line: str, file: str, number: int) -> tuple[str, int, int, int]:
     head, _, counts = line.rpartition(LAUNCH)
     begins, numbers = NUMBERED.match(head), COUNTS.fullmatch(counts)
     if begins is None or numbers is None or not head.rstrip().endswith("-"):
-        raise FileError(f"{file}, line {number}: NVBit's launch is cut or of another version: {line!r:.80}")
+        raise FileError(
+            f"{file}, line {number}: NVBit's launch is cut or of another version: {line!r:.80}"
+        )
     name = head[begins.end() :].rstrip().removesuffix("-").rstrip()
     blocks, whole, total = map(int, numbers.groups())
     return name, blocks, whole, total
 
 
-def _finish(found: list[CountedKernel], opcodes: dict[str, int], whole: int, lanes: int, file: str) -> None:
+def _finish(
+    found: list[CountedKernel], opcodes: dict[str, int], whole: int, lanes: int, file: str
+) -> None:
     """Give the last launch its opcodes; instr_count has none."""
     if not opcodes or not found:
         return

@@ -40,7 +40,9 @@ SASS_CLASSES = (
     ("float", regex(r"([FDH](ADD|MUL|FMA|MNMX|SET|SEL|CHK|SWZ)|MUFU|FRND)")),
     (
         "integer",
-        regex(r"(U?(I(?!PA)|LEA|LOP|SHF|SHL|SHR|POPC|FLO|BREV|PRMT|BMSK|SGXT|VABS|VIADD|VIMNMX)|[FI]2[FI])"),
+        regex(
+            r"(U?(I(?!PA)|LEA|LOP|SHF|SHL|SHR|POPC|FLO|BREV|PRMT|BMSK|SGXT|VABS|VIADD|VIMNMX)|[FI]2[FI])"
+        ),
     ),
 )
 AMD_CLASSES = (
@@ -123,7 +125,9 @@ def _amounts(
         name = next((name for name, pattern in classes if pattern.match(first)), "other")
         found[f"{name}_instructions"] = found.get(f"{name}_instructions", 0.0) + count
     found |= {
-        f"{kind}_flop": value for kind, value in flop.items() if value or kind in ("float32", "float64")
+        f"{kind}_flop": value
+        for kind, value in flop.items()
+        if value or kind in ("float32", "float64")
     }
     doubt = flop.get(doubtful, 0.0)
     total = sum(flop.values()) - doubt
@@ -140,7 +144,11 @@ def _of_sass_product(first: str, more: list[str]) -> int | None:
         return None
     if first == "HMMA" and more[0] == "884":
         steps = VOLTA_STEPS.get(more[1] if len(more) > 1 else "")
-        return VOLTA_PRODUCT // steps if steps and any(part.startswith("STEP") for part in more) else None
+        return (
+            VOLTA_PRODUCT // steps
+            if steps and any(part.startswith("STEP") for part in more)
+            else None
+        )
     shape = SASS_SHAPES.get(more[0])
     return None if shape is None or "SP" in more else 2 * shape[0] * shape[1] * shape[2]
 
@@ -152,5 +160,9 @@ def _of_amd_product(opcode: str) -> int | None:
     m, n, k = (int(side) for side in found.groups()[:3])
     if max(m, n, k) > LARGEST_SIDE:
         return None
-    blocks = int(found[4]) if found[4] else AMD_BLOCKS.get(found[5] + (found[6] or ""), {}).get((m, k), 1)
+    blocks = (
+        int(found[4])
+        if found[4]
+        else AMD_BLOCKS.get(found[5] + (found[6] or ""), {}).get((m, k), 1)
+    )
     return 2 * m * n * k * blocks

@@ -34,8 +34,14 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "vector_instructions": ("instructions", "of vector units, whatever they calculate (AMD)"),
     "scalar_instructions": ("instructions", "of scalar units (AMD)"),
     "shared_conflicts": ("conflicts", "bank conflicts in shared memory (LDS)"),
-    "shared_conflict_cycles": ("cycles", "lost to bank conflicts in shared memory, summed over all units"),
-    "shared_conflict_share": ("part of 1", "of the kernel's cycles, lost to bank conflicts in shared memory"),
+    "shared_conflict_cycles": (
+        "cycles",
+        "lost to bank conflicts in shared memory, summed over all units",
+    ),
+    "shared_conflict_share": (
+        "part of 1",
+        "of the kernel's cycles, lost to bank conflicts in shared memory",
+    ),
     "cycles": ("cycles", "from the kernel's begin to its end"),
     "unit_cycles": ("cycles", "the same, summed over all units"),
     "occupancy": ("part of 1", "warps or waves resident, of those that fit"),
@@ -47,9 +53,14 @@ NVIDIA_TENSOR = regex(PREFIX + r"inst_executed_pipe_tensor\w*\.sum")
 NVIDIA_TENSOR_OPS = regex(r"sm__ops_path_tensor_\w+\.sum")
 AMD = regex(r"SQ_INSTS_VALU_(ADD|MUL|TRANS|FMA)_F(16|32|64)")
 AMD_MATRIX = regex(r"SQ_INSTS_VALU_MFMA_MOPS_\w+")
-WAVE, MATRIX_FLOP = 64, 512  # lanes of an AMD wave, and FLOP of a unit of MFMA_MOPS (AMD's counter reference)
+WAVE, MATRIX_FLOP = (
+    64,
+    512,
+)  # lanes of an AMD wave, and FLOP of a unit of MFMA_MOPS (AMD's counter reference)
 WIDTHS = {"f": "float32_flop", "d": "float64_flop"}
-CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"  # NVIDIA's count is one cycle of a unit each
+CONFLICTS = (
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"  # NVIDIA's count is one cycle of a unit each
+)
 
 # Names of profilers that are one of the quantities as they stand, or times a factor. The first one counts.
 SAME: dict[str, tuple[tuple[str, float], ...]] = {
@@ -88,7 +99,9 @@ def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """
     found = {name: value for name, value in metrics.items() if name in QUANTITIES}
     for name, sources in SAME.items():
-        known = next((metrics[source] * factor for source, factor in sources if source in metrics), None)
+        known = next(
+            (metrics[source] * factor for source, factor in sources if source in metrics), None
+        )
         if known is not None:
             found.setdefault(name, known)
     for name, value in _flop_by_type(metrics).items():
@@ -120,7 +133,9 @@ def _requested_bytes(metrics: Mapping[str, float]) -> dict[str, float]:
         reads, narrow = (metrics.get(f"{edge}_RDREQ{part}_sum") for part in ("", "_32B"))
         wide = metrics.get("TCC_BUBBLE_sum") if may_be_wide else 0.0
         if reads is not None and narrow is not None and wide is not None:
-            found["dram_read_bytes"] = 32 * narrow + 64 * max(reads - narrow - wide, 0.0) + 128 * wide
+            found["dram_read_bytes"] = (
+                32 * narrow + 64 * max(reads - narrow - wide, 0.0) + 128 * wide
+            )
         writes, whole = (metrics.get(f"{edge}_WRREQ{part}_sum") for part in ("", "_64B"))
         if writes is not None and whole is not None:
             found["dram_written_bytes"] = 64 * whole + 32 * max(writes - whole, 0.0)
@@ -134,7 +149,9 @@ def _bytes_of_amds_l2(metrics: Mapping[str, float]) -> dict[str, float]:
     one: the public copy of 8,388,608 bytes on an MI300X has 65,536 reads and 131,072 writes. An MI200 reads
     half lines, too. Where reads and writes were not told apart, all are taken as whole lines.
     """
-    reads, writes, all_of_them = (metrics.get(f"TCC_{what}_sum") for what in ("READ", "WRITE", "REQ"))
+    reads, writes, all_of_them = (
+        metrics.get(f"TCC_{what}_sum") for what in ("READ", "WRITE", "REQ")
+    )
     if reads is not None and writes is not None:
         return {"l2_bytes": 128 * reads + 64 * writes}
     return {} if all_of_them is None else {"l2_bytes": 128 * all_of_them}
@@ -155,7 +172,11 @@ def _flop_by_type(metrics: Mapping[str, float]) -> dict[str, float]:
             matrix.append(value)
         elif AMD_MATRIX.fullmatch(name):
             matrix.append(MATRIX_FLOP * value)
-    whole = {name: sum(kind.values()) for name, kind in sums.items() if {"add", "mul", "fma"} <= kind.keys()}
+    whole = {
+        name: sum(kind.values())
+        for name, kind in sums.items()
+        if {"add", "mul", "fma"} <= kind.keys()
+    }
     return {**whole, **({"matrix_flop": sum(matrix)} if matrix else {})}
 
 

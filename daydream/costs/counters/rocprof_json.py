@@ -92,7 +92,10 @@ def kernels_of_json(raw: bytes, file: str) -> list[CountedKernel]:
     found: list[CountedKernel] = []
     for tool in document.tools:
         names = {counter.id.handle: counter.name for counter in tool.counters}
-        kernels = {one.kernel_id: one.formatted_kernel_name or one.kernel_name for one in tool.kernel_symbols}
+        kernels = {
+            one.kernel_id: one.formatted_kernel_name or one.kernel_name
+            for one in tool.kernel_symbols
+        }
         collected = tool.callback_records.counter_collection
         for one in sorted(collected, key=lambda each: each.dispatch_data.dispatch_info.dispatch_id):
             dispatch = one.dispatch_data.dispatch_info
@@ -105,11 +108,15 @@ def kernels_of_json(raw: bytes, file: str) -> list[CountedKernel]:
                 name = names.get(record.counter_id.handle)
                 if name is None:
                     raise FileError(f"{file}: counter {record.counter_id.handle} has no name there")
-                metrics[name] = metrics.get(name, 0.0) + record.value * (KB if name in AMD_KIB else 1)
+                metrics[name] = metrics.get(name, 0.0) + record.value * (
+                    KB if name in AMD_KIB else 1
+                )
             group = dispatch.workgroup_size.volume()
             blocks = round(dispatch.grid_size.volume() / group) if group else None
             device = str(dispatch.agent_id.handle)
-            found.append(CountedKernel(kernels[dispatch.kernel_id], blocks or None, metrics, device=device))
+            found.append(
+                CountedKernel(kernels[dispatch.kernel_id], blocks or None, metrics, device=device)
+            )
     if not found:
         raise FileError(f"{file}: rocprofv3 counted nothing there; run it with --pmc")
     return found

@@ -23,7 +23,10 @@ KB = 1024  # AMD counts fetched and written memory in units of this
 AMD_KIB = ("FETCH_SIZE", "FetchSize", "WRITE_SIZE", "WriteSize")
 LONG, WIDE = {"ID", "Kernel Name", "Metric Name", "Metric Value"}, {"ID", "Kernel Name"}
 SUMMARY = {"Kernel Name", "Metric Name", "Invocations", "Average"}
-ROCPROF_V1, ROCPROF_V2 = {"KernelName", "grd", "wgr"}, {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"}
+ROCPROF_V1, ROCPROF_V2 = (
+    {"KernelName", "grd", "wgr"},
+    {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"},
+)
 ROCPROF = {"Kernel_Name", "Counter_Name", "Counter_Value"}
 DEVICES = ("Device", "Agent_Id", "GPU_ID", "gpu-id")  # columns that name a launch's device
 MOST = 2.0**63
@@ -66,7 +69,9 @@ def kernels_of_table(text: str, file: str) -> list[CountedKernel] | None:
 MOST_BEFORE = 1_000  # lines of output before the header
 
 
-def _rows(lines: list[str], place: int, header: list[str], file: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(
+    lines: list[str], place: int, header: list[str], file: str
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line number, fields by name) behind the header."""
     known = [name.strip() for name in header]
     for number, fields in enumerate(csv.reader(lines[place + 1 :]), place + 2):
@@ -96,13 +101,22 @@ def _of_long(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> list[Coun
             continue  # a rule's advice
         launch = found.setdefault(
             (row.get("Process ID", ""), row["ID"]),
-            CountedKernel(row["Kernel Name"], _blocks(row.get("Grid Size", "")), device=_device(row)),
+            CountedKernel(
+                row["Kernel Name"], _blocks(row.get("Grid Size", "")), device=_device(row)
+            ),
         )
         if launch.name != row["Kernel Name"]:
             raise FileError(
                 f"{file}, line {number}: launch {row['ID']} has two kernels; several reports are mixed"
             )
-        _add(launch, row["Metric Name"], row["Metric Value"], row.get("Metric Unit", ""), file, number)
+        _add(
+            launch,
+            row["Metric Name"],
+            row["Metric Value"],
+            row.get("Metric Unit", ""),
+            file,
+            number,
+        )
         if row["Metric Name"] == "Grid Size" and launch.blocks is None:
             launch.blocks = round(launch.metrics["Grid Size"])
     return list(found.values())
@@ -149,12 +163,16 @@ def _of_rocprof(rows: Iterator[tuple[int, dict[str, str]]]) -> list[CountedKerne
         group = _value(row.get("Workgroup_Size", ""), ROCPROF_TABLE, number)
         blocks = round(items / group) if items and group else None
         key = (row.get("Process_Id", ""), row.get("Dispatch_Id") or row.get("Correlation_Id", ""))
-        launch = found.setdefault(key, CountedKernel(row["Kernel_Name"], blocks, device=_device(row)))
+        launch = found.setdefault(
+            key, CountedKernel(row["Kernel_Name"], blocks, device=_device(row))
+        )
         value = _value(row["Counter_Value"], ROCPROF_TABLE, number)
         if value is not None:
             name = row["Counter_Name"]
             # A counter has a row for each of the device's parts in some versions: they add up.
-            launch.metrics[name] = launch.metrics.get(name, 0.0) + value * (KB if name in AMD_KIB else 1)
+            launch.metrics[name] = launch.metrics.get(name, 0.0) + value * (
+                KB if name in AMD_KIB else 1
+            )
     return list(found.values())
 
 
@@ -163,7 +181,8 @@ def _of_old_rocprof(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> li
     found = []
     for number, row in rows:
         sizes = [
-            row.get(new) or row.get(old, "") for new, old in (("Grid_Size", "grd"), ("Workgroup_Size", "wgr"))
+            row.get(new) or row.get(old, "")
+            for new, old in (("Grid_Size", "grd"), ("Workgroup_Size", "wgr"))
         ]
         items, group = (_value(size, file, number) for size in sizes)
         launch = CountedKernel(
@@ -196,7 +215,9 @@ def _value(text: str, file: str, line: int) -> float | None:
     if NUMBER.match(text):
         text = text.replace(",", "")
     elif "," in text and re.match(r"^-?[\d.]+,\d+$", text):
-        raise FileError(f"{file}, line {line}: {text!r:.40} has a decimal comma; export with LC_ALL=C")
+        raise FileError(
+            f"{file}, line {line}: {text!r:.40} has a decimal comma; export with LC_ALL=C"
+        )
     try:
         value = float(text)
     except ValueError:

@@ -60,7 +60,9 @@ def totals_of_luthier(text: str, file: str) -> Totals | None:
     ):  # fmt: skip
         values = pattern.findall(text)
         if len(values) > 1:
-            raise FileError(f"{file} has {len(values)} sums of one sort: several runs; give one file a run")
+            raise FileError(
+                f"{file} has {len(values)} sums of one sort: several runs; give one file a run"
+            )
         if values:
             found[name] = _number(values[0], file)
     begins = HISTOGRAM.search(text)
@@ -120,18 +122,31 @@ def attach_totals(
     rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
     first, last = window or (0, len(rows) - 1)
     if last >= len(rows) or not len(rows):
-        raise FileError(f"{label}: the recording has {counted(len(rows), 'kernel')}, the first is number 0")
+        raise FileError(
+            f"{label}: the recording has {counted(len(rows), 'kernel')}, the first is number 0"
+        )
     time = int(trace["duration_ns"][rows[first : last + 1]].sum())
     share = time / max(int(trace["duration_ns"][rows].sum()), 1)
-    which = f"kernels {first} to {last} of the recording" if window else "the whole program that was counted"
+    which = (
+        f"kernels {first} to {last} of the recording"
+        if window
+        else "the whole program that was counted"
+    )
     beyond = "" if window else " It may be more than what this recording has."
     said = ", ".join(
-        f"{name.replace('_', ' ')} {value:,.0f}" for name, value in list(totals.amounts.items())[:MOST_SAID]
+        f"{name.replace('_', ' ')} {value:,.0f}"
+        for name, value in list(totals.amounts.items())[:MOST_SAID]
     )
     note = (
         f"{totals.source} ({label}) counted {said}: sums of {which} ({counted(last - first + 1, 'kernel')}, "
         f"{share:.1%} of the kernels' time). No kernel is given a part of them.{beyond}"
     )
     amounts = {name: round(value) for name, value in totals.amounts.items() if name in QUANTITIES}
-    entry = {"file": label, "source": totals.source, "first": first, "last": last, "amounts": amounts}
+    entry = {
+        "file": label,
+        "source": totals.source,
+        "first": first,
+        "last": last,
+        "amounts": amounts,
+    }
     return entry, note

@@ -123,7 +123,9 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     known = at >= 0
     # A call's overhead is spread over its pieces by their time.
     part = np.zeros(len(old))
-    part[known] = np.minimum(table.overhead_ns[at[known]] / np.maximum(table.time_ns[at[known]], 1.0), 1.0)
+    part[known] = np.minimum(
+        table.overhead_ns[at[known]] / np.maximum(table.time_ns[at[known]], 1.0), 1.0
+    )
     overhead[known] = old[known] * part[known]
     model[known] = np.where(table.fitted[at[known]], "cpu line", "cpu overhead")
     names = selection.name
@@ -156,7 +158,9 @@ def _call_table(graph: Graph) -> _Table:
     """
     trace = graph.trace
     ids = graph.select(kind="cpu").ids
-    host = Selection(graph, ids[(graph.columns["row"][ids] >= 0) & (graph.columns["repeat"][ids] == 0)])
+    host = Selection(
+        graph, ids[(graph.columns["row"][ids] >= 0) & (graph.columns["repeat"][ids] == 0)]
+    )
     assert trace is not None  # noqa: S101 - for the type checker
     task_rows = graph.columns["row"][host.ids]
     task_work = work(graph, host)
@@ -169,7 +173,11 @@ def _call_table(graph: Graph) -> _Table:
     nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0).astype(np.float64), count)
     first = np.full(count, -1, np.int64)
     first[which[::-1]] = np.flatnonzero(known)[::-1]
-    matrix = np.isin(task_work.family[first].astype(str), MATRIX_FAMILIES) if count else np.empty(0, bool)
+    matrix = (
+        np.isin(task_work.family[first].astype(str), MATRIX_FAMILIES)
+        if count
+        else np.empty(0, bool)
+    )
     amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
     tiny = (nbytes <= TINY_BYTES) & (flop <= TINY_FLOP)
     typical = float(np.median(time[tiny])) if tiny.any() else USUAL_OVERHEAD_NS
@@ -190,8 +198,12 @@ def _call_table(graph: Graph) -> _Table:
     above = np.maximum(time - needed, typical)
     overhead = np.minimum(time, np.minimum(above, limit))
     names = np.asarray(trace["name"], np.int64)[rows]
-    slow = np.array(["random" in operator(text).traits for text in trace.text("name")] or [False])[names]
-    vectorized = (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
+    slow = np.array(["random" in operator(text).traits for text in trace.text("name")] or [False])[
+        names
+    ]
+    vectorized = (
+        (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
+    )
     overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
     fitted = np.zeros(count, bool)
     for name in np.unique(names).tolist():
@@ -353,7 +365,9 @@ def _recorded_bytes(copies: Selection) -> np.ndarray:
     rows = copies.graph.columns["row"][copies.ids]
     if copies.graph.trace is None:
         return copies.bytes
-    found: np.ndarray = np.where(rows >= 0, copies.graph.trace["bytes"][np.maximum(rows, 0)], copies.bytes)
+    found: np.ndarray = np.where(
+        rows >= 0, copies.graph.trace["bytes"][np.maximum(rows, 0)], copies.bytes
+    )
     return found
 
 

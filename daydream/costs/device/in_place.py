@@ -86,7 +86,9 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     which = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     total = np.bincount(which, old)[which]
     before, after = pair[:, 0], pair[:, 1]
-    new_total = np.where(after <= before, total * after / np.maximum(before, 1.0), total + after - before)
+    new_total = np.where(
+        after <= before, total * after / np.maximum(before, 1.0), total + after - before
+    )
     share = np.where(total > 0, old / np.maximum(total, 1.0), 1 / np.bincount(which)[which])
     table.answers += 1
     return InPlace(mine, new_total * share, old, len(np.unique(call[found])))

@@ -51,7 +51,13 @@ def recorded_batch(graph: Graph | Trace) -> int | None:
             or name == "group_norm"
             or "attention" in name
         ):
-            sure.update({size: times for size in first[:1] if len(first) > (3 if "attention" in name else 2)})
+            sure.update(
+                {
+                    size: times
+                    for size in first[:1]
+                    if len(first) > (3 if "attention" in name else 2)
+                }
+            )
         elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
             sure[_tensor(arguments, 1)[0]] += times
         elif (op.formula in ("linear", "addmm") or name.endswith("layer_norm")) and len(
@@ -61,7 +67,9 @@ def recorded_batch(graph: Graph | Trace) -> int | None:
             (likely if len(given) > 2 else perhaps)[given[0]] += times
             leading[given[:-1]] += times * (len(given) > 2 and given[0] > 1)
     size = _most(sure or likely or perhaps, "batch size")
-    without = sum(times for sizes, times in leading.items() if size and all(each % size for each in sizes))
+    without = sum(
+        times for sizes, times in leading.items() if size and all(each % size for each in sizes)
+    )
     if without > leading.total() / 2:
         raise NotApplicableError(
             f"the trace's shapes disagree: some calls show a batch of {size:,}, most layers do not.\n"
@@ -84,7 +92,9 @@ def need_batch(graph: Graph, size: int) -> None:
                 second |= set(shape[1:2] if len(shape) == 3 else ())  # length, batch, width
     if first and size not in first and size not in second:
         found = listed([f"{each:,}" for each, _ in first.most_common()])
-        raise NotApplicableError(f"no recorded shape has a batch of {size:,}: their first sizes are {found}")
+        raise NotApplicableError(
+            f"no recorded shape has a batch of {size:,}: their first sizes are {found}"
+        )
 
 
 def recorded_length(graph: Graph | Trace) -> int | None:
@@ -132,7 +142,9 @@ def is_channel_size(graph: Graph, size: int) -> bool:
     )
 
 
-def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: bool = False) -> Retimed:
+def resized_time(
+    graph: Graph, tasks: Selection, old: int, new: int, *, every: bool = False
+) -> Retimed:
     """Return the durations of kernels or CPU tasks when a size of the input goes from `old` to `new`.
 
     Work goes with the recorded shapes (see `resized_work`); that of calls without a
@@ -155,7 +167,9 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     """
     growth = growth_of(graph, tasks, old, new, every=every)
     flop, nbytes, known = growth.flop, growth.nbytes, growth.known
-    shapes = {} if graph.times is None else resized_shapes(graph, tasks, flop, old, new, every=every)
+    shapes = (
+        {} if graph.times is None else resized_shapes(graph, tasks, flop, old, new, every=every)
+    )
     flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
     if (tasks.kind == "cpu").all():
         scaled = scaled_time(
@@ -198,7 +212,9 @@ class Shares:
         return f"by the recorded shapes for {self.by_shapes:.0%} of the time ({', '.join(others)})"
 
 
-def shares_of_growth(tasks: Selection, retimed: Retimed, by_shapes: np.ndarray | None = None) -> Shares:
+def shares_of_growth(
+    tasks: Selection, retimed: Retimed, by_shapes: np.ndarray | None = None
+) -> Shares:
     """Return which parts of the tasks' time before a change go by shapes, in proportion, or stay.
 
     On a CPU what only calls others, makes views or allocates stays.
@@ -246,7 +262,9 @@ def need_shapes(graph: Graph, shares: Shares) -> None:
 def _weights(graph: Graph, tasks: Selection, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
     """Return the bytes of each product's operand that stays: the bytes grow by so much less than the FLOP."""
     task_work = work(graph, tasks)
-    family = task_work.family.astype(str)  # a recurrent layer has an overhead for each time step instead
+    family = task_work.family.astype(
+        str
+    )  # a recurrent layer has an overhead for each time step instead
     product = np.isin(family, MATRIX_FAMILIES) & (family != "recurrent") & (flop != 1)
     part = np.where(product, (flop - nbytes) / np.where(product, flop - 1, 1), 0.0)
     return np.asarray(np.clip(part, 0.0, 1.0) * np.maximum(task_work.nbytes, 0))

@@ -94,9 +94,13 @@ def grown_time(
     """
     power = growth.work if squares else np.minimum(growth.work, 1)
     amount, blocks = factor ** power.astype(np.float64), factor**growth.blocks
-    retimed = retime(tasks.graph, tasks, flop_factor=amount, bytes_factor=amount, grid_factor=blocks)
+    retimed = retime(
+        tasks.graph, tasks, flop_factor=amount, bytes_factor=amount, grid_factor=blocks
+    )
     before = retimed.before_ns
-    once, squared, stays = (before[power == each].sum() / max(before.sum(), 1) for each in (1, 2, 0))
+    once, squared, stays = (
+        before[power == each].sum() / max(before.sum(), 1) for each in (1, 2, 0)
+    )
     attention = f"{squared:.0%} as the square (attention), " if squares else ""
     said = (
         f"Shapes were not recorded: by the grids of its kernels {once:.0%} of the time grows in proportion, "
@@ -143,8 +147,14 @@ class _Kernels:
             size,
         ), count in update.counts().items():  # every kind of kernel sees each at least once
             tensors[size] = min(count, tensors.get(size, count))
-        alike = {key for key, count in self.counts().items() if count / tensors.get(key[1], np.inf) in (1, 2)}
-        return np.array([key in alike for key in zip(self.names, self.most.tolist(), strict=True)], bool)
+        alike = {
+            key
+            for key, count in self.counts().items()
+            if count / tensors.get(key[1], np.inf) in (1, 2)
+        }
+        return np.array(
+            [key in alike for key in zip(self.names, self.most.tolist(), strict=True)], bool
+        )
 
     def runs(self) -> list[np.ndarray]:
         """Return the kernels from each batched product to the next of the same batch, with sums between."""
@@ -167,7 +177,9 @@ class _Kernels:
         if not votes:
             return set(), None
         best, length = max(votes, key=lambda key: votes[key])  # of as many, the first seen
-        if votes[best, length] < MOST * sum(count for (heads, _), count in votes.items() if heads == best):
+        if votes[best, length] < MOST * sum(
+            count for (heads, _), count in votes.items() if heads == best
+        ):
             return set(), None
         return {heads for heads, side in votes if side == length}, length
 
@@ -202,7 +214,10 @@ class _Kernels:
             mine = int(self.batch[run[0]])
             if mine in heads and self._is_square(run[0], length):
                 mask[run] |= np.array(
-                    [self._side(place, mine, length) is not None or self.reduces[place] for place in run]
+                    [
+                        self._side(place, mine, length) is not None or self.reduces[place]
+                        for place in run
+                    ]
                 )
         return mask
 

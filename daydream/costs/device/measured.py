@@ -22,7 +22,9 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-NewShapes = Mapping[int, tuple[str, Shape | None]]  # by distinct work: its new shapes, and output shape
+NewShapes = Mapping[
+    int, tuple[str, Shape | None]
+]  # by distinct work: its new shapes, and output shape
 
 
 class TimeRequest(NamedTuple):
@@ -106,11 +108,15 @@ def from_table(
     recorded = recorded_ns(graph)
     comparable = table.device in (None, device_name(graph))  # with what was recorded
     kept = types_of(selection)
-    keys = list(zip(which[ask].tolist(), kept[ask].tolist(), asked.dtype[ask].tolist(), strict=True))
+    keys = list(
+        zip(which[ask].tolist(), kept[ask].tolist(), asked.dtype[ask].tolist(), strict=True)
+    )
     time_of: dict[tuple[int, str | None, str | None], float] = {}
     for key, duration in zip(keys, old[ask].tolist(), strict=True):
         time_of[key] = time_of.get(key, 0.0) + duration
-    most_first = sorted(time_of, key=lambda key: -time_of[key])  # what measures may not get to the end
+    most_first = sorted(
+        time_of, key=lambda key: -time_of[key]
+    )  # what measures may not get to the end
     answers = {key: _answer(table, calls.keys[key[0]], key, asked) for key in most_first}
     for index, key in zip(ask.tolist(), keys, strict=True):
         time, before = answers[key]

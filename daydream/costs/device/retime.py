@@ -32,7 +32,15 @@ from daydream.costs.device.roofline import (
 from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, device_of, find_device
 from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
-from daydream.costs.kernels import bound, counted_tasks, is_matrix, number_formats, peaks, units_of, work
+from daydream.costs.kernels import (
+    bound,
+    counted_tasks,
+    is_matrix,
+    number_formats,
+    peaks,
+    units_of,
+    work,
+)
 from daydream.costs.workload.counters import (
     bound_by_l2,
     counted_l2_bytes,
@@ -192,7 +200,9 @@ def _of_l2(graph: Graph, kernels: Selection, part: np.ndarray) -> list[str]:
     device, highest = device_or_none(graph), reached_l2(graph)
     if device is None or highest is None:
         return []
-    near = bound_by_l2(graph, kernels, device.bandwidth) & (counted_kind(graph, kernels) == "memory")
+    near = bound_by_l2(graph, kernels, device.bandwidth) & (
+        counted_kind(graph, kernels) == "memory"
+    )
     if not near.any():
         return []
     kernels_near = number_of(int(near.sum()), "kernel")
@@ -229,9 +239,13 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
     known &= np.isfinite(rate) | (amounts.flop == 0)
     arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, 0.0)
-    found: np.ndarray = np.where(known, np.maximum(arithmetic, amounts.nbytes / device.bandwidth), np.nan)
+    found: np.ndarray = np.where(
+        known, np.maximum(arithmetic, amounts.nbytes / device.bandwidth), np.nan
+    )
     highest = reached_l2(graph)
-    if highest is None or highest < device.bandwidth:  # L2 gives more than memory: nothing came near its roof
+    if (
+        highest is None or highest < device.bandwidth
+    ):  # L2 gives more than memory: nothing came near its roof
         return found
     return np.where(known, np.fmax(found, counted_l2_bytes(graph, kernels) / highest), np.nan)
 
@@ -425,7 +439,9 @@ def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> R
 
 def _whole(new_ns: np.ndarray) -> np.ndarray:
     if not (new_ns <= LONGEST_NS).all():
-        raise GraphError("with these values a task takes longer than 13 days, which is not simulated")
+        raise GraphError(
+            "with these values a task takes longer than 13 days, which is not simulated"
+        )
     return np.rint(new_ns).astype(np.int64)
 
 

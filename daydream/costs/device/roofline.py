@@ -48,12 +48,16 @@ from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
-LEAST_REACHABLE = 0.6  # of a peak: a kernel below this on both resources is held up by something else
+LEAST_REACHABLE = (
+    0.6  # of a peak: a kernel below this on both resources is held up by something else
+)
 REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
 UNDER_LOAD = ("float16", "bfloat16", "float8", "int8")  # formats that `Device.sustained` speaks of
 
 
-def good_share(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float | None:
+def good_share(
+    share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float
+) -> float | None:
     """Return the share of a peak that the good ones of some kernels reach, None if all are short."""
     long = where & (share > 0) & (duration_ns > 3 * LATENCY_SHARE * floor)
     if not long.any():
@@ -135,7 +139,9 @@ class Grids:
         self.units = units_of(graph, source)
         self.matrix = matrix
         recorded, threads = grid_blocks(graph, selection), block_threads(graph, selection)
-        self.by_bytes = task_work.flop <= 0  # copies have no arithmetic that could tell how they grow
+        self.by_bytes = (
+            task_work.flop <= 0
+        )  # copies have no arithmetic that could tell how they grow
         # The grid of a persistent kernel does not tell its work.
         tiles = output_tiles(graph, names, task_work.call)
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
@@ -152,7 +158,9 @@ class Grids:
 
     def work(self, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return by how much each kernel's work grows, of products that is their arithmetic."""
-        return np.where(self.by_bytes, nbytes, np.where(self.matrix, flop, np.maximum(flop, nbytes)))
+        return np.where(
+            self.by_bytes, nbytes, np.where(self.matrix, flop, np.maximum(flop, nbytes))
+        )
 
     def growth(self, flop: np.ndarray, nbytes: np.ndarray, results: np.ndarray) -> np.ndarray:
         """Return by how much the blocks grow: as the results of products where known, else as the work."""
@@ -302,7 +310,9 @@ class Change:
         self.flop_factor = np.broadcast_to(np.asarray(flop_factor, np.float64), len(self.old))
         self.bytes_factor = np.asarray(bytes_factor, np.float64) * self.narrower
         self.grid_factor = np.broadcast_to(np.asarray(grid_factor, np.float64), len(self.old))
-        self.affected = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
+        self.affected = (
+            self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
+        )
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
 
@@ -313,7 +323,12 @@ class Change:
         else:
             new, used = self._by_peaks(self.source, self.target)
         used[~self.affected] = "unchanged"
-        less = (self.flop_factor <= 1) & (self.bytes_factor <= 1) & ~self.typed & (not self.other_device)
+        less = (
+            (self.flop_factor <= 1)
+            & (self.bytes_factor <= 1)
+            & ~self.typed
+            & (not self.other_device)
+        )
         new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
         new = np.where(self._more(), np.maximum(new, self.old), new)  # nor does more take less
         return np.where(self.affected, new, self.old), used
@@ -350,7 +365,9 @@ class Change:
                 np.where(new_bytes_ns > 0, new_bytes_ns / memory, 0.0),
             )
         known = now > 0
-        at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(1.0, now / np.maximum(self.old, 1.0))
+        at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(
+            1.0, now / np.maximum(self.old, 1.0)
+        )
 
         grids = self._grids(source)
         room = self._idle_units(source, target) if grids is None else self._idle_units_taken(grids)
@@ -375,7 +392,9 @@ class Change:
         """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
         body = np.maximum(self.body, 1e-3)
         by_flop, floor = flop_ns >= bytes_ns, floor_ns(self.graph)
-        arithmetic, traffic = (reachable(own, self.old, where, floor) for where in (by_flop, ~by_flop))
+        arithmetic, traffic = (
+            reachable(own, self.old, where, floor) for where in (by_flop, ~by_flop)
+        )
         compute = np.where(by_flop, own, np.maximum(flop_ns / body, arithmetic))
         memory = np.where(by_flop, np.maximum(bytes_ns / body, traffic), own)
         return compute, memory
@@ -423,7 +442,9 @@ class Change:
             return 1.0
         grids = Grids(self.graph, self.selection, self.work, self.matrix, source)
         part = grids.busy(1.0) / grids.busy_elsewhere(target.units)
-        keeps = (~self.matrix | (self.work.family == "attention")) & (grids.blocks % grids.units != 0)
+        keeps = (~self.matrix | (self.work.family == "attention")) & (
+            grids.blocks % grids.units != 0
+        )
         return np.where(keeps, part, 1.0)
 
     def _more_blocks(self, grids: Grids) -> np.ndarray:
@@ -463,6 +484,8 @@ class Change:
         """Return durations where the GPU is unknown: the paper's constants, and factors above the floor."""
         factor = np.where(self.matrix, self.flop_factor, self.bytes_factor / self.narrower)
         new = self.floor + self.body * factor
-        half = self.typed & (self.dtypes == "float32") & is_among(self.new_dtypes, HALF) & ~self.tf32
+        half = (
+            self.typed & (self.dtypes == "float32") & is_among(self.new_dtypes, HALF) & ~self.tf32
+        )
         new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         return new, np.where(half, "paper", "ratio").astype(object)

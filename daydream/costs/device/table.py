@@ -29,7 +29,11 @@ PHASES = ("forward", "backward")
 UNKNOWN_PAIR = (float("nan"), float("nan"))
 CPU = "cpu"  # the device of a table that was measured on a CPU
 InPlaceKey: TypeAlias = tuple[str, tuple[Shape, ...], str]
-NUMBERS = {"before_ns": "int64", "duration_ns": "int64", "repeats": "int32"}  # the other columns are texts
+NUMBERS = {
+    "before_ns": "int64",
+    "duration_ns": "int64",
+    "repeats": "int32",
+}  # the other columns are texts
 SCHEMA = 1
 METADATA = b"daydream"  # the key that holds one JSON document, as in a trace
 
@@ -51,7 +55,9 @@ class KernelTable:
         for row in rows:
             time = float(row["duration_ns"])
             if _known(row.get("before_ns")):
-                call = self.key_in_place(*(str(row.get(name) or "") for name in ("op", "shapes", "dtype")))
+                call = self.key_in_place(
+                    *(str(row.get(name) or "") for name in ("op", "shapes", "dtype"))
+                )
                 pairs = self.in_place.setdefault(call, [UNKNOWN_PAIR, UNKNOWN_PAIR])
                 pairs[PHASES.index(str(row["phase"]))] = (float(row["before_ns"]), time)
             elif row.get("kernel"):
@@ -87,14 +93,22 @@ class KernelTable:
                     "`phase`, forward or backward"
                 )
         if not rows:
-            raise FileError(f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}")
+            raise FileError(
+                f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}"
+            )
         return cls(rows, device)
 
     def kernel(self, name: str) -> float | None:
         """Return the measured ns of a kernel."""
         return self._counted(self._kernels.get(name))
 
-    def call(self, op: str, shapes: str, dtype: str | None, hint: Shape | None = None) -> float | None:  # noqa: ARG002
+    def call(
+        self,
+        op: str,
+        shapes: str,
+        dtype: str | None,
+        hint: Shape | None = None,  # noqa: ARG002
+    ) -> float | None:
         """Return the measured ns of an operator call's kernels together; `hint` is for those who measure."""
         return self._counted(self._calls.get((bare_name(op), _plain(shapes), dtype or "")))
 
@@ -111,7 +125,9 @@ class KernelTable:
 def _tensors(shapes: str) -> list[Shape]:
     found: list[Shape] = []
     for part in parse_shapes(shapes) or []:
-        found += [one for one in part if isinstance(one, tuple)] if isinstance(part, list) else [part]
+        found += (
+            [one for one in part if isinstance(one, tuple)] if isinstance(part, list) else [part]
+        )
     return found
 
 
@@ -157,7 +173,11 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
             names = list(file.schema_arrow.names)
             said = (file.schema_arrow.metadata or {}).get(METADATA, b"{}")
             there = [name for name in COLUMNS if name in names]
-            rows = file.read(there).to_pylist() if "duration_ns" in there and "kind" not in names else None
+            rows = (
+                file.read(there).to_pylist()
+                if "duration_ns" in there and "kind" not in names
+                else None
+            )
     except ArrowException as error:
         raise FileError(f"{path} is not a readable parquet file ({error})") from None
     if rows is None:  # a trace, most likely
@@ -173,7 +193,12 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
 
 
 def save_times(
-    path: str | os.PathLike[str], kind: Any, times: Sequence[Any], said: Mapping[str, Any], *, force: bool
+    path: str | os.PathLike[str],
+    kind: Any,
+    times: Sequence[Any],
+    said: Mapping[str, Any],
+    *,
+    force: bool,
 ) -> None:
     """Write times of calls, each a record of this kind, as parquet; `KernelTable.load` reads it.
 
@@ -185,4 +210,6 @@ def save_times(
     columns = [(name, NUMBERS.get(name, "string")) for name in kind.__struct_fields__]
     schema = pa.schema(columns, {METADATA: json.dumps({"schema_version": SCHEMA, **said})})
     rows = pa.Table.from_pylist([asdict(each) for each in times], schema)
-    write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
+    write_whole(
+        path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force
+    )

@@ -31,11 +31,41 @@ SUFFIXES = (".toml", ".json")
 MACHINES: dict[str, tuple[int, float, int, float, str]] = {
     "dgx-p100": (8, 4 * 18.0, NVLINK_NS, 400, "4 NVLinks a GPU, 4 cards of 100 Gbit/s"),
     "dgx-v100": (8, 6 * 20.0, NVLINK_NS, 400, "6 NVLinks a GPU, 4 cards of 100 Gbit/s"),
-    "dgx-2": (16, 6 * 20.0, NVLINK_NS, 800, "6 NVLinks a GPU through NVSwitch, 8 cards of 100 Gbit/s"),
-    "dgx-a100": (8, 12 * 20.0, NVLINK_NS, 1600, "12 NVLinks a GPU through NVSwitch, 8 cards of 200 Gbit/s"),
-    "dgx-h100": (8, 18 * 20.6, NVLINK_NS, 3200, "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s"),
-    "dgx-b200": (8, 18 * 40.1, NVLINK_NS, 3200, "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s"),
-    "mi300x": (8, 7 * 48.0, NVLINK_NS, 3200, "7 Infinity Fabric links a GPU, 8 cards of 400 Gbit/s"),
+    "dgx-2": (
+        16,
+        6 * 20.0,
+        NVLINK_NS,
+        800,
+        "6 NVLinks a GPU through NVSwitch, 8 cards of 100 Gbit/s",
+    ),
+    "dgx-a100": (
+        8,
+        12 * 20.0,
+        NVLINK_NS,
+        1600,
+        "12 NVLinks a GPU through NVSwitch, 8 cards of 200 Gbit/s",
+    ),
+    "dgx-h100": (
+        8,
+        18 * 20.6,
+        NVLINK_NS,
+        3200,
+        "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s",
+    ),
+    "dgx-b200": (
+        8,
+        18 * 40.1,
+        NVLINK_NS,
+        3200,
+        "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s",
+    ),
+    "mi300x": (
+        8,
+        7 * 48.0,
+        NVLINK_NS,
+        3200,
+        "7 Infinity Fabric links a GPU, 8 cards of 400 Gbit/s",
+    ),
     "p3": (8, 6 * 20.0, NVLINK_NS, 25, "p3.16xlarge: V100 with 6 NVLinks, 25 Gbit/s"),
     "p3dn": (8, 6 * 20.0, NVLINK_NS, 100, "p3dn.24xlarge: V100 with 6 NVLinks, 100 Gbit/s"),
     "p4d": (8, 12 * 20.0, NVLINK_NS, 400, "p4d.24xlarge: A100 with 12 NVLinks, 400 Gbit/s"),
@@ -87,7 +117,9 @@ def read_cluster(path: str | Path) -> Cluster:
         check_regular(path)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise DaydreamError(f"cannot read the cluster file {path}: {error.strerror or error}") from None
+        raise DaydreamError(
+            f"cannot read the cluster file {path}: {error.strerror or error}"
+        ) from None
     except UnicodeDecodeError:
         raise DaydreamError(f"{path} is not text; a cluster file is TOML or JSON") from None
     try:
@@ -95,7 +127,9 @@ def read_cluster(path: str | Path) -> Cluster:
     except ValueError as error:  # both decoders' errors
         raise DaydreamError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
-        raise DaydreamError(f"{path} holds no table; a cluster file has gpus_per_node, intra and inter")
+        raise DaydreamError(
+            f"{path} holds no table; a cluster file has gpus_per_node, intra and inter"
+        )
     known = {"name", "nodes", "gpus_per_node", "intra", "inter"}
     if unknown := sorted(set(content) - known):
         raise DaydreamError(
@@ -125,7 +159,9 @@ def _toml(text: str) -> Any:
             return import_module(module).loads(text)
         except ModuleNotFoundError:
             continue
-    raise DaydreamError("reading TOML needs Python 3.11 or `pip install tomli`; or write the file as JSON")
+    raise DaydreamError(
+        "reading TOML needs Python 3.11 or `pip install tomli`; or write the file as JSON"
+    )
 
 
 def _link(content: dict[str, Any], key: str, path: Path) -> Link:
@@ -137,7 +173,9 @@ def _link(content: dict[str, Any], key: str, path: Path) -> Link:
         )
     known = {"bandwidth_gb_per_s", "latency_us"}
     if unknown := sorted(set(table) - known):
-        raise DaydreamError(f"{path}: {key} has the unknown key {unknown[0]!r}; known are {', '.join(known)}")
+        raise DaydreamError(
+            f"{path}: {key} has the unknown key {unknown[0]!r}; known are {', '.join(known)}"
+        )
     default = NVLINK_NS if key == "intra" else NETWORK_NS
     latency_us = _number(table, "latency_us", path, default / 1e3)
     return Link(_number(table, "bandwidth_gb_per_s", path), latency_us * 1e3)

@@ -146,7 +146,12 @@ class Cluster:
         )
 
     def time_ns(
-        self, collective: str, nbytes: float, world_size: int | None = None, *, per_node: int | None = None
+        self,
+        collective: str,
+        nbytes: float,
+        world_size: int | None = None,
+        *,
+        per_node: int | None = None,
     ) -> int:
         """Return how long a collective takes when all members are there, ns.
 
@@ -176,7 +181,9 @@ class Cluster:
 
     def modelled_ns(self, collective: str, nbytes: float, members: int, per_node: int) -> float:
         """Return the time by the formulas alone, of the fastest protocol and algorithm, ns."""
-        return min(self._protocol_ns(collective, nbytes, members, per_node, way) for way in PROTOCOLS)
+        return min(
+            self._protocol_ns(collective, nbytes, members, per_node, way) for way in PROTOCOLS
+        )
 
     def all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:
         """Return how long an all-reduce of so many bytes takes, ns."""

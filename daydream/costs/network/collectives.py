@@ -75,17 +75,23 @@ def direct_all_to_all_ns(nbytes: float, world_size: int, link: Link) -> float:
     return (world_size - 1) / world_size * nbytes / link.bandwidth + link.latency_ns
 
 
-def hierarchical_all_reduce_ns(nbytes: float, per_node: int, nodes: int, intra: Link, inter: Link) -> float:
+def hierarchical_all_reduce_ns(
+    nbytes: float, per_node: int, nodes: int, intra: Link, inter: Link
+) -> float:
     """Time of reduce-scatter inside the nodes, all-reduce across them, all-gather inside.
 
     Every GPU of a node reduces its own share across the nodes at the same time as the others, so the
     node's whole bandwidth (`inter.bandwidth`) carries the data once.
     """
-    inside = ring_reduce_scatter_ns(nbytes, per_node, intra) + ring_all_gather_ns(nbytes, per_node, intra)
+    inside = ring_reduce_scatter_ns(nbytes, per_node, intra) + ring_all_gather_ns(
+        nbytes, per_node, intra
+    )
     return inside + ring_all_reduce_ns(nbytes, nodes, inter)
 
 
-def hierarchical_all_to_all_ns(nbytes: float, per_node: int, nodes: int, intra: Link, inter: Link) -> float:
+def hierarchical_all_to_all_ns(
+    nbytes: float, per_node: int, nodes: int, intra: Link, inter: Link
+) -> float:
     """Time of a direct all-to-all over several nodes: the slower of what stays inside and what leaves.
 
     A node's GPUs share its way out, through which (nodes-1)/nodes of all they hold must go.

@@ -87,7 +87,9 @@ class StepCurve:
         if members in known:
             return self._at(known.index(members), nbytes)
         above = next((place for place, size in enumerate(known) if size > members), len(known))
-        if above == 0 or len(known) == 1:  # no two neighbours: the shape of the formula, through one of them
+        if (
+            above == 0 or len(known) == 1
+        ):  # no two neighbours: the shape of the formula, through one of them
             place = 0 if above == 0 else len(known) - 1
             size = known[place]
             alike = nbytes / members * size
@@ -109,7 +111,9 @@ class StepCurve:
         if nbytes < sizes[0]:
             formula = self.shape.modelled_ns("all_reduce", nbytes, members, members)
             return float(
-                times[0] * formula / self.shape.modelled_ns("all_reduce", float(sizes[0]), members, members)
+                times[0]
+                * formula
+                / self.shape.modelled_ns("all_reduce", float(sizes[0]), members, members)
             )
         if nbytes > sizes[-1]:
             back = max(len(sizes) - len(sizes) // TAIL - 1, 0)
@@ -119,7 +123,11 @@ class StepCurve:
 
 
 def calibrate(
-    cluster: Cluster, measurements: Sequence[Measurement], origin: str, *, upper_bounds: bool = False
+    cluster: Cluster,
+    measurements: Sequence[Measurement],
+    origin: str,
+    *,
+    upper_bounds: bool = False,
 ) -> Cluster:
     """Return a cluster whose figures are fitted to measurements; `origin` says whose these are.
 
@@ -127,7 +135,9 @@ def calibrate(
     as described. With `upper_bounds`, times may hold waiting for a late member: the fit then stays
     below all of them. Raises `DaydreamError` if nothing can be learned from them.
     """
-    useful = [one for one in measurements if one.world_size > 1 and one.time_ns > 0 and one.nbytes > 0]
+    useful = [
+        one for one in measurements if one.world_size > 1 and one.time_ns > 0 and one.nbytes > 0
+    ]
     inside = [one for one in useful if one.world_size <= cluster.gpus_per_node]
     across = [one for one in useful if one.world_size > cluster.gpus_per_node]
     fitted = cluster
@@ -135,7 +145,9 @@ def calibrate(
         fitted = replace(fitted, intra=_fit(inside, cluster, upper_bounds=upper_bounds))
         sweep = [one for one in inside if one.collective == "all_reduce"]
         if len({one.nbytes for one in sweep}) >= SWEEP and not upper_bounds:
-            if len({one.world_size for one in sweep}) == 1:  # what is fixed and what a step costs is one sum
+            if (
+                len({one.world_size for one in sweep}) == 1
+            ):  # what is fixed and what a step costs is one sum
                 link = Link(fitted.intra.bandwidth, cluster.intra.latency_ns)
                 fitted = replace(fitted, intra=link)
             fitted = replace(fitted, curve=StepCurve.of(sweep, fitted))
@@ -197,11 +209,15 @@ def _highest_below(rows: np.ndarray) -> tuple[float, float]:
     meet = np.abs(np.linalg.det(pairs)) > 0
     found = np.linalg.solve(pairs[meet], right[meet][:, :, None])[:, :, 0]
     allowed = (found >= -1e-12).all(axis=1) & (rows @ found.T <= 1 + 1e-9).all(axis=0)
-    latency, slope = max(np.maximum(found[allowed], 0).tolist(), key=lambda x: float((rows @ x).sum()))
+    latency, slope = max(
+        np.maximum(found[allowed], 0).tolist(), key=lambda x: float((rows @ x).sum())
+    )
     return latency, slope
 
 
-def _terms(collective: str, nbytes: int, members: int, cluster: Cluster) -> tuple[float, float, float]:
+def _terms(
+    collective: str, nbytes: int, members: int, cluster: Cluster
+) -> tuple[float, float, float]:
     """Return what multiplies the latency and the time for a byte in a formula, and what else it takes."""
     nodes = ceil(members / cluster.gpus_per_node)
     if collective in RINGS:
@@ -209,7 +225,11 @@ def _terms(collective: str, nbytes: int, members: int, cluster: Cluster) -> tupl
         moved = (rounds * (members - 1) + SIMPLE.tail) * nbytes / members
         if nodes == 1:
             return rounds * (members - 1) + 1, moved, 0.0
-        return rounds * (nodes - 1), moved, (rounds * (members - nodes) + 1) * cluster.intra.latency_ns
+        return (
+            rounds * (nodes - 1),
+            moved,
+            (rounds * (members - nodes) + 1) * cluster.intra.latency_ns,
+        )
     if collective == "all_to_all":
         if nodes == 1:
             return 1, (members - 1) / members * nbytes, 0.0

@@ -21,10 +21,14 @@ def workers_of(graph: Graph, workers: int | None) -> int:
         size = graph.trace.metadata.get("world_size")
         recorded = size if isinstance(size, int) and size > 1 else None
         if recorded is not None and workers not in {None, recorded}:
-            raise GraphError(f"workers is {workers}, but the trace is of a job of {recorded}; leave it out")
+            raise GraphError(
+                f"workers is {workers}, but the trace is of a job of {recorded}; leave it out"
+            )
         found = recorded if found is None else found
     if found is None:
-        raise NotApplicableError("how many workers the collectives have is not known; give --workers")
+        raise NotApplicableError(
+            "how many workers the collectives have is not known; give --workers"
+        )
     if found == 1:
         raise NotApplicableError("one worker has nothing to exchange")
     return found

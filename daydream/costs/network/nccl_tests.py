@@ -60,13 +60,20 @@ def read_nccl_tests(
     units = [UNIT.match(word) for word in header]
     names = [match.group(1) if match else word for match, word in zip(units, header, strict=True)]
     scale = next(
-        (NS.get(m.group(2), 1e3) for m, name in zip(units, names, strict=True) if m and name == "time"), 1e3
+        (
+            NS.get(m.group(2), 1e3)
+            for m, name in zip(units, names, strict=True)
+            if m and name == "time"
+        ),
+        1e3,
     )
     size_at = names.index("size")
     time_at = [place for place, name in enumerate(names) if name == "time"]
     collective = collective or _test_of(text) or _test_of(path.name)
     if collective is None:
-        raise DaydreamError(f"{path} does not say which collective it measured; name it, as in all_reduce")
+        raise DaydreamError(
+            f"{path} does not say which collective it measured; name it, as in all_reduce"
+        )
     members = world_size or _members(text, path.name, names, rows, collective)
     if members is None:
         raise DaydreamError(f"{path} does not say how many GPUs took part; give the number")
@@ -114,7 +121,9 @@ def _test_of(text: str) -> str | None:
     return None
 
 
-def _members(text: str, name: str, names: list[str], rows: list[list[float]], collective: str) -> int | None:
+def _members(
+    text: str, name: str, names: list[str], rows: list[list[float]], collective: str
+) -> int | None:
     ranks = [int(match.group(1)) for match in RANK_LINE.finditer(text)]
     if ranks:
         return max(ranks) + 1

@@ -102,7 +102,12 @@ class Network:
 
 
 def network_of(
-    graph: Graph, workers: int, *, cluster: str | None, bandwidth: float | None, latency_us: float = 0.0
+    graph: Graph,
+    workers: int,
+    *,
+    cluster: str | None,
+    bandwidth: float | None,
+    latency_us: float = 0.0,
 ) -> Network:
     """Return the network that the options of an optimization mean.
 

@@ -61,7 +61,9 @@ class SimulatedTimes:
     """
 
     path: str
-    issued_ns: dict[tuple[int, int], int] = field(default_factory=dict)  #: 0 where only durations are known
+    issued_ns: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  #: 0 where only durations are known
     done_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  #: by node, where the file has them
 
@@ -113,7 +115,9 @@ def simulated_times(
         last_issued.update(
             dict.fromkeys((task for task in joined if task in last_issued), max(issued, default=0))
         )
-    found = {task_of(node): max(done - last_issued[task_of(node)], 0) for node, (_, done) in of.items()}
+    found = {
+        task_of(node): max(done - last_issued[task_of(node)], 0) for node, (_, done) in of.items()
+    }
     return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
 
 
@@ -121,7 +125,9 @@ def _together(graph: Graph) -> list[list[int]]:
     """Return the members of each collective that the trace shows on several ranks."""
     hubs = set(graph.select(name=f"^{LAST_ARRIVAL}$").ids.tolist())
     found: dict[int, list[int]] = {}
-    for source, member in zip(graph.links["src"].tolist(), graph.links["dst"].tolist(), strict=True):
+    for source, member in zip(
+        graph.links["src"].tolist(), graph.links["dst"].tolist(), strict=True
+    ):
         if source in hubs:
             found.setdefault(source, []).append(member)
     return list(found.values())
@@ -172,9 +178,13 @@ def _read_log(found: SimulatedTimes, lines: Iterable[str]) -> None:
         what, rank, tick, node = match[1], int(match[2]), int(match[3]), int(match[4])
         times = found.issued_ns if what == "issue" else found.done_ns
         if (rank, node) in times:
-            raise FileError(f"{found.path}, line {number}: node {node} of rank {rank} is logged twice")
+            raise FileError(
+                f"{found.path}, line {number}: node {node} of rank {rank} is logged twice"
+            )
         if what == "callback" and (rank, node) not in found.issued_ns:
-            raise FileError(f"{found.path}, line {number}: node {node} of rank {rank} was not issued")
+            raise FileError(
+                f"{found.path}, line {number}: node {node} of rank {rank} was not issued"
+            )
         times[rank, node] = _time(found, number, tick)
         found.names[node] = match[5]
     unfinished = len(found.issued_ns) - len(found.done_ns)
@@ -194,7 +204,9 @@ def _read_table(found: SimulatedTimes, lines: Iterable[str]) -> None:
             )
         rank, node, duration = map(int, row)
         if (rank, node) in found.done_ns:
-            raise FileError(f"{found.path}, line {number}: node {node} of rank {rank} is there twice")
+            raise FileError(
+                f"{found.path}, line {number}: node {node} of rank {rank} is there twice"
+            )
         found.issued_ns[rank, node] = 0
         found.done_ns[rank, node] = _time(found, number, duration)
 

@@ -39,7 +39,9 @@ def measured_in(trace: Trace) -> list[Measurement]:
         agree = matched.on_host or np.ptp(end[rows]) <= ENDS_AGREE_NS
         time = end[rows].max() - start[rows].max() if agree else (end[rows] - start[rows]).min()
         found.append(
-            Measurement(collective, bytes_of_message(collective, nbytes, members), members, float(time))
+            Measurement(
+                collective, bytes_of_message(collective, nbytes, members), members, float(time)
+            )
         )
     return found
 

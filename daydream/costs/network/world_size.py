@@ -39,13 +39,17 @@ class RecordedCollectives:
             )
         tasks = graph.select(kind="collective")
         tasks = graph.tasks(tasks.ids[graph.columns["row"][tasks.ids] >= 0])
-        size = np.array([sizes.get(group, self.workers) for group in tasks.group.tolist()], np.int64)
+        size = np.array(
+            [sizes.get(group, self.workers) for group in tasks.group.tolist()], np.int64
+        )
         tasks = graph.tasks(tasks.ids[size == self.workers])
         known = np.isin(tasks.collective.astype(str), COLLECTIVES) & (tasks.bytes > 0)
         self.all = tasks.ids
         self.ids = tasks.ids[known]
         if not len(self.ids):
-            raise NotApplicableError("the trace has neither the operation nor the bytes of its collectives")
+            raise NotApplicableError(
+                "the trace has neither the operation nor the bytes of its collectives"
+            )
         self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.trace)
         self.messages = [
             (collective, bytes_of_message(collective, nbytes, self.workers))
@@ -59,7 +63,9 @@ class RecordedCollectives:
                 "scaled by the cluster's model, fitted to the trace."
             )
         ]
-        others = len(graph.select(kind="collective").where(lambda rows: rows.duration_ns > 0)) - len(self.ids)
+        others = len(
+            graph.select(kind="collective").where(lambda rows: rows.duration_ns > 0)
+        ) - len(self.ids)
         if others > 0:
             self.notes.append(
                 f"{counted(others, 'collective')} of other groups or of unknown size stay as recorded."
@@ -70,7 +76,9 @@ class RecordedCollectives:
         cluster = self.cluster.holding(max(workers, self.workers))
         before = self._times(cluster, self.workers)
         tasks = graph.tasks(self.ids)
-        tasks.set(duration_ns=np.maximum(tasks.duration_ns + self._times(cluster, workers) - before, 0))
+        tasks.set(
+            duration_ns=np.maximum(tasks.duration_ns + self._times(cluster, workers) - before, 0)
+        )
 
     def _times(self, cluster: Cluster, workers: int) -> np.ndarray:
         return np.array(times(cluster, self.messages, workers), np.int64)

@@ -65,7 +65,9 @@ def resized_work(
     return growth.flop, growth.nbytes
 
 
-def growth_of(graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False) -> Growth:
+def growth_of(
+    graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False
+) -> Growth:
     """Return the growth of each task when a size of the input changes, and whether its shapes tell it.
 
     Args:
@@ -86,7 +88,9 @@ def growth_of(graph: Graph, selection: Selection, old: int, new: int, *, every: 
         return Growth(np.ones(count), np.ones(count), np.zeros(count, bool), np.full(count, np.nan))
     by_row = _growth_by_row(graph.trace, old, new, every=every)
     rows = graph.columns["row"][selection.ids]
-    return Growth(*(values[rows] for values in (by_row.flop, by_row.nbytes, by_row.known, by_row.results)))
+    return Growth(
+        *(values[rows] for values in (by_row.flop, by_row.nbytes, by_row.known, by_row.results))
+    )
 
 
 _known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], Growth]] = WeakKeyDictionary()
@@ -113,7 +117,9 @@ def _growth_by_row(trace: Trace, old: int, new: int, *, every: bool) -> Growth:
         owner = np.where(calls.owner[rows] >= 0, calls.owner[rows], rows)
         scores = rows_of_scores(calls)[owner]
         of_rows = np.where(
-            scores, _of_works(calls, _resized(calls, resize, scores=True), new / old)[:, which], of_rows
+            scores,
+            _of_works(calls, _resized(calls, resize, scores=True), new / old)[:, which],
+            of_rows,
         )
     flop, nbytes, fits, results = of_rows
     flop = _as_forward(calls, rows, which, of_works[0], flop)
@@ -177,7 +183,9 @@ def resized_shapes(
     there = np.flatnonzero(rows >= 0)
     which, growth = calls.which_of_tasks(rows[there]), flop[there]
     found = {}
-    for place, (after, shapes, hint) in _resized(calls, Resize(calls, old, new, every=every)).items():
+    for place, (after, shapes, hint) in _resized(
+        calls, Resize(calls, old, new, every=every)
+    ).items():
         if after is None:
             continue
         before = calls.amounts[place].flop

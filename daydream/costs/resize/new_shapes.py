@@ -30,7 +30,14 @@ import numpy as np
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import shapes_work
-from daydream.costs.workload.shapes import Amount, Argument, Shape, all_tensors, elements, parse_shapes
+from daydream.costs.workload.shapes import (
+    Amount,
+    Argument,
+    Shape,
+    all_tensors,
+    elements,
+    parse_shapes,
+)
 from daydream.graph.graph import Graph
 from daydream.lazy import regex
 
@@ -58,7 +65,11 @@ def is_feature(calls: Calls, size: int) -> bool:
     for name, shapes, _ in calls.keys:
         tensors = [part for part in (parse_shapes(shapes) or []) if isinstance(part, tuple)]
         op = operator(name)
-        if op.is_batched and len(tensors) > 1 and all(len(t) == 3 and t[-2:] == square for t in tensors[:2]):
+        if (
+            op.is_batched
+            and len(tensors) > 1
+            and all(len(t) == 3 and t[-2:] == square for t in tensors[:2])
+        ):
             return True
         if op.family == "attention" and tensors and tensors[0][-2:] == square:
             return True
@@ -132,7 +143,10 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
     trace = calls.trace
     ops = [operator(name) for name in trace.text("name")]
     kinds = np.array(
-        [1 if op.is_batched else 2 if op.is_softmax else 3 if op.name == "copy" else 0 for op in ops]
+        [
+            1 if op.is_batched else 2 if op.is_softmax else 3 if op.name == "copy" else 0
+            for op in ops
+        ]
     )
     mask = np.zeros(len(trace), bool)
     keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
@@ -157,7 +171,9 @@ def output_tiles(graph: Graph, names: np.ndarray, calls: np.ndarray) -> np.ndarr
     return _of_products(graph, names, calls, _tiles)
 
 
-def tile_elements(graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+def tile_elements(
+    graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np.ndarray
+) -> np.ndarray:
     """Return the elements of the result that a block works out at once, 0 where nothing tells.
 
     By the tile in the kernel's name, else a product's result shared among the recorded blocks. Of
@@ -175,7 +191,10 @@ def tile_elements(graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np
 
 
 def _of_products(
-    graph: Graph, names: np.ndarray, calls: np.ndarray, count: Callable[[str, str, list[Argument]], int]
+    graph: Graph,
+    names: np.ndarray,
+    calls: np.ndarray,
+    count: Callable[[str, str, list[Argument]], int],
 ) -> np.ndarray:
     """Return a number for each task by its kernel, operator and arguments; distinct ones are asked once."""
     found = np.zeros(len(names), np.int64)
@@ -266,7 +285,9 @@ class Resize:
         where none does. `scores`: the call works on those of an attention, which hold a length twice.
         """
         name = bare_name(name)
-        self._twice = scores or not self.shared or operator(name).is_batched or _is_of_scores(name, arguments)
+        self._twice = (
+            scores or not self.shared or operator(name).is_batched or _is_of_scores(name, arguments)
+        )
         readings = self._readings(name, arguments, hint)
         for changed, new_hint in readings:
             amount = shapes_work(name, changed, new_hint)
@@ -286,12 +307,16 @@ class Resize:
             return [(heads, hint)]
         weights = operator(name).parameters if operator(name).roles else None
         if name == "index_select" and arguments[:1] and arguments[0] in self.parameters:
-            weights = (0,)  # as within `embedding`: the indices are no parameter, whatever their number
+            weights = (
+                0,
+            )  # as within `embedding`: the indices are no parameter, whatever their number
         found = []
         for equal_first in (True, False):
             changed = [
                 self._argument(
-                    part, equal_first=equal_first, is_weight=None if weights is None else place in weights
+                    part,
+                    equal_first=equal_first,
+                    is_weight=None if weights is None else place in weights,
                 )
                 for place, part in enumerate(arguments)
             ]
@@ -312,10 +337,17 @@ class Resize:
             return None
         at = operator(name).first
         square = (self.old, self.old)
-        factors = [part for part in arguments[at : at + 2] if isinstance(part, tuple) and part[-2:] == square]
+        factors = [
+            part
+            for part in arguments[at : at + 2]
+            if isinstance(part, tuple) and part[-2:] == square
+        ]
         if len(factors) < 2 or len(factors[0]) != 3:
             return None
-        changed: list[Argument] = [(factors[0][0], self.new, self.old), (factors[1][0], self.old, self.new)]
+        changed: list[Argument] = [
+            (factors[0][0], self.new, self.old),
+            (factors[1][0], self.old, self.new),
+        ]
         return [*arguments[:at], *changed, *arguments[at + 2 :]]
 
     def _aligned(self, arguments: list[Argument]) -> list[Argument]:
@@ -331,7 +363,9 @@ class Resize:
 
         return [change(part) if isinstance(part, tuple) else part for part in arguments]
 
-    def _product(self, name: str, arguments: list[Argument], left: Shape, right: Shape) -> list[Argument]:
+    def _product(
+        self, name: str, arguments: list[Argument], left: Shape, right: Shape
+    ) -> list[Argument]:
         """Return the arguments of a product with a matrix where its rows, or what it sums over, changed."""
         if operator(name).formula == "linear":
             rows = self._tensor((*left[:-1], 0), equal_first=True, is_weight=False)[:-1]
@@ -344,7 +378,9 @@ class Resize:
         if left in self.parameters and right not in self.parameters:
             return [*arguments[:at], left, (k, self._size(n)), *arguments[at + 2 :]]
         before, behind = (
-            [(self._size(m), n) if part == (m, n) else part for part in others]  # what is added, an output
+            [
+                (self._size(m), n) if part == (m, n) else part for part in others
+            ]  # what is added, an output
             for others in (arguments[:at], arguments[at + 2 :])
         )
         return [*before, (self._size(m), k), right, *behind]
@@ -390,4 +426,9 @@ class Resize:
 def _is_of_scores(name: str, arguments: list[Argument]) -> bool:
     """Tell whether a softmax is over squares in four dimensions, as only scores are."""
     first = arguments[0] if arguments else ()
-    return operator(name).is_softmax and isinstance(first, tuple) and len(first) == 4 and first[2] == first[3]
+    return (
+        operator(name).is_softmax
+        and isinstance(first, tuple)
+        and len(first) == 4
+        and first[2] == first[3]
+    )

@@ -90,7 +90,9 @@ class Calls:
 
     def __post_init__(self) -> None:
         self.amounts: list[Amount] = []
-        self.keys: list[tuple[str, str, Shape | None]] = []  # operator, shapes and hint of each amount
+        self.keys: list[
+            tuple[str, str, Shape | None]
+        ] = []  # operator, shapes and hint of each amount
         self.which = np.full(len(self.trace), UNKNOWN, np.int64)
         self.of_kernel = self.which.copy()  # of a kernel that tells its own work
         self.rows = np.flatnonzero(self.trace.is_kind("operator", "annotation"))
@@ -125,7 +127,8 @@ class Calls:
         if not entries:
             return
         names, shapes = (
-            {text: code for code, text in enumerate(self.trace.text(column))} for column in ("name", "shapes")
+            {text: code for code, text in enumerate(self.trace.text(column))}
+            for column in ("name", "shapes")
         )
         wide = len(shapes) + 1
         keys = {}
@@ -134,13 +137,17 @@ class Calls:
                 keys[names[entry["name"]] * wide + shapes[entry["shapes"]]] = len(self.amounts)
                 moved = entry.get("bytes")  # of several types: none of them is the call's own
                 self.amounts.append(
-                    Amount(entry["family"], entry.get("flop"), None if moved is None else 0, moved or 0)
+                    Amount(
+                        entry["family"], entry.get("flop"), None if moved is None else 0, moved or 0
+                    )
                 )
                 self.keys.append((entry["name"], entry["shapes"], None))
         if not keys:
             return
         wanted = np.array(sorted(keys), np.int64)
-        rows = np.flatnonzero((self.trace["shapes"] >= 0) & self.trace.is_kind("operator", "kernel"))
+        rows = np.flatnonzero(
+            (self.trace["shapes"] >= 0) & self.trace.is_kind("operator", "kernel")
+        )
         mine = np.asarray(self.trace["name"], np.int64)[rows] * wide + self.trace["shapes"][rows]
         place = np.minimum(np.searchsorted(wanted, mine), len(wanted) - 1)
         found = np.array([keys[key] for key in wanted.tolist()], np.int64)[place]
@@ -187,7 +194,9 @@ class Calls:
             doing = {kind, *DONE_BY.get(kind, ())}
             inner = np.isin(self.which, _places(self.families, doing))
             calculates = _above(parent, np.flatnonzero(inner & (flop != 0)))
-            wraps |= (family == kind) & np.where(flop == 0, _above(parent, np.flatnonzero(inner)), calculates)
+            wraps |= (family == kind) & np.where(
+                flop == 0, _above(parent, np.flatnonzero(inner)), calculates
+            )
         return wraps
 
     @cached_property
@@ -216,9 +225,13 @@ class Calls:
             return share
         names = trace.text("name")
         matrix = np.array([kernel_class(name) in MATRIX_CLASSES for name in names] + [False])
-        is_matrix_call = np.isin(self.which, _places(self.families, set(MATRIX_FAMILIES)))[self.owner[rows]]
+        is_matrix_call = np.isin(self.which, _places(self.families, set(MATRIX_FAMILIES)))[
+            self.owner[rows]
+        ]
         by_library = is_matrix_call & matrix[trace["name"][rows]]
-        group = np.where(by_library, len(names), trace["name"][rows])  # all matrix kernels of a call together
+        group = np.where(
+            by_library, len(names), trace["name"][rows]
+        )  # all matrix kernels of a call together
         duration = np.maximum(np.asarray(trace["duration_ns"], np.float64)[rows], 1.0)
         pairs = np.stack([self.owner[rows], group])
         found, which = distinct_rows(pairs)
@@ -259,7 +272,9 @@ class Calls:
         """Return the work of each row, device or operator."""
         rows = np.arange(len(self.trace))
         is_device = self.on_device[rows]
-        cpu_call = ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
+        cpu_call = (
+            ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
+        )
         owner = np.where(is_device, self.owner[rows], np.where(cpu_call, rows, UNKNOWN))
         share = np.where(is_device, self.share[rows], 1.0)
         which = np.where((owner >= 0) & (share > 0), self.which[np.maximum(owner, 0)], UNKNOWN)
@@ -270,9 +285,13 @@ class Calls:
             alone = orphan[(which[orphan] < 0) & (self.of_kernel[rows[orphan]] >= 0)]
             which[alone] = self.of_kernel[rows[alone]]
             whole = np.ones(len(alone))
-            flop[alone], nbytes[alone] = self._scaled(which[alone], whole, rows[alone], owner[alone])
+            flop[alone], nbytes[alone] = self._scaled(
+                which[alone], whole, rows[alone], owner[alone]
+            )
         names = list(dict.fromkeys(amount.family for amount in self.amounts))
-        code = np.array([*(names.index(amount.family) for amount in self.amounts), UNKNOWN], np.int8)
+        code = np.array(
+            [*(names.index(amount.family) for amount in self.amounts), UNKNOWN], np.int8
+        )
         return RowWork(flop, nbytes, code[which], owner, names)
 
     def which_of_tasks(self, rows: np.ndarray) -> np.ndarray:
@@ -302,7 +321,9 @@ class Calls:
         flop = np.where(known & (self.flop[at] >= 0), np.rint(self.flop[at] * share), UNKNOWN)
         moved = self.elements[at]
         can = known & (moved >= 0) & ((size > 0) | (moved == 0))
-        nbytes = np.where(can, np.rint((moved * np.maximum(size, 0) + self.extra_bytes[at]) * share), UNKNOWN)
+        nbytes = np.where(
+            can, np.rint((moved * np.maximum(size, 0) + self.extra_bytes[at]) * share), UNKNOWN
+        )
         return flop.astype(np.int64), nbytes.astype(np.int64)
 
     def _like_twins(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -62,7 +62,9 @@ def entry_of_rows(trace: Trace) -> np.ndarray:
 def _places(trace: Trace, entries: list[Mapping[str, Any]]) -> np.ndarray:
     found = np.full(len(trace), UNKNOWN, np.int64)
     rows = np.flatnonzero(trace.is_kind("kernel")) if entries else np.zeros(0, np.int64)
-    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]  # numbered as they are launched
+    rows = rows[
+        np.argsort(trace["correlation"][rows], kind="stable")
+    ]  # numbered as they are launched
     launch = {
         (entry.get("rank"), entry["correlation"]): place
         for place, entry in enumerate(entries)

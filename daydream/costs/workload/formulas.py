@@ -49,7 +49,9 @@ class Call(NamedTuple):
         """The arguments that are lists of tensors."""
         return [part for part in self.arguments if isinstance(part, list)]
 
-    def amount(self, flop: int | None, moved: int | None, extra_bytes: int = 0, tensors: int = 1) -> Amount:
+    def amount(
+        self, flop: int | None, moved: int | None, extra_bytes: int = 0, tensors: int = 1
+    ) -> Amount:
         """Return an amount of the operator's family."""
         return Amount(self.op.family, flop, moved, extra_bytes, tensors)
 
@@ -177,7 +179,9 @@ def gradient_of_images(call: Call) -> Amount | None:
 
 def gradient_of_weight(call: Call) -> Amount | None:
     """The gradient of a convolution's weight."""
-    gradient, images = call.tensors[:2]  # behind the weight's size, which is no tensor: it comes as the hint
+    gradient, images = call.tensors[
+        :2
+    ]  # behind the weight's size, which is no tensor: it comes as the hint
     return None if call.hint is None else convolved(images, call.hint, gradient)
 
 
@@ -198,7 +202,9 @@ def attend(call: Call) -> Amount | None:
     found = call.tensors[1:4] if backward else call.tensors[:3]
     if any(len(shape) != 4 for shape in found):
         return None  # packed sequences of unequal length: their lengths are not recorded
-    if call.op.name.startswith(("_flash_attention", "_efficient_attention")):  # lengths come before heads
+    if call.op.name.startswith(
+        ("_flash_attention", "_efficient_attention")
+    ):  # lengths come before heads
         found = [(b, h, s, d) for b, s, h, d in found]
     q, k, v = found
     return attention(q, k, v, backward=backward)
@@ -242,7 +248,9 @@ def experts(call: Call) -> Amount | None:
         return None
     routed = tokens * min(chosen)
     used = min(number, routed) * (wide * hidden + out * inner)
-    return call.amount(2 * routed * hidden * (wide + inner), used + 2 * tokens * hidden + routed * wide)
+    return call.amount(
+        2 * routed * hidden * (wide + inner), used + 2 * tokens * hidden + routed * wide
+    )
 
 
 def library_product(call: Call) -> Amount | None:
@@ -309,7 +317,9 @@ def max_pooling(call: Call) -> Amount:
 def pooling_backward(call: Call) -> Amount:
     """The gradient of each window's elements."""
     gradient, images, *index = call.tensors
-    return call.amount(elements(images), elements([gradient, images]), elements(index[:1]) * INDEX_BYTES)
+    return call.amount(
+        elements(images), elements([gradient, images]), elements(index[:1]) * INDEX_BYTES
+    )
 
 
 def element_wise(call: Call) -> Amount | None:

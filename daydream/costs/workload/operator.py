@@ -27,7 +27,12 @@ from daydream.costs.workload.shapes import Amount, Argument, Shape, parse_shapes
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-NEEDS_OUTPUT = ("convolution", "conv_transpose", "pooling", "max_pooling")  # formulas: the hint is the output
+NEEDS_OUTPUT = (
+    "convolution",
+    "conv_transpose",
+    "pooling",
+    "max_pooling",
+)  # formulas: the hint is the output
 NEEDS_WEIGHT = "gradient_of_weight"  # and the weight
 
 
@@ -61,7 +66,9 @@ def itemsize(dtype: str | None) -> int | None:
 LOOK_AHEAD = 24  # rows after a call in which its output shows up as somebody's input
 
 
-def hints_of(trace: Trace, operators: np.ndarray, rows: np.ndarray) -> tuple[list[Shape], np.ndarray]:
+def hints_of(
+    trace: Trace, operators: np.ndarray, rows: np.ndarray
+) -> tuple[list[Shape], np.ndarray]:
     """Return output (or weight) shapes, and for each of `rows` which of them it needs, -1 for none.
 
     `operators` are all operator rows of the trace, `rows` those of interest.
@@ -103,7 +110,9 @@ class _Search:
         code = int(self.trace["shapes"][row])
         if code not in self._parsed:
             recorded = parse_shapes(self.trace.text("shapes")[code] if code >= 0 else None)
-            self._parsed[code] = [part for part in recorded or [] if isinstance(part, tuple) and part]
+            self._parsed[code] = [
+                part for part in recorded or [] if isinstance(part, tuple) and part
+            ]
         return self._parsed[code]
 
     def output(self, row: int, after: np.ndarray) -> Shape | None:

@@ -63,7 +63,12 @@ def elements(shape: Argument) -> int:
 
 def all_tensors(arguments: list[Argument]) -> list[Shape]:
     """Return the shapes of a call's tensors, those in lists too."""
-    return [shape for part in arguments for shape in (part if isinstance(part, list) else [part]) if shape]
+    return [
+        shape
+        for part in arguments
+        for shape in (part if isinstance(part, list) else [part])
+        if shape
+    ]
 
 
 def broadcast(shapes: list[Shape]) -> Shape | None:

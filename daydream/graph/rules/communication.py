@@ -67,13 +67,19 @@ def match_ranks(draft: Draft) -> None:
             "different ranks; their transfer is assumed to be the shortest member's duration."
         )
     if matched.alone and "alignment" not in metadata:
-        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
-        draft.note(f"Collectives that match none of another rank and are kept as recorded: {whose}.")
+        whose = ", ".join(
+            f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items())
+        )
+        draft.note(
+            f"Collectives that match none of another rank and are kept as recorded: {whose}."
+        )
     task_of = np.full(len(draft.trace), -1, np.int64)
     task_of[draft.row[tasks]] = tasks
     members = task_of[np.concatenate(matched.rows)]
     collective = np.repeat(np.arange(len(matched)), [len(rows) for rows in matched.rows])
-    there = (members >= 0) & (np.bincount(collective[members >= 0], minlength=len(matched))[collective] > 1)
+    there = (members >= 0) & (
+        np.bincount(collective[members >= 0], minlength=len(matched))[collective] > 1
+    )
     if there.any():
         _wait_for_members(draft, members[there], distinct(collective[there])[1])
 
@@ -89,7 +95,9 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     # A root that gives away its data does not wait for those that take it: NCCL's and RCCL's kernels hand a
     # small message on through buffers, and the root of a broadcast ends at once. Where each needs the data of
     # all no member can, so that there the clocks are apart.
-    operation = np.array([*draft.trace.text("collective"), ""])[draft.trace["collective"][draft.row[members]]]
+    operation = np.array([*draft.trace.text("collective"), ""])[
+        draft.trace["collective"][draft.row[members]]
+    ]
     arrived = last[collective]
     gives_away = np.isin(operation, HANDED_ON) & (ends < arrived - ENDS_AGREE_NS)
     free = np.where(on_host, ends < arrived, gives_away)
@@ -113,10 +121,14 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
         streams = tuple(lanes_of_members.tolist())
         if streams not in hub_lane:
             rank = draft.lanes[streams[0]].rank
-            hub_lane[streams] = draft.add_lane(Lane("collectives of the ranks", rank, background=True))
+            hub_lane[streams] = draft.add_lane(
+                Lane("collectives of the ranks", rank, background=True)
+            )
         lanes.append(hub_lane[streams])
     name = draft.code("name", LAST_ARRIVAL)
-    hubs = draft.add(len(first), lane=lanes, name=name, order=draft.order[members[first]], start_ns=last)
+    hubs = draft.add(
+        len(first), lane=lanes, name=name, order=draft.order[members[first]], start_ns=last
+    )
     draft.release_ns[members] = 0
     draft.latency_ns[members] = 0
     draft.start_ns[members] = begun

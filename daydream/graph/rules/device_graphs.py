@@ -35,9 +35,13 @@ def fill_holes(draft: Draft) -> None:
     if work is None or (work.launch < 0).all():  # nothing tells a graph's hole from a pause
         return
     end = work.start + work.duration
-    same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
+    same = (
+        (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
+    )
     same &= work.start[1:] - end[:-1] > GRAPH_HOLE_NS
-    units = work.unit[distinct_rows([work.unit, work.lane])[0]]  # again for each further stream of a unit
+    units = work.unit[
+        distinct_rows([work.unit, work.lane])[0]
+    ]  # again for each further stream of a unit
     hole = np.flatnonzero(same & ~np.isin(work.unit[1:], units[1:][units[1:] == units[:-1]]))
     after = hole + 1
     whole = {name: np.insert(values, after, values[after]) for name, values in vars(work).items()}
@@ -48,7 +52,9 @@ def fill_holes(draft: Draft) -> None:
     draft.device_work = DeviceWork(**whole)
     if len(hole):
         _count_untraced(
-            draft, whole["duration"][new], f"{counted(len(hole), 'hole')} between recorded nodes of {named}s"
+            draft,
+            whole["duration"][new],
+            f"{counted(len(hole), 'hole')} between recorded nodes of {named}s",
         )
 
 
@@ -77,10 +83,14 @@ def fill_heads(draft: Draft) -> None:
     )
     streams = counted(len(firsts), "stream")
     _count_untraced(
-        draft, duration, f"{streams} began with work launched before the window that was not recorded"
+        draft,
+        duration,
+        f"{streams} began with work launched before the window that was not recorded",
     )
 
 
 def _count_untraced(draft: Draft, duration_ns: np.ndarray, what: str) -> None:
     draft.facts.untraced_ns += int(duration_ns.sum())
-    draft.note(f"{what}, {duration_ns.sum() / 1e6:,.2f} ms in total, counted as untraced device work.")
+    draft.note(
+        f"{what}, {duration_ns.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
+    )

@@ -48,7 +48,9 @@ from daydream.lazy import regex
 STREAM_WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
 BEFORE_ALL = -(2**62)
 
-Row = tuple[int, int, int, int]  # of `Draft.waits`: the record, its stream, the call, the stream that waits
+Row = tuple[
+    int, int, int, int
+]  # of `Draft.waits`: the record, its stream, the call, the stream that waits
 Joined = dict[tuple[int, int], int]  # (stream, stream that waited for it) -> order waited up to
 # (whether the thread switched from one stream to the other, these two) -> calls, and if times allow each
 Patterns = dict[tuple[bool, int, int], list[tuple[int, bool]]]
@@ -87,7 +89,9 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
     counts["inferred"] = len(every) - counts["recorded"] - counts["unresolved"]
     if way == _Search.by_forks:  # the last one
         resolved = {*draft.waits["wait"].tolist()}
-        behind = np.array([wait.after for wait in search.waits if wait.call not in resolved], np.int64)
+        behind = np.array(
+            [wait.after for wait in search.waits if wait.call not in resolved], np.int64
+        )
         source = ended_beside(draft, behind)
         known = (source >= 0) & (behind >= 0)
         draft.doubtful.add(src=source[known], dst=behind[known])
@@ -142,7 +146,9 @@ class _Search:
 
     def beside(self, lane: int, streams: Iterable[int]) -> list[int]:
         """Return those of some streams that are others of the rank of a lane."""
-        return [other for other in streams if other != lane and self.ranks[other] == self.ranks[lane]]
+        return [
+            other for other in streams if other != lane and self.ranks[other] == self.ranks[lane]
+        ]
 
     def by_records(self) -> Iterator[Row]:
         """Find the waits that the device recorded."""
@@ -184,7 +190,9 @@ class _Search:
 
     def by_program_order(self) -> Iterator[Row]:
         """Find the waits whose source follows from what was launched before and after them."""
-        consumed: dict[int, int] = defaultdict(lambda: BEFORE_ALL)  # communication lane -> order waited up to
+        consumed: dict[int, int] = defaultdict(
+            lambda: BEFORE_ALL
+        )  # communication lane -> order waited up to
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
         patterns: Patterns = defaultdict(list)
         for wait in self.waits:
@@ -211,7 +219,9 @@ class _Search:
                 source = sources[0]
                 joined[self.lane[source], wait.target] = self.order[source]
                 allowed = self.allowed(source, wait.after)
-                patterns[bool(switched), self.lane[source], wait.target].append((wait.call, allowed))
+                patterns[bool(switched), self.lane[source], wait.target].append(
+                    (wait.call, allowed)
+                )
         yield from self.often(patterns, 1)
 
     def often(self, patterns: Patterns, least: int) -> Iterator[Row]:
@@ -251,7 +261,9 @@ class _Search:
             tasks = self.collectives[lane]
             begin = np.searchsorted(self.order[tasks], consumed[lane], side="right")
             stop = np.searchsorted(self.order[tasks], self.order[wait.call])
-            found += takewhile(lambda task: self.allowed(task, wait.after), tasks[begin:stop].tolist())
+            found += takewhile(
+                lambda task: self.allowed(task, wait.after), tasks[begin:stop].tolist()
+            )
         near = [task for task in found if self.ends_near(task, wait.after)]
         if near:
             return max(near, key=self.end.__getitem__)
@@ -266,7 +278,9 @@ class _Search:
             others = self.beside(wait.source, self.side_work)
             following = [int(self.side_work[other][1][wait.number]) for other in others]
             thread = self.lane[wait.call]
-            following = [task for task in following if task >= 0 and self.lane[self.launch[task]] == thread]
+            following = [
+                task for task in following if task >= 0 and self.lane[self.launch[task]] == thread
+            ]
             if len(following) == 1:
                 allowed = self.allowed(wait.before, following[0])
                 patterns[False, wait.source, self.lane[following[0]]].append((wait.call, allowed))
@@ -299,7 +313,9 @@ def follow_what_held(draft: Draft) -> None:
     stream must be so, and more than can be by chance, which is likely where kernels are short.
     """
     late = draft.on_streams()
-    late = late[(draft.start_ns[late] - ready(draft, late) >= HELD_LATE_NS) & (draft.launch[late] >= 0)]
+    late = late[
+        (draft.start_ns[late] - ready(draft, late) >= HELD_LATE_NS) & (draft.launch[late] >= 0)
+    ]
     others = np.flatnonzero((draft.kind != CPU) & (draft.row >= 0))
     others = others[np.argsort(draft.end_ns[others], kind="stable")]
     for lane in unique(draft.lane[late]).tolist():

@@ -29,7 +29,9 @@ def part_fused(draft: Draft) -> None:
         tasks = np.flatnonzero(code == place)
         if len(tasks):
             parts: dict[tuple[str, str, str], float] = defaultdict(float)
-            for handle, share in zip(handles[identifier], handles.shares(identifier).tolist(), strict=True):
+            for handle, share in zip(
+                handles[identifier], handles.shares(identifier).tolist(), strict=True
+            ):
                 parts[handle.operator, handle.layer, handle.phase] += share
             _part(draft, tasks, parts)
 
@@ -40,7 +42,9 @@ def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], flo
     ends = np.floor(np.cumsum(list(parts.values()))[:, None] * whole + 0.5).astype(np.int64)
     ends[-1] = whole
     durations = np.diff(ends, axis=0, prepend=0)
-    if len(parts) > 1:  # where there is no room for more keys of program order, all that is behind moves on
+    if (
+        len(parts) > 1
+    ):  # where there is no room for more keys of program order, all that is behind moves on
         sequence = np.argsort(draft.order, kind="stable")
         wanted = np.where(np.isin(sequence[:-1], tasks), len(parts), 0)
         pushed = np.cumsum(np.maximum(wanted - np.diff(draft.order[sequence]), 0))

@@ -89,7 +89,9 @@ def run_on_threads(draft: Draft) -> None:
     task = task[first]
     went_on = draft.start_ns[task]
     woken = np.clip(done, begin[first], went_on)
-    begin = np.where(woken > begin[first], begin[first], went_on)  # it came there after the end: no wait
+    begin = np.where(
+        woken > begin[first], begin[first], went_on
+    )  # it came there after the end: no wait
     before, _ = around(draft.on, draft.order, draft.lane[task], draft.order[task] - 1)
     inside = draft.gap_ns[before] == 0  # it paused in a named range
     resumes = draft.turn_into_wait(
@@ -112,7 +114,9 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
         tasks = draft.on(lane)
         idle = pauses_of(draft, lane)
         paused = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
-        came.append(np.stack([tasks, [paused.get(at, at) for at in draft.start_ns[tasks].tolist()]]))
+        came.append(
+            np.stack([tasks, [paused.get(at, at) for at in draft.start_ns[tasks].tolist()]])
+        )
     task, begin = np.concatenate([np.empty((2, 0), np.int64), *came], axis=1)
     turn = turns(combinations([draft.lane[task], draft.name[task], draft.step[task]])[0])
     place, _ = combinations([draft.name[task], turn])
@@ -129,7 +133,9 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
     def best_place(one: int, since: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return the evidence for the place that fits the collectives of a turn best, and what came there."""
         mine = known[turn[known] == one]
-        low, high = (np.searchsorted(draft.step[task], runs.step[mine], side) for side in ("left", "right"))
+        low, high = (
+            np.searchsorted(draft.step[task], runs.step[mine], side) for side in ("left", "right")
+        )
         number = np.repeat(mine, high - low)
         visit = np.arange(len(number)) + np.repeat(high - np.cumsum(high - low), high - low)
         on = went_on[visit]

@@ -101,18 +101,26 @@ def spread(values: np.ndarray) -> float:
 def others_of(draft: Draft, lane: int) -> list[int]:
     """Return the other threads of a thread's process."""
     process = draft.thread_ids[lane][:2]
-    return [other for other in draft.threads() if other != lane and draft.thread_ids[other][:2] == process]
+    return [
+        other
+        for other in draft.threads()
+        if other != lane and draft.thread_ids[other][:2] == process
+    ]
 
 
 def hand_over(draft: Draft) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
     works = {lane: draft.on(lane) for lane in draft.threads()}
-    total = {lane: int((draft.end_ns[work] - draft.start_ns[work]).sum()) for lane, work in works.items()}
+    total = {
+        lane: int((draft.end_ns[work] - draft.start_ns[work]).sum()) for lane, work in works.items()
+    }
     idle: dict[int, Pauses] = {}  # of threads that nothing was changed of since
     for worker in sorted(works, key=lambda lane: -total[lane]):
         work = works[worker]
         callers = others_of(draft, worker)
-        if len(callers) > 1:  # one that only polls idles around everybody's work; who hands over operates
+        if (
+            len(callers) > 1
+        ):  # one that only polls idles around everybody's work; who hands over operates
             callers = [lane for lane in callers if runs_operators(draft, works[lane])] or callers
         idle.update({lane: pauses_of(draft, lane) for lane in callers if lane not in idle})
         found = [(lane, *_bursts(draft, idle[lane], work)) for lane in callers]
@@ -196,7 +204,13 @@ def _link(draft: Draft, idle: Pauses, bursts: np.ndarray, work: np.ndarray) -> N
     wakes = draft.add_cpu_tasks(idle.task, begin, draft.order[first] - 1, "wake thread")
     order = draft.order[last] + RESUME_PLACE
     resumes = draft.turn_into_wait(
-        idle.task, begin, finish, idle.end, order=order, inside=idle.in_range, name="wait for thread"
+        idle.task,
+        begin,
+        finish,
+        idle.end,
+        order=order,
+        inside=idle.in_range,
+        name="wait for thread",
     )
     # What is left of a range goes on after the wait.
     ranges = np.flatnonzero(idle.in_range)
@@ -240,4 +254,6 @@ def _wake_rest(draft: Draft, idle: Pauses, work: np.ndarray) -> None:
     draft.release_ns[first] = 0
     if len(first):
         from_start = idle.in_range[at]
-        draft.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
+        draft.link(
+            idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF
+        )

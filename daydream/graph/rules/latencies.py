@@ -93,7 +93,9 @@ def typical_latencies(draft: Draft) -> None:
     queued = known & (ready + LARGEST_QUEUED_NS <= before)
     vendor = draft.trace.metadata.get("vendor", "")
     facts = draft.facts
-    facts.launch_latency_ns = _typical((start - launched)[idle], LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
+    facts.launch_latency_ns = _typical(
+        (start - launched)[idle], LARGEST_LATENCY_NS, USUAL_LATENCY_NS
+    )
     usual = USUAL_STARTUP_NS.get(vendor, 0)
     facts.startup_ns = _typical((start - before)[queued], LARGEST_STARTUP_NS, usual)
     calls, _ = _calls_of_devices(draft)
@@ -177,7 +179,9 @@ def measure_latencies(draft: Draft) -> None:
         source = ended_beside(draft, tasks)
         beside &= source >= 0
         draft.doubtful.add(src=source[beside], dst=tasks[beside])
-        lost = (rest > limit) & ~has_launch & (before > NEVER) & (draft.release_ns[tasks] > 0)  # the call
+        lost = (
+            (rest > limit) & ~has_launch & (before > NEVER) & (draft.release_ns[tasks] > 0)
+        )  # the call
         _count_unexplained(draft, rest[(late & ~beside) | lost])
         by_stream = np.flatnonzero(beside & ~last_is_launch)
         ahead = tasks[by_stream - 1]

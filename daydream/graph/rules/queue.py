@@ -65,7 +65,9 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
         return 0, False
     counts = np.bincount(np.maximum(in_flight, 0))
     ahead = counts[::-1].cumsum()[::-1] - counts  # of each number in flight
-    few = (ahead <= QUEUE_AHEAD_SHARE * counts) & (np.arange(len(counts)) >= QUEUE_FULL_SHARE * depth)
+    few = (ahead <= QUEUE_AHEAD_SHARE * counts) & (
+        np.arange(len(counts)) >= QUEUE_FULL_SHARE * depth
+    )
     depth = int(few.argmax())
     # A call that found no place left must have waited for one, and most of its time until then;
     # one that returned after its own work had ended waited for that.

@@ -46,13 +46,17 @@ def read_pauses(draft: Draft) -> None:
     trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
     calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
     inner = recorded & calls & ~draft.named(is_sync)
-    lost = draft.named(COPY_CALL.search) & ~np.isin(np.arange(draft.size), draft.launch)  # what it copied
+    lost = draft.named(COPY_CALL.search) & ~np.isin(
+        np.arange(draft.size), draft.launch
+    )  # what it copied
     # What waits for a device by a call does so by one that was not recorded.
     waits = trace["parent"][draft.row[draft.waited & calls]]
     lacks = np.isin(draft.name, trace["name"][waits[waits >= 0]])
     ranges = recorded & ~calls & (lacks | ~_native(trace)[draft.row])
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
-    inside = np.where(inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges)  # at most
+    inside = np.where(
+        inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges
+    )  # at most
     gap = np.where(draft.gap_doubt, 0, draft.gap_ns)  # what has both readings already
     inside = np.where(draft.doubt, 0, inside)
     ranks = draft.ranks[draft.lane]
@@ -66,10 +70,14 @@ def read_pauses(draft: Draft) -> None:
         if not len(paused) or not len(others):
             continue
         length, end = pause[paused], end[paused]
-        worked = Coverage(draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others])
+        worked = Coverage(
+            draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others]
+        )
         # Only another thread's call can hold the driver, also while it waits. A copy waits for the device.
         rows = draft.row[others[calls[others]]]
-        held = Coverage(trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows])
+        held = Coverage(
+            trace["start_ns"][rows], trace["start_ns"][rows] + trace["duration_ns"][rows]
+        )
         in_call = (inner & (inside > gap))[tasks[paused]]
         times = end - length, end
         by = np.where(in_call & ~lost[tasks[paused]], held.within(*times), worked.within(*times))
@@ -87,12 +95,16 @@ def read_pauses(draft: Draft) -> None:
 def _order(draft: Draft, lane: int, others: np.ndarray) -> None:
     """Let a thread that may have waited go on behind the thread that may have woken it, else the last."""
     tasks = draft.on(lane)
-    pause = draft.doubt[tasks] * draft.duration_ns[tasks] + draft.gap_doubt[tasks] * draft.gap_ns[tasks]
+    pause = (
+        draft.doubt[tasks] * draft.duration_ns[tasks] + draft.gap_doubt[tasks] * draft.gap_ns[tasks]
+    )
     paused = np.flatnonzero(pause[:-1] >= PAUSE_NS)
     for work, reach in ((others[draft.kind[others] == CPU], WOKEN_NS), (others, np.inf)):
         end = draft.start_ns[tasks[paused + 1]]
         source = np.append(-1, work[np.argsort(draft.end_ns[work], kind="stable")])
-        source = source[np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")]
+        source = source[
+            np.searchsorted(draft.end_ns[source[1:]], end - THREAD_CLOCK_NS, side="right")
+        ]
         delay = end - draft.end_ns[source]
         known = (source >= 0) & (delay < np.minimum(pause[paused], reach))
         draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])

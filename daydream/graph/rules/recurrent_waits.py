@@ -32,7 +32,14 @@ from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import NEVER, NONE, Draft, runs_of
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.handoff import RESUME_PLACE, Pauses, others_of, pauses_of, spread, steadier
+from daydream.graph.rules.handoff import (
+    RESUME_PLACE,
+    Pauses,
+    others_of,
+    pauses_of,
+    spread,
+    steadier,
+)
 from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     COVERED_SHARE,
@@ -236,11 +243,15 @@ class _Search:
                     if stop - first < least or np.count_nonzero(np.diff(pause[some])) + 1 < least:
                         continue
                     last = np.full(len(end), -1)
-                    last[pause[some]] = place[some]  # of what is assigned to one pause, the last stays
+                    last[pause[some]] = place[
+                        some
+                    ]  # of what is assigned to one pause, the last stays
                     there = last >= 0
                     delay = np.maximum(end[there] - time[last[there]], 0)
                     alike = int(np.count_nonzero(kind == kind[place[some[0]]]))
-                    if alike * max(WAKE_NS, int(delay.max())) <= PAUSE_CHANCE * (time[-1] - time[0]):
+                    if alike * max(WAKE_NS, int(delay.max())) <= PAUSE_CHANCE * (
+                        time[-1] - time[0]
+                    ):
                         begins = bool(points.begins[place[some[0]]])
                         candidates.append(Found(other, last, alike, delay, begins))
         return candidates
@@ -289,7 +300,9 @@ def wait_in_spins(draft: Draft) -> None:
                 spins, start[ends], np.minimum(done, end)[ends], end[ends], order=order
             )
             draft.waited[resumes] = True
-            draft.syncs.add(task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency)
+            draft.syncs.add(
+                task=resumes, lane=draft.lane[work[ends]], point=resumes, latency_ns=latency
+            )
         elif spread(distance[ends]) <= spread(length[mine]):
             draft.doubt[tasks[mine]] = 1
             _, behind = around(draft.on, draft.order, draft.lane[spins], draft.order[spins])
@@ -372,7 +385,9 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         waits = told[trace["cpu_ns"][told] < 0]
         begin = trace["start_ns"][waits].astype(np.int64)
         end = begin + trace["duration_ns"][waits]
-        outer = begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]  # it has the name of its call
+        outer = (
+            begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]
+        )  # it has the name of its call
         rows, begin, end = waits[outer], begin[outer], end[outer]
         tasks = draft.on(lane)
         starts = draft.start_ns[tasks]
@@ -385,9 +400,12 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         stays = (draft.start_ns[task] < begin[of]) | (over > end[of])
         pieces = Pauses(
             np.append(task[stays], task),
-            np.append(np.maximum(begin[of], draft.start_ns[task])[stays], np.maximum(begin[of], over)),
             np.append(
-                np.minimum(end[of], over - 1)[stays], np.minimum(end[of], over + draft.gap_ns[task] - 1)
+                np.maximum(begin[of], draft.start_ns[task])[stays], np.maximum(begin[of], over)
+            ),
+            np.append(
+                np.minimum(end[of], over - 1)[stays],
+                np.minimum(end[of], over + draft.gap_ns[task] - 1),
             ),
             np.arange(stays.sum() + len(of)) < stays.sum(),
             np.append(rows[of[stays]], rows[of]),
@@ -448,7 +466,9 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
             alone = blocked.only(~known & ~kept)
             unknown = doubtful[~known & ~kept]
             # Those of one task are one wait between which the thread hardly runs.
-            runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (alone.end[1:] - alone.begin[:-1])
+            runs = alone.begin[1:] - alone.end[:-1] > SHORT_SHARE * (
+                alone.end[1:] - alone.begin[:-1]
+            )
             apart = run_starts(alone.task) | run_starts(alone.in_range) | run_starts(unknown)
             apart |= np.append(True, runs)[: len(alone.task)]
             last = np.append(apart[1:], True)[: len(apart)]
@@ -462,7 +482,9 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
             draft.duration_ns[inside] = length[alone.in_range]
             draft.end_ns[inside] += draft.duration_ns[inside]
             draft.doubt[stops] = unknown & alone.in_range
-            draft.gap_doubt[stops] = unknown * ~alone.in_range * length / np.maximum(draft.gap_ns[stops], 1)
+            draft.gap_doubt[stops] = (
+                unknown * ~alone.in_range * length / np.maximum(draft.gap_ns[stops], 1)
+            )
             texts = draft.trace.values("name", alone.row)
             draft.name[stops] = [draft.code("name", f"wait: {text}") for text in texts]
             tasks = draft.on(lane)
@@ -513,14 +535,18 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     return waker, doubtful & open_, blocked.in_range & open_ & ~unknown
 
 
-def _cut(draft: Draft, blocked: Pauses, *, keep_gaps: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _cut(
+    draft: Draft, blocked: Pauses, *, keep_gaps: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut blocked time out of its tasks; return tasks where it begins, and those that go on behind it.
 
     What is to `keep_gaps` stays the gap of the task where it begins, and nothing is put behind it.
     """
     stops = np.full(len(blocked.task), -1)
     goes_on = stops.copy()
-    last = np.append(run_starts(blocked.task) | run_starts(blocked.in_range), True)[1 : len(stops) + 1]
+    last = np.append(run_starts(blocked.task) | run_starts(blocked.in_range), True)[
+        1 : len(stops) + 1
+    ]
     following = np.append(blocked.begin, 0)[1:]
     for inside in (False, True):  # what is left of the gap comes behind what is left of the task
         some = np.flatnonzero(blocked.in_range == inside)[

@@ -97,7 +97,10 @@ def _find_callers(
     makes = np.isin(draft.name, draft.name[have_work]) | ~draft.trace.is_kind("runtime")[draft.row]
     makes[have_work] = False
     of_thread = {on: draft.on(on)[makes[draft.on(on)]] for on in draft.threads()}
-    both = [around(of_thread.__getitem__, draft.order, draft.lane[call], order)[0] for call in (first, last)]
+    both = [
+        around(of_thread.__getitem__, draft.order, draft.lane[call], order)[0]
+        for call in (first, last)
+    ]
     callers = np.array([first, *both])
     found = np.choose(np.append(draft.order, BEFORE_ALL)[callers].argmax(axis=0), callers)
     launch[lost] = np.where(lane[ahead] == lane[behind], found, -1)
@@ -118,7 +121,9 @@ def order_streams(draft: Draft) -> None:
         # Up to the first that was launched, if any was on the stream.
         until = end if orphan.all() else begin + np.argmax(~held[begin:end])
         held[begin + 1 : until] = False
-    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in draft.trace.text("kind")])
+    kind_of = np.array(
+        [KINDS.index(kind) if kind in KINDS else -1 for kind in draft.trace.text("kind")]
+    )
     kind = kind_of[draft.trace["kind"][work.like]]
     untraced = work.row < 0
     texts = draft.texts_of(work.like)

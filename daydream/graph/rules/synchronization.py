@@ -57,7 +57,14 @@ def wait_in_calls(draft: Draft) -> None:
     """Find the calls that wait for the device and split the wait from their cost."""
     if not (draft.kind != CPU).any():
         return
-    find = (_device_syncs, _stream_syncs, _event_syncs, _allocations, _blocking_copies, _array_waits)
+    find = (
+        _device_syncs,
+        _stream_syncs,
+        _event_syncs,
+        _allocations,
+        _blocking_copies,
+        _array_waits,
+    )
     found = [each(draft) for each in find]
     _split(draft, *(np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)))
 
@@ -95,7 +102,11 @@ def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
         for lane, tasks in reversed(busiest_first)
     }
     rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
-    columns = trace["stream"][rows], trace["wait_stream"][rows], draft.units(rows, "wait_correlation")
+    columns = (
+        trace["stream"][rows],
+        trace["wait_stream"][rows],
+        draft.units(rows, "wait_correlation"),
+    )
     said = dict(zip(draft.units(rows).tolist(), np.stack(columns, axis=1).tolist(), strict=True))
     records = draft.calls_named(EVENT_RECORD.search)
     record_of = dict(zip(draft.units(draft.row[records]).tolist(), records.tolist(), strict=True))
@@ -198,7 +209,9 @@ def blocking_copies(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
     copies = draft.launched()
     copies = copies[draft.kind[copies] == MEMCPY]
     calls = draft.launch[copies].astype(np.int64)
-    blocking = draft.named(BLOCKING_COPY.search, copies) | draft.named(BLOCKING_COPY_CALL.search, calls)
+    blocking = draft.named(BLOCKING_COPY.search, copies) | draft.named(
+        BLOCKING_COPY_CALL.search, calls
+    )
     returned = draft.end_ns[calls]
     begun = draft.start_ns[copies]
     ended = draft.end_ns[copies]
@@ -235,7 +248,9 @@ def _array_waits(draft: Draft) -> Waits:
     return np.array(waits, np.int64).reshape(-1, 4).T
 
 
-def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray) -> None:
+def _split(
+    draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray
+) -> None:
     """Divide each call that was blocked into its call and its return; the return waits."""
     start = draft.start_ns[calls]
     end = draft.end_ns[calls]

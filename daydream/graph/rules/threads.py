@@ -24,8 +24,12 @@ ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its ret
 def order_threads(draft: Draft) -> None:
     """Add the CPU tasks: lanes, durations, gaps, and program order by recorded start."""
     trace = draft.trace
-    markers = [code for code, name in enumerate(trace.text("name")) if name.startswith("ProfilerStep")]
-    work = trace.is_kind(*HOST_KINDS[:3]) & ~(np.isin(trace["name"], markers) & trace.is_kind("annotation"))
+    markers = [
+        code for code, name in enumerate(trace.text("name")) if name.startswith("ProfilerStep")
+    ]
+    work = trace.is_kind(*HOST_KINDS[:3]) & ~(
+        np.isin(trace["name"], markers) & trace.is_kind("annotation")
+    )
     work[inside_collectives(trace)] = False  # what a pool thread does in a collective is part of it
     rows = np.flatnonzero(work)
     if not len(rows):
@@ -71,7 +75,9 @@ def pieces(
     parent = trace["parent"][rows]
     point = np.flatnonzero(duration == 0)
     long = np.flatnonzero(duration)
-    back = long[::-1]  # of ranges that end together the inner ones, which are the later rows, end first
+    back = long[
+        ::-1
+    ]  # of ranges that end together the inner ones, which are the later rows, end first
 
     # One event where a range begins, one where it ends; at one time they stay in this order.
     begun = np.append(point, long)
@@ -108,7 +114,11 @@ def tell_background(draft: Draft) -> None:
     """
     launching = set(unique(draft.lane[draft.launch[draft.launched()]]).tolist())
     handed_over = draft.links["cause"] == Cause.HANDOFF
-    front = {lane for side in ("src", "dst") for lane in draft.lane[draft.links[side][handed_over]].tolist()}
+    front = {
+        lane
+        for side in ("src", "dst")
+        for lane in draft.lane[draft.links[side][handed_over]].tolist()
+    }
     threads = draft.threads()
     if draft.trace.metadata.get("profiler") == "jax":
         front |= {lane for lane in threads if runs_operators(draft, draft.on(lane))}
@@ -117,7 +127,9 @@ def tell_background(draft: Draft) -> None:
     in_all = np.bincount(draft.lane, draft.duration_ns)
     for rank in {draft.lanes[lane].rank for lane in threads}:
         of_rank = [lane for lane in threads if draft.lanes[lane].rank == rank]
-        if launching.isdisjoint(of_rank):  # two threads of a collective may be linked to each other only
+        if launching.isdisjoint(
+            of_rank
+        ):  # two threads of a collective may be linked to each other only
             front.add(max(of_rank, key=lambda lane: (in_steps[lane], in_all[lane])))
         for lane in set(of_rank) - launching - front:
             draft.lanes[lane] = draft.lanes[lane]._replace(background=True)

@@ -21,7 +21,9 @@ def chosen(op: str = "", layer: str | None = None) -> Where:
     search = re.compile(op).search
 
     def where(context: OpContext) -> bool:
-        if context["phase"] != "forward" or not search(f"{context['namespace']}::{context['type']}"):
+        if context["phase"] != "forward" or not search(
+            f"{context['namespace']}::{context['type']}"
+        ):
             return False
         return layer is None or fnmatchcase(context["layer"], layer)
 

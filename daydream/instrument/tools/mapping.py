@@ -32,7 +32,9 @@ class Mapping(Tool):
             input, place of the weight). `conv2d` of `aten` is a `convolution` with its weight at place 1.
     """
 
-    def __init__(self, names: Names[str, str | tuple[str, int | None, int | None]] | None = None) -> None:
+    def __init__(
+        self, names: Names[str, str | tuple[str, int | None, int | None]] | None = None
+    ) -> None:
         self.names: dict[str, tuple[str, int | None, int | None]] = dict(KNOWN)
         for name, given in (names or {}).items():
             self.names[name] = (given, 0, None) if isinstance(given, str) else given
@@ -40,5 +42,7 @@ class Mapping(Tool):
             self.add_inst_for_op(self._map, backward=backward)
 
     def _map(self, op: OpContext) -> None:
-        found: tuple[Any, ...] = self.names.get(f"{op['namespace']}::{op['type']}", (None, None, None))
+        found: tuple[Any, ...] = self.names.get(
+            f"{op['namespace']}::{op['type']}", (None, None, None)
+        )
         op["operation"], op["input_place"], op["weight_place"] = found

@@ -59,8 +59,12 @@ class Pruning(Tool):
         where: Where | None = None,
         mapping: Mapping | None = None,
     ) -> None:
-        if sparsity != TWO_OF_FOUR and not (isinstance(sparsity, (int, float)) and 0 <= sparsity < 1):
-            raise InstrumentError(f"sparsity is {sparsity!r}; it must be a share from 0 to below 1, or 2:4")
+        if sparsity != TWO_OF_FOUR and not (
+            isinstance(sparsity, (int, float)) and 0 <= sparsity < 1
+        ):
+            raise InstrumentError(
+                f"sparsity is {sparsity!r}; it must be a share from 0 to below 1, or 2:4"
+            )
         self.sparsity, self.dynamic, self.where = sparsity, dynamic, where
         self.dense: list[str] = []
         self.depends_on(mapping or Mapping())

@@ -61,9 +61,13 @@ class FakeQuantization(Tool):
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
-        if op["operation"] not in {"linear", "convolution"} or not (self.where is None or self.where(op)):
+        if op["operation"] not in {"linear", "convolution"} or not (
+            self.where is None or self.where(op)
+        ):
             return
-        for place in [op["input_place"], op["weight_place"]] if self.activations else [op["weight_place"]]:
+        for place in (
+            [op["input_place"], op["weight_place"]] if self.activations else [op["weight_place"]]
+        ):
             if place is not None:
                 scale = None if self.training else scale_of(op.get_inputs()[place], self.bits)
                 op.insert_before_op(rounded, inputs=[place], grad=True, bits=self.bits, scale=scale)

@@ -26,7 +26,9 @@ class Rematerialization(Tool):
 
     def __init__(self, *types: str, where: Where | None = None) -> None:
         if not types and where is None:
-            raise InstrumentError("say which operators are computed again: types such as gelu, or where=...")
+            raise InstrumentError(
+                "say which operators are computed again: types such as gelu, or where=..."
+            )
         self.types, self.where = types, where
         self.recomputed = 0  # calls so far, forward and again
         self.add_inst_for_op(self._choose)

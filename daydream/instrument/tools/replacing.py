@@ -19,7 +19,9 @@ class Replacing(Tool):
         inputs: places in the operator's schema.
     """
 
-    def __init__(self, which: str | Where, func: Callable[..., Any], inputs: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self, which: str | Where, func: Callable[..., Any], inputs: Sequence[int] = (0,)
+    ) -> None:
         self.which, self.func, self.inputs = which, func, tuple(inputs)
         self.replaced: list[str] = []  # ids
         self.add_inst_for_op(self._choose)

@@ -27,7 +27,9 @@ class Sparsity(Tool):
         if op["phase"] != "forward" or op["operation"] is None:
             return
         if op["weight_place"] is not None:
-            op.insert_before_op(self._count, inputs=[op["weight_place"]], key=(op["op_id"], "weight"))
+            op.insert_before_op(
+                self._count, inputs=[op["weight_place"]], key=(op["op_id"], "weight")
+            )
         op.insert_after_op(self._count, outputs=[0], key=(op["op_id"], "output"))
 
     def _count(self, tensor: Any, key: tuple[str, str]) -> None:

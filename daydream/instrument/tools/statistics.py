@@ -26,7 +26,9 @@ class ActivationStatistics(Tool):
 
     def _note(self, output: Any, op_id: str) -> None:
         largest, mean = float(output.abs().max()), float(output.mean())
-        row = self.values.setdefault(op_id, {"calls": 0, "mean": 0.0, "max_abs": 0.0, "finite": True})
+        row = self.values.setdefault(
+            op_id, {"calls": 0, "mean": 0.0, "max_abs": 0.0, "finite": True}
+        )
         row["calls"] += 1
         row["mean"] += (mean - row["mean"]) / row["calls"]
         row["max_abs"] = max(row["max_abs"], largest)

@@ -40,7 +40,9 @@ class Causes:
     dependencies: dict[int, list[Dependency]]
     release_ns: dict[int, int]  #: earliest start, where it is above 0
     collective: dict[int, int]  #: by member of a matched collective, the task that joined it
-    waits_for_peers: set[int] = field(default_factory=set)  #: members that begin with the last arrival
+    waits_for_peers: set[int] = field(
+        default_factory=set
+    )  #: members that begin with the last arrival
     left_out: int = 0  #: causes between ranks that no collective expresses
 
 
@@ -51,7 +53,9 @@ def causes_of(timeline: Timeline) -> Causes:
     found = Causes(chosen, {}, {}, {})
     hub_of: dict[int, int] = {}  # arrival -> the task that joins it with others
     arrival_of: dict[int, int] = {}  # transfer -> its arrival
-    rank = np.array([lane.rank for lane in timeline.graph.lanes], np.int64)[timeline.plan.lane].tolist()
+    rank = np.array([lane.rank for lane in timeline.graph.lanes], np.int64)[
+        timeline.plan.lane
+    ].tolist()
     for entry, release, given in _given(timeline, chosen):
         kept: dict[tuple[int, bool, int], Dependency] = {}
         earliest = release
@@ -81,7 +85,9 @@ def causes_of(timeline: Timeline) -> Causes:
     ) in arrival_of.items():  # one that gives its data away does not wait, and is a member
         if arrival in hub_of and timeline.graph.columns["kind"][timeline.task[entry]] == COLLECTIVE:
             found.collective.setdefault(entry, hub_of[arrival])
-    found.entries = np.array([each for each in chosen.tolist() if each not in arrivals and each not in hubs])
+    found.entries = np.array(
+        [each for each in chosen.tolist() if each not in arrivals and each not in hubs]
+    )
     return found
 
 
@@ -116,7 +122,11 @@ def _joints(timeline: Timeline, chosen: np.ndarray) -> tuple[set[int], set[int]]
     texts = graph.texts["name"]
     task = timeline.task[chosen]
     name, kind = graph.columns["name"][task], graph.columns["kind"][task]
-    idle = (plan.duration_ns[chosen] == 0) & (plan.gap_ns[chosen] == 0) & (graph.columns["row"][task] < 0)
+    idle = (
+        (plan.duration_ns[chosen] == 0)
+        & (plan.gap_ns[chosen] == 0)
+        & (graph.columns["row"][task] < 0)
+    )
 
     def of(text: str, code: int) -> set[int]:
         named = name == texts.index(text) if text in texts else np.zeros(len(task), bool)

@@ -30,7 +30,9 @@ class Written:
     notes: list[str]
 
 
-def write_chakra(path: str | os.PathLike[str], timeline: Timeline, *, force: bool = False) -> Written:
+def write_chakra(
+    path: str | os.PathLike[str], timeline: Timeline, *, force: bool = False
+) -> Written:
     """Write the recorded window of a timeline, one file a rank, each whole or not at all.
 
     Args:
@@ -46,7 +48,10 @@ def write_chakra(path: str | os.PathLike[str], timeline: Timeline, *, force: boo
     message_class("Node")  # before a file is begun
     nodes = nodes_of(timeline)
     stem = Path(path).with_suffix("")
-    names = {rank: stem.with_name(f"{stem.name}.{place}{SUFFIX}") for place, rank in enumerate(nodes.ranks)}
+    names = {
+        rank: stem.with_name(f"{stem.name}.{place}{SUFFIX}")
+        for place, rank in enumerate(nodes.ranks)
+    }
     groups = stem.with_name(f"{stem.name}.groups.json")
     known = {number: ranks for number, ranks in nodes.groups.items() if ranks}
     files = [*names.values(), *([groups] if known else [])]

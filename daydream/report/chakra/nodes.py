@@ -47,8 +47,12 @@ class Nodes:
 
     timeline: Timeline
     causes: Causes
-    communication: dict[int, dict[str, Any]]  #: by entry of a collective, what Chakra needs to know of it
-    groups: dict[int, list[int]]  #: ranks by number of the group, 0 aside; empty where they are not known
+    communication: dict[
+        int, dict[str, Any]
+    ]  #: by entry of a collective, what Chakra needs to know of it
+    groups: dict[
+        int, list[int]
+    ]  #: ranks by number of the group, 0 aside; empty where they are not known
     unsized: int = 0  #: collectives whose bytes are not known
     unknown: int = 0  #: sends, receives, and what Chakra has no type for
     ranks: list[int] = field(default_factory=list)
@@ -96,8 +100,12 @@ def _groups(found: Nodes, collectives: np.ndarray) -> dict[int, int]:
         of_all = members == tuple(found.ranks) or (not members and only)
         key: tuple[int, ...] | str = "" if of_all else members or text or ""
         named.setdefault(key, []).append(entry)
-    numbers = {key: place for place, key in enumerate(sorted((key for key in named if key), key=str), 1)}
-    found.groups = {number: list(key) if isinstance(key, tuple) else [] for key, number in numbers.items()}
+    numbers = {
+        key: place for place, key in enumerate(sorted((key for key in named if key), key=str), 1)
+    }
+    found.groups = {
+        number: list(key) if isinstance(key, tuple) else [] for key, number in numbers.items()
+    }
     return {entry: numbers.get(key, 0) for key, entries in named.items() for entry in entries}
 
 
@@ -154,7 +162,9 @@ def _node(
 ) -> Any:
     begin = (start + 500) // 1000
     times = {"start_time_micros": begin, "duration_micros": (end + 500) // 1000 - begin}
-    node = message_class("Node")(id=number, name=one_line(name), type=sort, data_deps=after, **times)
+    node = message_class("Node")(
+        id=number, name=one_line(name), type=sort, data_deps=after, **times
+    )
     known = {name: value for name, value in about.items() if value not in (None, "")}
     add_attributes(node, {**known, "start_ns": start, "duration_ns": end - start})
     return node

@@ -11,7 +11,9 @@ from typing import Any
 from daydream.errors import DaydreamError
 
 PACKAGE = "ChakraProtoMsg"
-MISSING = "the package `protobuf` is not installed.\nInstall it with: pip install 'daydream[chakra]'"
+MISSING = (
+    "the package `protobuf` is not installed.\nInstall it with: pip install 'daydream[chakra]'"
+)
 UINT32, UINT64, INT64, SINT64, BOOL, STRING = 13, 4, 3, 18, 8, 9
 MESSAGES: dict[str, dict[str, tuple[int, int | str]]] = {  # field -> number, type; an element's if repeated
     "Sint64List": {"values": (1, SINT64)},
@@ -52,7 +54,9 @@ def message_class(name: str) -> Any:
     for message, fields in MESSAGES.items():
         described = file.message_type.add(name=message)
         for field, (number, kind) in fields.items():
-            added = described.field.add(name=field, number=number, label=3 if field in REPEATED else 1)
+            added = described.field.add(
+                name=field, number=number, label=3 if field in REPEATED else 1
+            )
             if isinstance(kind, str):
                 added.type, added.type_name = 11, f".{PACKAGE}.{kind}"
             else:

@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
 
 MOST_SPANS = 2_000  # of one timeline: more than a cell is wide in pixels
-STYLE = "body{padding:0 8px}.toolbar{margin-top:4px}#timelines{min-height:0}.chart{max-height:330px}"
-LANE, HEAD, AROUND, HIGHEST = 38, 90, 130, 390  # pixels: of a lane, above a chart, around both; a chart
+STYLE = (
+    "body{padding:0 8px}.toolbar{margin-top:4px}#timelines{min-height:0}.chart{max-height:330px}"
+)
+LANE, HEAD, AROUND, HIGHEST = (
+    38,
+    90,
+    130,
+    390,
+)  # pixels: of a lane, above a chart, around both; a chart
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFr
             "</body></html>",
         ]
     )
-    height = AROUND + sum(min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in said["timelines"])
+    height = AROUND + sum(
+        min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in said["timelines"]
+    )
     # Not `element`: what is printed of a text there has no line breaks, which end comments of a program.
     text = page.replace("&", "&amp;").replace('"', "&quot;")
     frame = (

@@ -77,7 +77,12 @@ def packed(
         "lanes": [printable(graph.lanes[number].name) for number in lanes.tolist()],
         "first": [*first.tolist(), len(shown)],
         "steps": [
-            [printable(_step_name(graph, step)), begin // unit, end // unit, graph.steps[step].get("rank", 0)]
+            [
+                printable(_step_name(graph, step)),
+                begin // unit,
+                end // unit,
+                graph.steps[step].get("rank", 0),
+            ]
             for step, begin, end in window.steps
         ],
         "typical": [edge // unit for edge in window.typical],

@@ -66,7 +66,10 @@ def write(
 
 
 def page(
-    result: object, ranking: Ranking | None = None, memory: MemoryReport | None = None, drawing: str = ""
+    result: object,
+    ranking: Ranking | None = None,
+    memory: MemoryReport | None = None,
+    drawing: str = "",
 ) -> str:
     """Return a result as a whole page.
 
@@ -136,15 +139,25 @@ def _answer(result: object) -> list[Block]:
     """Return what the page begins with: the answer and its figures; of a result without a step all of it."""
     if isinstance(result, Replay):
         said = map(Text, whole_recording(result.graph.trace))
-        return [Headline(replay_answer(result)), *said, *about_steps(result), replay_figures(result)]
+        return [
+            Headline(replay_answer(result)),
+            *said,
+            *about_steps(result),
+            replay_figures(result),
+        ]
     if isinstance(result, Prediction):
         said = map(Text, whole_recording(result.replay.graph.trace))
         bottleneck = [Text(bottleneck_text(result))] if result.reason is None else []
-        gray = [each._replace(aside=True) for each in recorded_step(result) if isinstance(each, Text)]
+        gray = [
+            each._replace(aside=True) for each in recorded_step(result) if isinstance(each, Text)
+        ]
         figures = step_figures(result).figures
         if result.memory is not None:
             change, _, likely = memory_change(result.memory).partition(" (")
-            fits = [*([likely.removesuffix(")")] if likely else []), *verdict(result.memory).split(", ")[1:]]
+            fits = [
+                *([likely.removesuffix(")")] if likely else []),
+                *verdict(result.memory).split(", ")[1:],
+            ]
             figures = [*figures, ("peak memory", change.rpartition(" -> ")[2], "; ".join(fits))]
         return [
             headline(result), *said, *about_steps(result.replay), *code_of(result.code), *bottleneck,

@@ -85,7 +85,10 @@ class StepPath:
         np.add.at(sums[2], codes[~device], time[~device])
         np.add.at(sums[3], codes, 1)
         found = np.flatnonzero(sums.any(axis=0)).tolist()
-        return {texts[code] if code < size - 1 else None: Total(*sums[:, code].tolist()) for code in found}
+        return {
+            texts[code] if code < size - 1 else None: Total(*sums[:, code].tolist())
+            for code in found
+        }
 
     def by_task(self) -> dict[str, tuple[int, int]]:
         """Return by name how many tasks are on the path, and their time on it with the delays before them."""
@@ -94,7 +97,8 @@ class StepPath:
         np.add.at(time, codes, self.work_ns + self.delay_ns)
         number = np.bincount(codes[codes >= 0], minlength=len(texts))
         return {
-            texts[code]: (int(number[code]), int(time[code])) for code in np.flatnonzero(time[:-1]).tolist()
+            texts[code]: (int(number[code]), int(time[code]))
+            for code in np.flatnonzero(time[:-1]).tolist()
         }
 
     def stretches(self) -> list[Stretch]:

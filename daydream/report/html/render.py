@@ -31,7 +31,9 @@ VOID = ("input",)  # elements that have no end
 MOST_AT_ONCE = 15  # rows of a page's table that stand there before the rest is asked for
 MOST_NOTES = 4  # likewise
 # What a notebook has no style for: of classes only the side of a cell is left, and that a row is faded.
-PAGE_ONLY = regex(r'<span class="bar".*?</span>| class="(t|n|faded)?[^"]*"| (?:data-v|scope)="[^"]*"')
+PAGE_ONLY = regex(
+    r'<span class="bar".*?</span>| class="(t|n|faded)?[^"]*"| (?:data-v|scope)="[^"]*"'
+)
 SIDES = {
     "t": ' style="text-align:left"', "n": ' style="text-align:right"', "faded": ' style="opacity:0.5"',
 }  # fmt: skip
@@ -59,7 +61,9 @@ def element(name: str, *children: str, **attributes: str | bool | int) -> Html:
 
 def joined(*children: str) -> Html:
     """Return pieces one behind the other, texts escaped."""
-    return Html("".join(each if isinstance(each, Html) else escape(printable(each)) for each in children))
+    return Html(
+        "".join(each if isinstance(each, Html) else escape(printable(each)) for each in children)
+    )
 
 
 def data(name: str, value: Any) -> Html:
@@ -142,7 +146,9 @@ def _table(table: Table) -> Html:
         else:
             inside = [_cell(table, row, at, cells[at]) for at in kept]
         hidden = bool(table.name) and place >= MOST_AT_ONCE
-        rows.append(element("tr", *inside, hidden=hidden, class_="faded" if row.style == FADED else ""))
+        rows.append(
+            element("tr", *inside, hidden=hidden, class_="faded" if row.style == FADED else "")
+        )
     if table.more:
         rows.append(element("tr", element("td", table.more, colspan=len(kept), class_="t")))
     body = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
@@ -169,7 +175,11 @@ def _cell(table: Table, row: Row, at: int, text: str) -> Html:
         return element("td", name, below, class_="t named" if below else "t")
     value = cell[0] if isinstance(cell, tuple) else None if isinstance(cell, str) else cell
     kind, bar = "n", Html()
-    if column.kind is Kind.CHANGE and row.style != NEUTRAL and any(digit in text for digit in "123456789"):
+    if (
+        column.kind is Kind.CHANGE
+        and row.style != NEUTRAL
+        and any(digit in text for digit in "123456789")
+    ):
         kind += " less" if value is not None and value < 0 else " more-time"
     if column.bar and value is not None and table.whole:
         kind += " b"

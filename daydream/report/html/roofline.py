@@ -29,9 +29,7 @@ HELP = (
     "are what the device can do at best: memory bounds below the slope, arithmetic below a flat line."
 )
 NO_PEAKS = "No picture: the peaks of the GPU are not known."
-NO_WORK = (
-    "No picture: of no kernel that calculates are FLOP and bytes known. Record shapes, or give --counters."
-)
+NO_WORK = "No picture: of no kernel that calculates are FLOP and bytes known. Record shapes, or give --counters."
 ROOM = 0.12  # powers of ten left of and below the lowest point, so that its circle is whole
 UNTYPED = "float32"  # whose line is drawn where no kernel's type is known
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 410, 64, 44, 26, 92
@@ -83,7 +81,9 @@ def points_of(graph: Graph, kernels: Selection, device: Device) -> list[Point]:
         found.setdefault((names[at] or "", layers[at] or ""), []).append(at)
     points = []
     for (name, layer), mine in found.items():
-        flop, nbytes, ns = (int(column[mine].sum()) for column in (amounts.flop, amounts.nbytes, time))
+        flop, nbytes, ns = (
+            int(column[mine].sum()) for column in (amounts.flop, amounts.nbytes, time)
+        )
         kinds = {each: int(time[mine][kind[mine] == each].sum()) for each in COLORS}
         points.append(
             Point(
@@ -103,7 +103,9 @@ def _covered(points: list[Point], total: int) -> str:
     }
     by = [f"{percent(share)} by {rule}" for rule, share in shares.items() if share]
     shown = (
-        "" if len(points) <= MOST else f" The {MOST} circles that take longest of {len(points):,} are drawn."
+        ""
+        if len(points) <= MOST
+        else f" The {MOST} circles that take longest of {len(points):,} are drawn."
     )
     return (
         f"FLOP and bytes are known of {percent(sum(shares.values()))} of the kernels' time: {', '.join(by)}. "
@@ -116,7 +118,9 @@ class _Scale:
 
     def __init__(self, points: list[Point], device: Device, formats: list[str]) -> None:
         peaks = [device.peak(name) for name in formats]
-        x = [log10(point.intensity) for point in points] + [log10(peak / device.bandwidth) for peak in peaks]
+        x = [log10(point.intensity) for point in points] + [
+            log10(peak / device.bandwidth) for peak in peaks
+        ]
         y = [log10(point.rate) for point in points] + [log10(peak) for peak in peaks]
         self.x0, self.y0 = floor(min(x) - ROOM), floor(min(y) - ROOM)
         self.x1, self.y1 = max(ceil(max(x)), self.x0 + 1), max(ceil(max(y)), self.y0 + 1)
@@ -130,7 +134,9 @@ class _Scale:
         return round(HEIGHT - BOTTOM - part * (HEIGHT - BOTTOM - TOP), 1)
 
 
-def _svg(points: list[Point], device: Device, formats: list[str], cache: float | None = None) -> Html:
+def _svg(
+    points: list[Point], device: Device, formats: list[str], cache: float | None = None
+) -> Html:
     """Return the drawing; `cache` is the highest rate through L2 that was counted, GB/s."""
     scale, whole = _Scale(points, device, formats), max(point.ns for point in points)
     circles = [
@@ -162,7 +168,10 @@ def _axes(scale: _Scale) -> Html:
     parts = []
     for power in range(scale.x0, scale.x1 + 1):
         x = scale.x(10.0**power)
-        parts += [_line(x, TOP, x, low, faint=True), _text(x, low + 15, f"{10.0**power:g}", "middle")]
+        parts += [
+            _line(x, TOP, x, low, faint=True),
+            _text(x, low + 15, f"{10.0**power:g}", "middle"),
+        ]
     for power in range(scale.y0, scale.y1 + 1):
         y = scale.y(10.0**power)
         parts += [
@@ -202,14 +211,18 @@ def _roofs(scale: _Scale, device: Device, formats: list[str], cache: float | Non
 
 def _legend(points: list[Point]) -> Html:
     parts = []
-    for place, kind in enumerate(kind for kind in COLORS if any(point.kind == kind for point in points)):
+    for place, kind in enumerate(
+        kind for kind in COLORS if any(point.kind == kind for point in points)
+    ):
         y = TOP + 10 + 15 * place
         parts.append(element("circle", cx=str(LEFT + 14), cy=str(y), r="5", fill=COLORS[kind]))
         parts.append(_text(LEFT + 24, y + 4, f"bound by {WORDS[kind]}", "start"))
     return element("g", *parts)
 
 
-def _line(x0: float, y0: float, x1: float, y1: float, *, faint: bool = False, dashed: bool = False) -> Html:
+def _line(
+    x0: float, y0: float, x1: float, y1: float, *, faint: bool = False, dashed: bool = False
+) -> Html:
     return element(
         "line", x1=str(x0), y1=str(y0), x2=str(x1), y2=str(y1), stroke="currentColor",
         stroke_width="1" if faint else "1.5", stroke_opacity="0.12" if faint else "0.8",

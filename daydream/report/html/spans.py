@@ -91,7 +91,9 @@ def simulated_spans(
 ) -> Spans:
     """Return the tasks that run in a window, a path marked, held against a graph `before` the change."""
     graph, duration = timeline.graph, timeline.plan.duration_ns
-    inside = (timeline.end_ns > window.begin_ns) & (timeline.start_ns < window.end_ns) & (duration > 0)
+    inside = (
+        (timeline.end_ns > window.begin_ns) & (timeline.start_ns < window.end_ns) & (duration > 0)
+    )
     chosen = np.flatnonzero(inside)
     task, duration = timeline.task[chosen], duration[chosen]
     former = np.full(len(task), -1, np.int64)
@@ -184,7 +186,10 @@ def _spans(
         start_ns=start,
         duration_ns=duration,
         count=np.ones(len(task), np.int64),
-        **{name: columns[name][task].astype(np.int64) for name in ("lane", "name", "kind", "phase", "layer")},
+        **{
+            name: columns[name][task].astype(np.int64)
+            for name in ("lane", "name", "kind", "phase", "layer")
+        },
         **own,
     )
     return spans.take(np.lexsort((start, spans.lane)))

@@ -12,7 +12,19 @@ from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.predict.breakdown import parts_of_change, parts_of_replay
 from daydream.predict.memory import held_now
-from daydream.report.blocks import Beside, Block, Column, Drawing, Facts, Kind, Notes, Row, Table, Text, Title
+from daydream.report.blocks import (
+    Beside,
+    Block,
+    Column,
+    Drawing,
+    Facts,
+    Kind,
+    Notes,
+    Row,
+    Table,
+    Text,
+    Title,
+)
 from daydream.report.format import printable, time_text
 from daydream.report.html import roofline
 from daydream.report.html.path import StepPath, Total, step_path
@@ -46,13 +58,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 MOST_POINTS = 4_000  # of one line: more than pixels, and each keeps the highest value it stands for
 UNKNOWN = "(unknown)"
-WITH_MOUSE = (
-    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both."
-)
+WITH_MOUSE = "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both."
 WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
-ON_PATH = (
-    "A cause or a phase takes what it has of the critical path: work that something hides is not counted."
-)
+ON_PATH = "A cause or a phase takes what it has of the critical path: work that something hides is not counted."
 PATH = (
     "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
     "can make the step faster."
@@ -60,7 +68,9 @@ PATH = (
 LAYERS = "Time on the critical path adds up to the step; device and CPU work is all there is, hidden or not."
 CHANGED_LAYERS = " The largest changes come first. Work and tasks are those after the change."
 MEMORY = "Allocated memory as the program asks for it. The chart moves with the timelines."
-RANKED = "Every optimization that applies, with its options at their defaults, each simulated alone."
+RANKED = (
+    "Every optimization that applies, with its options at their defaults, each simulated alone."
+)
 
 
 def step_sections(
@@ -113,7 +123,9 @@ def _assumptions(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if found is None:
         return [Notes(replay.notes, "")] if replay.notes else [Text("none")]
-    options = ", ".join(f"{k.replace('_', '-')} {v}" for k, v in found.options.items() if v is not None)
+    options = ", ".join(
+        f"{k.replace('_', '-')} {v}" for k, v in found.options.items() if v is not None
+    )
     facts = [("options", options), ("changed", edits_text(found)), ("range", likely_text(found))]
     own = [note for note in found.notes if note not in replay.notes]
     return [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
@@ -149,17 +161,26 @@ def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     beside = meanwhile(sides, max(total))
     titled = [(title, [*rows, (STEP, total)]) for title, rows in sections(sides, max(total))[:2]]
     tables = []
-    for title, rows in [*titled, *([(MEANWHILE, beside)] if beside else [])]:  # layers have their own table
+    for title, rows in [
+        *titled,
+        *([(MEANWHILE, beside)] if beside else []),
+    ]:  # layers have their own table
         heads = columns(title, SIDES if found else ("replayed",))
         cells = [times_row(name, ns) for name, ns in rows]
         if found is None:
             heads.append(Column("share", Kind.PERCENT))
-            cells = [row._replace(cells=(*row.cells, row.cells[1] / max(total[0], 1))) for row in cells]  # type: ignore[operator]
+            cells = [
+                row._replace(cells=(*row.cells, row.cells[1] / max(total[0], 1))) for row in cells
+            ]  # type: ignore[operator]
         tables.append(Table(heads, cells, max(total)))
     used = {row.color for row in tables[0].rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
     key = (
-        element("span", element("i", "", style=f"background: var({_variable(bound.value)})"), bound.awaited)
+        element(
+            "span",
+            element("i", "", style=f"background: var({_variable(bound.value)})"),
+            bound.awaited,
+        )
         for bound in bounds
     )
     legend = element("div", element("span", "the step waits for"), *key, class_="legend")
@@ -186,7 +207,10 @@ def _ranked(ranking: Ranking) -> list[Block]:
     table = changes(ranking, verbose=True, name="ranked")
     tables = [each for each in table if isinstance(each, Table)]
     step = f"the {ranking.replay.basis} step, {time_text(ranking.replayed_ns)} now"
-    blocks: list[Block] = [Title("Ranked what-ifs", "whatifs", f"{RANKED} All are of {step}."), *tables]
+    blocks: list[Block] = [
+        Title("Ranked what-ifs", "whatifs", f"{RANKED} All are of {step}."),
+        *tables,
+    ]
     blocks += [] if tables else [Text("None would make the step shorter.")]
     blocks += [each for each in table if isinstance(each, Text) and each.head.startswith("cannot")]
     return [*blocks, Facts(beside), *reasons_table(ranking)]
@@ -205,7 +229,11 @@ def _layers(before: StepPath, after: StepPath | None) -> tuple[str, Table]:
         path = times_row(name or UNKNOWN, times[name][: 2 if after is not None else 1]).cells
         rows.append(Row((*path, now.device_ns, now.cpu_ns, now.tasks)))
     heads = columns(one, SIDES if after is not None else ("on the path",))
-    heads += [Column("device work", Kind.TIME), Column("CPU work", Kind.TIME), Column("tasks", Kind.COUNT)]
+    heads += [
+        Column("device work", Kind.TIME),
+        Column("CPU work", Kind.TIME),
+        Column("tasks", Kind.COUNT),
+    ]
     return one, Table(heads, rows, _whole(before, after), name="layers")
 
 
@@ -217,8 +245,13 @@ def _by_task(before: StepPath, after: StepPath | None) -> Table:
     rows = []
     for name in _largest_first(times, changed=after is not None):
         number, _ = (new if after is not None else old).get(name, none)
-        rows.append(Row((*times_row(name, times[name][: 2 if after is not None else 1]).cells, number)))
-    heads = [*columns("task", SIDES if after is not None else ("time",)), Column("times", Kind.COUNT)]
+        rows.append(
+            Row((*times_row(name, times[name][: 2 if after is not None else 1]).cells, number))
+        )
+    heads = [
+        *columns("task", SIDES if after is not None else ("time",)),
+        Column("times", Kind.COUNT),
+    ]
     return Table(heads, rows, _whole(before, after), name="tasks")
 
 
@@ -331,7 +364,10 @@ def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:
     for one in held_over_time(trace):
         begin = int(np.searchsorted(one.time_ns, window.begin_ns, side="right")) - 1
         end = int(np.searchsorted(one.time_ns, window.end_ns, side="right"))
-        time = np.clip(one.time_ns[max(begin, 0) : end], window.begin_ns, window.end_ns) - window.begin_ns
+        time = (
+            np.clip(one.time_ns[max(begin, 0) : end], window.begin_ns, window.end_ns)
+            - window.begin_ns
+        )
         time, held = _thinned(time, one.held_bytes[max(begin, 0) : end], window.length_ns)
         lines.append({
             "name": _name(one), "ms": (time / 1e6).tolist(), "mib": np.round(held / 2**20, 3).tolist()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.html.packing import MOST_SPANS, Names, legend, packed
-from daydream.report.html.spans import measured_spans, measured_window, simulated_spans, simulated_window
+from daydream.report.html.spans import (
+    measured_spans,
+    measured_window,
+    simulated_spans,
+    simulated_window,
+)
 from daydream.simulate.critical_path import critical_path
 
 if TYPE_CHECKING:
@@ -16,7 +21,9 @@ if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline
 
 
-def timelines(replay: Replay, comparison: Prediction | None, most: int = MOST_SPANS) -> dict[str, Any]:
+def timelines(
+    replay: Replay, comparison: Prediction | None, most: int = MOST_SPANS
+) -> dict[str, Any]:
     """Return both timelines of a replay, or of a what-if with its replay, as an object for JSON.
 
     Each has at most `most` spans: of more, short neighbours are one.
@@ -31,7 +38,9 @@ def timelines(replay: Replay, comparison: Prediction | None, most: int = MOST_SP
         shown.append(_simulated("replayed", replay.timeline, 0, typical, names, most))
     else:
         step, then = comparison.shown_steps()
-        shown.append(_simulated("replayed", replay.timeline, replay.settled.copy, step, names, most))
+        shown.append(
+            _simulated("replayed", replay.timeline, replay.settled.copy, step, names, most)
+        )
         after = comparison.after
         shown.append(_simulated("predicted", after.timeline, after.copy, then, names, most, graph))
     return {**legend(), "names": names.texts, "timelines": shown, "changes": comparison is not None}
@@ -57,6 +66,8 @@ def _whole_path(timeline: Timeline, copy: int, window: Window) -> Any:
     ends = {
         step: task for (number, step), task in timeline.last_of_steps.items() if number == copy
     }  # fmt: skip
-    last = max((ends[step] for step, _, _ in window.steps), key=lambda task: int(timeline.end_ns[task]))
+    last = max(
+        (ends[step] for step, _, _ in window.steps), key=lambda task: int(timeline.end_ns[task])
+    )
     plan = timeline.plan
     return critical_path(plan, timeline.start_ns, timeline.end_ns, last, since=window.begin_ns).task

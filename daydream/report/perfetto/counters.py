@@ -21,7 +21,9 @@ IN_FLIGHT, BUSY, MEMORY = "in flight", "streams busy", "memory"
 def measured_counters(process: int, graph: Graph, origin: int) -> Iterator[str]:
     """Return the counters of what was recorded."""
     start = graph.columns["measured_start_ns"]
-    tasks = np.flatnonzero(device_work(graph) & graph.alive & (graph.columns["row"] >= 0) & (start >= 0))
+    tasks = np.flatnonzero(
+        device_work(graph) & graph.alive & (graph.columns["row"] >= 0) & (start >= 0)
+    )
     launch = graph.columns["launch"][tasks]
     launched = np.where(launch >= 0, start[launch], start[tasks])
     yield from _counters(process, graph, tasks, start[tasks], launched, origin)
@@ -73,7 +75,9 @@ def _memory(process: int, graph: Graph, origin: int) -> Iterator[str]:
             yield counter(process, ts, name, nbytes)
 
 
-def _steps(process: int, name: str, begin: np.ndarray, end: np.ndarray, origin: int) -> Iterator[str]:
+def _steps(
+    process: int, name: str, begin: np.ndarray, end: np.ndarray, origin: int
+) -> Iterator[str]:
     """Return how many intervals are open, wherever that changes."""
     times = np.concatenate([begin, end])
     change = np.concatenate([np.ones(len(begin), np.int64), np.full(len(end), -1, np.int64)])

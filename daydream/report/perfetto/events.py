@@ -21,7 +21,9 @@ def thread(pid: int, tid: int, name: str) -> Iterator[str]:
     yield _metadata(pid, tid, "thread_sort_index", "sort_index", tid)
 
 
-def span(pid: int, tid: int, start_ns: int, duration_ns: int, name: str, category: str, args: str) -> str:
+def span(
+    pid: int, tid: int, start_ns: int, duration_ns: int, name: str, category: str, args: str
+) -> str:
     """Return a complete event. `name` and `category` are JSON text; each of `args` begins with a comma."""
     return (
         f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{microseconds(start_ns)},"dur":{microseconds(duration_ns)},'
@@ -29,7 +31,9 @@ def span(pid: int, tid: int, start_ns: int, duration_ns: int, name: str, categor
     )
 
 
-def flow(pid: int, number: int, name: str, tid: int, ts_ns: int, to_tid: int, to_ns: int) -> Iterator[str]:
+def flow(
+    pid: int, number: int, name: str, tid: int, ts_ns: int, to_tid: int, to_ns: int
+) -> Iterator[str]:
     """Return the two events of an arrow from the slice at a time on one thread to that on another."""
     common = f'"pid":{pid},"id":{number},"name":"{name}","cat":"{name}"'
     yield f'{{"ph":"s",{common},"tid":{tid},"ts":{microseconds(ts_ns)}}}'

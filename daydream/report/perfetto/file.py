@@ -38,7 +38,11 @@ EVENTS_AT_ONCE = 10_000
 
 
 def write(
-    path: str | os.PathLike[str], replay: Replay, comparison: Prediction | None = None, *, force: bool = False
+    path: str | os.PathLike[str],
+    replay: Replay,
+    comparison: Prediction | None = None,
+    *,
+    force: bool = False,
 ) -> None:
     """Write the timelines of a replay, or of a what-if with its replay, as .json or .json.gz.
 
@@ -147,7 +151,9 @@ def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
             reached[rank] = end
 
 
-def _steps(pid: int, graph: Graph, spans: Iterable[tuple[int, int, int]], origin: int) -> Iterator[str]:
+def _steps(
+    pid: int, graph: Graph, spans: Iterable[tuple[int, int, int]], origin: int
+) -> Iterator[str]:
     ranks = _ranks(graph)
     for number, begin, end in spans:
         step = graph.steps[number]

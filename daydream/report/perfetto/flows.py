@@ -33,11 +33,16 @@ def measured_flows(
     thread[rows] = tid
     start = np.asarray(trace["start_ns"], np.int64) - origin
     columns = graph.columns
-    work = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0))
+    work = np.flatnonzero(
+        (columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0)
+    )
     source, target = columns["row"][columns["launch"][work]], columns["row"][work]
     duration = np.asarray(trace["duration_ns"], np.int64)
     there = (
-        (source >= 0) & (thread[source] >= 0) & (thread[target] >= 0) & trace.is_kind(*DEVICE_KINDS)[target]
+        (source >= 0)
+        & (thread[source] >= 0)
+        & (thread[target] >= 0)
+        & trace.is_kind(*DEVICE_KINDS)[target]
     )
     there &= (duration[source] > 0) & (duration[target] > 0) & (start[source] <= start[target])
     source, target = source[there], target[there]
@@ -46,7 +51,12 @@ def measured_flows(
 
 
 def simulated_flows(
-    process: int, timeline: Timeline, first_lane: int, origin: int, path: np.ndarray, numbers: count[int]
+    process: int,
+    timeline: Timeline,
+    first_lane: int,
+    origin: int,
+    path: np.ndarray,
+    numbers: count[int],
 ) -> Iterator[str]:
     """Return the arrows of a timeline's first pass: launches, waits, and the critical path from lane to lane.
 
@@ -72,7 +82,9 @@ def simulated_flows(
     hop = (thread[source] != thread[target]) & (start[source] <= start[target])
     source, target = source[hop], target[hop]
     leaves = np.minimum(start[source] + plan.duration_ns[source] - 1, start[target])
-    yield from _arrows(process, PATH, thread[source], leaves, thread[target], start[target], numbers)
+    yield from _arrows(
+        process, PATH, thread[source], leaves, thread[target], start[target], numbers
+    )
 
 
 def critical_entries(timeline: Timeline) -> np.ndarray:

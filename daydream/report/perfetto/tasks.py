@@ -37,7 +37,9 @@ def measured_slices(
     start = np.asarray(trace["start_ns"], np.int64)[rows]
     duration = np.asarray(trace["duration_ns"], np.int64)[rows]
     lane, names = _lanes_of_rows(graph, trace, rows)
-    lane, names = _keep_apart(lane, names, start, start + duration, trace.is_kind(*DEVICE_KINDS)[rows])
+    lane, names = _keep_apart(
+        lane, names, start, start + duration, trace.is_kind(*DEVICE_KINDS)[rows]
+    )
     for number in range(len(graph.lanes), len(names)):
         yield from thread(process, first_lane + number, names[number])
 
@@ -45,7 +47,9 @@ def measured_slices(
     about = About(*(trace.text(name) for name in ("kind", "phase", "layer", "op")), step_names)
     kinds = [json.dumps(text) for text in trace.text("kind")]
     titles = [json.dumps(text) for text in trace.text("name")]
-    columns = [np.asarray(trace[name])[rows].tolist() for name in ("kind", "phase", "layer", "op", "step")]
+    columns = [
+        np.asarray(trace[name])[rows].tolist() for name in ("kind", "phase", "layer", "op", "step")
+    ]
     tid, ts, dur = (lane + first_lane).tolist(), (start - origin).tolist(), duration.tolist()
     title = np.asarray(trace["name"])[rows].tolist()
     for place, codes in enumerate(zip(*columns, strict=True)):
@@ -80,7 +84,9 @@ def simulated_slices(
     about = About(KINDS, PHASES, graph.texts["layer"], graph.texts["op"], step_names)
     kinds = [json.dumps(text) for text in KINDS]
     titles = [json.dumps(text) for text in graph.texts["name"]]
-    columns = [graph.columns[name][task].tolist() for name in ("kind", "phase", "layer", "op", "step")]
+    columns = [
+        graph.columns[name][task].tolist() for name in ("kind", "phase", "layer", "op", "step")
+    ]
     tid = (graph.columns["lane"][task] + first_lane).tolist()
     ts, dur = (timeline.start_ns[chosen] - origin).tolist(), plan.duration_ns[chosen].tolist()
     title, was, is_new = graph.columns["name"][task].tolist(), former.tolist(), new.tolist()
@@ -126,11 +132,15 @@ def _lanes_of_rows(graph: Graph, trace: Trace, rows: np.ndarray) -> tuple[np.nda
     on_device = trace.is_kind(*DEVICE_KINDS)[rows]
     places = [
         np.where(
-            on_device, np.asarray(trace[ours], np.int64)[rows], np.asarray(trace[theirs], np.int64)[rows]
+            on_device,
+            np.asarray(trace[ours], np.int64)[rows],
+            np.asarray(trace[theirs], np.int64)[rows],
         )
         for ours, theirs in (("device", "pid"), ("stream", "tid"))
     ]
-    keys = np.stack([np.asarray(trace["rank"], np.int64)[rows], on_device.astype(np.int64), *places])
+    keys = np.stack(
+        [np.asarray(trace["rank"], np.int64)[rows], on_device.astype(np.int64), *places]
+    )
     distinct, which = np.unique(keys, axis=1, return_inverse=True)
     which = which.reshape(-1)
     lane_of = np.full(distinct.shape[1], -1, np.int64)

@@ -111,7 +111,9 @@ def _waits_for(side: Parts) -> dict[str, int]:
     return {"device": on_device, "CPU": waits.get(Bound.CPU, 0)}
 
 
-def sections(sides: Sequence[Parts], whole: int, least: float = HIDDEN) -> list[tuple[str, list[Times]]]:
+def sections(
+    sides: Sequence[Parts], whole: int, least: float = HIDDEN
+) -> list[tuple[str, list[Times]]]:
     """Return the parts that add up to the step, each a title and its largest names with their times."""
     causes = [{PathCause(key).label: ns for key, ns in side["by_cause"].items()} for side in sides]
     phases = [side.get("by_phase", {}) for side in sides]
@@ -122,14 +124,23 @@ def sections(sides: Sequence[Parts], whole: int, least: float = HIDDEN) -> list[
 
 def meanwhile(sides: Sequence[Parts], whole: int) -> list[Times]:
     """Return what runs or waits beside the step's path; it adds up to nothing."""
-    return [each for each in _merged([side.get("beside", {}) for side in sides], whole) if each[0] != REST]
+    return [
+        each
+        for each in _merged([side.get("beside", {}) for side in sides], whole)
+        if each[0] != REST
+    ]
 
 
 def _merged(sides: Sequence[Mapping[str, int]], whole: int, least: float = HIDDEN) -> list[Times]:
     """Return phases in their order, causes by size, what is too small summed up."""
     names = dict.fromkeys(name for side in sides for name in side)
     found = [(name, [side.get(name, 0) for side in sides]) for name in names]
-    found.sort(key=lambda each: (PHASES.index(each[0]) if each[0] in PHASES else len(PHASES), -max(each[1])))
+    found.sort(
+        key=lambda each: (
+            PHASES.index(each[0]) if each[0] in PHASES else len(PHASES),
+            -max(each[1]),
+        )
+    )
     large = [each for each in found if max(map(abs, each[1])) >= least * whole]
     rest = _sums([each for each in found if each not in large], len(sides))
     return [*large, *([(REST, rest)] if max(map(abs, rest)) >= HIDDEN * whole else [])]

@@ -45,9 +45,7 @@ MOST_NAMES = 5
 NAME_WIDTH = 46
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 SHOWN_NS = 1_000  # a change of less time is not seen, if it is as often
-HOW = (
-    "Medians of {rounds} rounds of blocks of steps with and without the change, in turns, without a profiler."
-)
+HOW = "Medians of {rounds} rounds of blocks of steps with and without the change, in turns, without a profiler."
 
 
 def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> list[Block]:
@@ -59,10 +57,21 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> l
     judged = one.prediction is None
     blocks: list[Block] = [*_answer(found), steps_table(found)]
     blocks.append(
-        Facts([(name, side_text(side)) for name, side in zip(sides_of(found), (one, two), strict=True)])
+        Facts(
+            [
+                (name, side_text(side))
+                for name, side in zip(sides_of(found), (one, two), strict=True)
+            ]
+        )
     )
     blocks.append(
-        breakdown(one.breakdown, two.breakdown, names=sides_of(found), only_causes=not verbose, judged=judged)
+        breakdown(
+            one.breakdown,
+            two.breakdown,
+            names=sides_of(found),
+            only_causes=not verbose,
+            judged=judged,
+        )
     )
     moved = moved_bound(one.breakdown, two.breakdown)
     blocks += [Text(moved)] if moved and judged else []
@@ -71,7 +80,9 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> l
         *(Text(said, aside=True) for said in unchanged(found)),
     ]
     if not verbose:
-        blocks.append(Text("phases, layers and kernels, what runs meanwhile", "-v adds: ", aside=True))
+        blocks.append(
+            Text("phases, layers and kernels, what runs meanwhile", "-v adds: ", aside=True)
+        )
     return [*blocks, Notes(found.notes)]
 
 
@@ -98,10 +109,18 @@ def _answer(found: Difference) -> list[Block]:
     one, two, start = found.before, found.after, found.started_from_ns
     if not one.prediction:
         said = step_change_text(one.simulated_ns, two.simulated_ns)
-        return [Headline(f"{said}; the step times overlap, so this may be noise" if found.overlap else said)]
+        return [
+            Headline(
+                f"{said}; the step times overlap, so this may be noise" if found.overlap else said
+            )
+        ]
     measured = f"{_known(two)} {time_text(two.simulated_ns)}"
     if one.reason or found.error is None:
-        return [Headline(f"{one.prediction}: predicted unknown, {measured} per step; no prediction to judge")]
+        return [
+            Headline(
+                f"{one.prediction}: predicted unknown, {measured} per step; no prediction to judge"
+            )
+        ]
     came = "as predicted" if found.overlap else "not as predicted"
     error = percent(found.error, signed=True)
     times = f"predicted {time_text(one.simulated_ns)}, {measured} per step"
@@ -121,11 +140,15 @@ def steps_table(found: Difference) -> Table:
         times = before / ns if before and ns and name != "before" else None
         low, high = (side.low_ns, side.high_ns) if side is not None else (None, None)
         known = low is not None and high is not None and low != high
-        return Row((name, "unknown" if ns is None else ns, (low or 0, high or 0) if known else None, times))
+        return Row(
+            (name, "unknown" if ns is None else ns, (low or 0, high or 0) if known else None, times)
+        )
 
     rows = [row("before", before, None if one.prediction else one)]
     if one.prediction:
-        rows.append(row(f"predicted: {one.prediction}", None if one.reason else one.simulated_ns, one))
+        rows.append(
+            row(f"predicted: {one.prediction}", None if one.reason else one.simulated_ns, one)
+        )
     rows.append(row("after", two.simulated_ns, two))
     return Table(
         [
@@ -165,26 +188,36 @@ def work_table(found: Difference, top: int = TOP, *, verbose: bool = True) -> Ta
         rows = [row._replace(style=row.style or NEUTRAL) for row in rows]
     name, *times = columns("largest changes of a step's work", sides_of(found))
     count = Column("count", Kind.COUNT, spare=1)
-    return Table([name._replace(keep="end"), count, *(each._replace(bar=False) for each in times)], rows)
+    return Table(
+        [name._replace(keep="end"), count, *(each._replace(bar=False) for each in times)], rows
+    )
 
 
-def _grouped(changes: Sequence[Change], label: Callable[[Change], str]) -> list[tuple[str, list[Change]]]:
+def _grouped(
+    changes: Sequence[Change], label: Callable[[Change], str]
+) -> list[tuple[str, list[Change]]]:
     """Return the changes that read alike together, the largest sum first."""
     found: dict[str, list[Change]] = {}
     for change in changes:
         found.setdefault(label(change), []).append(change)
-    return sorted(found.items(), key=lambda each: (-abs(sum(one.change_ns for one in each[1])), each[0]))
+    return sorted(
+        found.items(), key=lambda each: (-abs(sum(one.change_ns for one in each[1])), each[0])
+    )
 
 
 def _shows(group: Sequence[Change]) -> bool:
     """Tell whether there is anything to see of a change: some time, or how often."""
-    return abs(sum(each.change_ns for each in group)) >= SHOWN_NS or _count(group, 0) != _count(group, 1)
+    return abs(sum(each.change_ns for each in group)) >= SHOWN_NS or _count(group, 0) != _count(
+        group, 1
+    )
 
 
 def _work_row(name: str, group: Sequence[Change]) -> Row:
     old, new = sum(each.before_ns for each in group), sum(each.after_ns for each in group)
     times = _count(group, 0), _count(group, 1)
-    return Row((name, times[0] if times[0] == times[1] else " -> ".join(times), old, new, new - old))
+    return Row(
+        (name, times[0] if times[0] == times[1] else " -> ".join(times), old, new, new - old)
+    )
 
 
 def _count(group: Sequence[Change], side: int) -> str:
@@ -198,7 +231,10 @@ def _layer(change: Change) -> str:
 
 def _kernel(change: Change) -> str:
     """Return the families of a kernel: what variants for other shapes and types have in common."""
-    sides = [list(dict.fromkeys(_family(name) for name in names)) for names in (change.before, change.after)]
+    sides = [
+        list(dict.fromkeys(_family(name) for name in names))
+        for names in (change.before, change.after)
+    ]
     return _arrow(*sides)
 
 
@@ -243,7 +279,8 @@ def unchanged(found: Difference) -> list[str]:
         # A variant of a kernel that both sides have goes by its whole name.
         names = [name for each in gone for name in each.before + each.after]
         short = [
-            shortened(name if _family(name) in known[title] else _family(name), NAME_WIDTH) for name in names
+            shortened(name if _family(name) in known[title] else _family(name), NAME_WIDTH)
+            for name in names
         ]
         if short:
             said.append(f"{title}: {some_of(list(dict.fromkeys(short)), MOST_NAMES)}")
@@ -297,9 +334,13 @@ def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
 def _doubts(found: Confirmation) -> list[str]:
     said = []
     if found.error is None:
-        said.append(f"The step could not be predicted from the trace, because {found.comparison.reason}.")
+        said.append(
+            f"The step could not be predicted from the trace, because {found.comparison.reason}."
+        )
     if found.restless:
-        said.append("The unchanged step differs from itself by more than 5 %: the machine was not at rest.")
+        said.append(
+            "The unchanged step differs from itself by more than 5 %: the machine was not at rest."
+        )
     if found.difference is None:
         said.append("The steps with the change were not recorded: the script ended before.")
     if found.apart:
@@ -321,7 +362,9 @@ def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> 
     ]  # fmt: skip
     was, _ = parts_of_change(found.comparison)
     sides = [
-        {key: part for key, part in side.items() if key != "by_layer"}  # the layers' work is told below
+        {
+            key: part for key, part in side.items() if key != "by_layer"
+        }  # the layers' work is told below
         for side in (was, difference.before.breakdown, difference.after.breakdown)
     ]
     names = ("before", "predicted", "measured")

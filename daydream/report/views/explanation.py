@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
-LABEL, LAYER, PATH, SOURCE = 34, 40, 50, 90  # characters of a name, of paths and of a line of the program
+LABEL, LAYER, PATH, SOURCE = (
+    34,
+    40,
+    50,
+    90,
+)  # characters of a name, of paths and of a line of the program
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 MANY = 10
@@ -113,7 +118,9 @@ def _figures(found: Explanation) -> Figures:
         what = "start-up" if replay.start_up_ns else "profiler"
         measured = replay.basis_measured_ns  # none where it is estimated
         figures = (
-            [(f"without {what}", "", "")] if measured is None else [("measured", time_text(measured), "")]
+            [(f"without {what}", "", "")]
+            if measured is None
+            else [("measured", time_text(measured), "")]
         )
         name, _, rest = replayed_text(replay).partition(" ")
         figure, _, error = rest.partition(" (")
@@ -121,7 +128,8 @@ def _figures(found: Explanation) -> Figures:
     error = error_text(replay.basis_error, replay.error)
     simulated = f"{time_text(after.simulated_ns)} after {shortened(after.optimization, LABEL)}"
     return Figures(
-        [("replayed", time_text(after.replayed_ns), ""), ("simulated", simulated, error)], "step time"
+        [("replayed", time_text(after.replayed_ns), ""), ("simulated", simulated, error)],
+        "step time",
     )
 
 
@@ -129,7 +137,11 @@ def cause_table(found: Explanation, *, verbose: bool) -> Table:
     """Return the causes of the step's time; verbose with their largest parts."""
     shown = [each for each in found.causes if abs(each.share) >= SMALLEST]
     if not verbose:
-        shown = [each for at, each in enumerate(shown) if at < FIRST_CAUSES or each.share >= 2 * WORTH_A_WORD]
+        shown = [
+            each
+            for at, each in enumerate(shown)
+            if at < FIRST_CAUSES or each.share >= 2 * WORTH_A_WORD
+        ]
     rest = sum(each.ns for each in found.causes if each not in shown)
     steps = len(found.steps)
     columns = [
@@ -203,7 +215,10 @@ def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str
 
 
 def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
-    alone, share = _each_alone(explanation, without_device), percent(explanation.bound_share(Bound.CPU))
+    alone, share = (
+        _each_alone(explanation, without_device),
+        percent(explanation.bound_share(Bound.CPU)),
+    )
     return f"Bound by CPU and device alike: {alone}; the critical path runs {share} on the CPU."
 
 
@@ -215,15 +230,22 @@ def _each_alone(explanation: Explanation, without_device: str) -> str:
 
 
 def _by_communication(explanation: Explanation) -> str:
-    share, none = percent(explanation.bound_share(Bound.COMMUNICATION)), explanation.without_communication
+    share, none = (
+        percent(explanation.bound_share(Bound.COMMUNICATION)),
+        explanation.without_communication,
+    )
     said = f"Bound by communication, {share} of the critical path"
     return said if none is None else f"{said}: without it the step would take {_predicted(none)}"
 
 
 def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
     step = time_text(explanation.replayed_ns)
-    infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
-    if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
+    infinite = (
+        f"with an infinitely fast device the step would still take {without_device} of {step}"
+    )
+    if (
+        explanation.bound_share(Bound.CPU) < HALF
+    ):  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.bound in ON_CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
@@ -274,15 +296,21 @@ def beside(explanation: Explanation) -> list[str]:
     if explanation.device_busy_share is not None:
         missing = explanation.share(PathCause.UNTRACED_DEVICE)
         more = (
-            f" with recorded work, and {percent(missing)} with work that was not recorded" if missing else ""
+            f" with recorded work, and {percent(missing)} with work that was not recorded"
+            if missing
+            else ""
         )
-        said.append(f"The device is busy {percent(explanation.device_busy_share)} of the step{more}.")
+        said.append(
+            f"The device is busy {percent(explanation.device_busy_share)} of the step{more}."
+        )
     if launching is not None:
         number_of = counted(round(launching.calls_per_step), "launch call")
         calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} per step"
         if launching.queue_wait_ns:
             depth = explanation.graph.facts.queue_depth
-            calls += f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
+            calls += (
+                f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
+            )
             calls += f" ({counted(depth, 'launch', 'launches')} deep)" if depth else ""
         said.append(f"{calls}.")
     if explanation.synchronization_wait_ns:
@@ -298,7 +326,9 @@ def _convolutions(explanation: Explanation) -> list[str]:
         return []
     takes = time_text(explanation.general_convolutions_ns)
     said = f"Convolutions take {takes} in cuDNN's general algorithms; `torch.backends.cudnn.benchmark = True`"
-    return [f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."]
+    return [
+        f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."
+    ]
 
 
 def _reached(kernels: PeakShare) -> str:
@@ -333,7 +363,9 @@ def _communication(explanation: Explanation) -> list[str]:
 def _waiting(explanation: Explanation) -> str:
     if not explanation.synchronization_wait_ns:
         return ""
-    return f", {time_text(explanation.synchronization_wait_ns)} of which CPU calls wait for the device"
+    return (
+        f", {time_text(explanation.synchronization_wait_ns)} of which CPU calls wait for the device"
+    )
 
 
 def _predicted(asked: WhatIfResult) -> str:
@@ -379,7 +411,9 @@ def command(asked: WhatIfResult) -> str:
     return printable(" ".join(shlex.quote(word) for word in asked.command))
 
 
-def avoidable_costs(found: Explanation, most: int = MOST_COSTS, *, others: bool = True) -> list[Block]:
+def avoidable_costs(
+    found: Explanation, most: int = MOST_COSTS, *, others: bool = True
+) -> list[Block]:
     """Return the costs worth a change, the largest first, each with what to type and to write.
 
     With `others` also what other what-ifs would save of it.
@@ -426,7 +460,9 @@ def _why_not(explanation: Explanation, cost: Avoidable) -> str:
     if best is None and cost.limit is not None:
         return f"Without it the step would save {_gain(explanation, cost)}."
     if best is None:
-        reasons = list(dict.fromkeys(f"{each.optimization}: {each.reason}" for each in cost.whatifs))
+        reasons = list(
+            dict.fromkeys(f"{each.optimization}: {each.reason}" for each in cost.whatifs)
+        )
         return f"{listed(reasons)}."
     saving_ns = cost.saving_ns or 0
     if -saving_ns >= UNMOVED * explanation.replayed_ns:
@@ -458,7 +494,11 @@ def _most(cost: Avoidable) -> str:
     """Return where the largest part of a cost lies."""
     if cost.label is None:
         return ""
-    part = "most of it" if cost.label_share > HALF else time_text(cost.label_share * cost.cost_ns) + " of it"
+    part = (
+        "most of it"
+        if cost.label_share > HALF
+        else time_text(cost.label_share * cost.cost_ns) + " of it"
+    )
     return f", {part} in {_label(cost)}{_where(cost)}"
 
 
@@ -479,7 +519,9 @@ def _memory(found: Explanation) -> list[Block]:
     if memory is None:
         return memory_line(MemoryAnswer(unsaid=found.memory_unsaid))
     change = memory_change(memory, changes=found.after is not None)
-    blocks: list[Block] = [Text(f"peak memory {change}{memory_verdict(memory)}; {_most_of(memory.holders)}")]
+    blocks: list[Block] = [
+        Text(f"peak memory {change}{memory_verdict(memory)}; {_most_of(memory.holders)}")
+    ]
     if memory.capacity_bytes is None or memory.fits:
         return blocks
     alone = memory.by_kind.get("parameter", 0)
@@ -506,7 +548,9 @@ def _most_of(device: DeviceMemory) -> str:
 
 def counted_sentences(trace: Trace | None) -> list[str]:
     """Return a sentence for each of the kernels that take longest and were counted, and one for each sum."""
-    if trace is None or not (trace.metadata.get("counters") or trace.metadata.get("counted_windows")):
+    if trace is None or not (
+        trace.metadata.get("counters") or trace.metadata.get("counted_windows")
+    ):
         return []
     rows = counters_table(trace)
     kernels = [row for row in rows if "total_ns" in row]
@@ -516,9 +560,7 @@ def counted_sentences(trace: Trace | None) -> list[str]:
 def _sentence(row: dict[str, float | str]) -> str:
     told = [f"{name} {_figure(row[name])}" for name in QUANTITIES if name in row]
     each = "a launch" if "total_ns" in row else "in all"
-    return (
-        f"{row['kernel']:.60}: {', '.join(told)} {each} ({row['counted']:,} of {row['launches']:,} counted)."
-    )
+    return f"{row['kernel']:.60}: {', '.join(told)} {each} ({row['counted']:,} of {row['launches']:,} counted)."
 
 
 def _figure(value: float | str) -> str:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
     from daydream.predict.memory import Largest, MemoryAnswer
 
-CLOSE = 600 << 20  # what the context of a device takes besides, at most: less than that left is no answer
+CLOSE = (
+    600 << 20
+)  # what the context of a device takes besides, at most: less than that left is no answer
 CONTEXT = " with CUDA's context of 300 to 600 MiB"
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 UNKNOWN = "unknown"
@@ -79,7 +81,9 @@ def memory_cells(memory: MemoryPrediction | None) -> tuple[int | None, str]:
     """Return the cells of these columns."""
     if memory is None:
         return None, ""
-    return memory.after_bytes, "" if memory.capacity_bytes is None else FITS[memory.fits].partition(" to ")[0]
+    return memory.after_bytes, "" if memory.capacity_bytes is None else FITS[memory.fits].partition(
+        " to "
+    )[0]
 
 
 def too_large(memory: MemoryPrediction | None) -> bool:
@@ -116,18 +120,28 @@ def _counted(notes: Sequence[str], about: str, command: str) -> list[Block]:
 def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBOSE) -> list[Block]:
     """Return the peak of each device, who holds it, and notes; `most` rows a table."""
     most = most if verbose else MOST
-    devices = sorted(found.devices, key=lambda one: (one.device == "cpu", -(one.peak_allocated_bytes or 0)))
+    devices = sorted(
+        found.devices, key=lambda one: (one.device == "cpu", -(one.peak_allocated_bytes or 0))
+    )
     blocks: list[Block] = []
     for device in devices if verbose else devices[:1]:
-        blocks += [Headline(memory_headline(device)), *_at_the_peak(device), *_out_of_memory(device)]
+        blocks += [
+            Headline(memory_headline(device)),
+            *_at_the_peak(device),
+            *_out_of_memory(device),
+        ]
         blocks += [peaks_table(device)] if verbose else []
-        blocks += [parts_table("kind", device.by_kind, most)] if set(device.by_kind) - {UNKNOWN} else []
+        blocks += (
+            [parts_table("kind", device.by_kind, most)] if set(device.by_kind) - {UNKNOWN} else []
+        )
         for title, parts in (("phase", device.by_phase), ("layer", device.by_layer)):
             blocks += [parts_table(title, parts, most)] if verbose and len(parts) > 1 else []
         if device.holders:
             blocks.append(holders_table(device, most, lines=verbose))
     if not verbose and devices[1:]:
-        peaks = [f"{_name(each)} {bytes_text(each.peak_allocated_bytes or 0)}" for each in devices[1:]]
+        peaks = [
+            f"{_name(each)} {bytes_text(each.peak_allocated_bytes or 0)}" for each in devices[1:]
+        ]
         more = [f"{len(peaks) - MOST_PEAKS:,} more"] if len(peaks) > MOST_PEAKS else []
         blocks.append(Text(", ".join([*peaks[:MOST_PEAKS], *more]), "peaks of the others: "))
     if found.outside_bytes is not None:
@@ -135,7 +149,9 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
     if verbose:
         return [*blocks, Notes(found.notes)]
     if found.notes:
-        blocks.append(Text(f"-v adds: {counted(len(found.notes), 'note')}, phases and layers", aside=True))
+        blocks.append(
+            Text(f"-v adds: {counted(len(found.notes), 'note')}, phases and layers", aside=True)
+        )
     return blocks
 
 
@@ -195,13 +211,17 @@ def peaks_table(device: DeviceMemory) -> Table:
         rows.append(Row(("fragmentation", None, percent(device.fragmentation))))
     if device.retries:
         rows.append(Row(("unused memory returned", None, counted(device.retries, "time"))))
-    return Table([Column("peak"), Column("recorded", Kind.BYTES), Column("replayed", Kind.BYTES)], rows)
+    return Table(
+        [Column("peak"), Column("recorded", Kind.BYTES), Column("replayed", Kind.BYTES)], rows
+    )
 
 
 def parts_table(title: str, parts: Mapping[str, int], most: int = MOST_VERBOSE) -> Table:
     """Return the largest of some parts, what each holds, and its share; the others in one row."""
     whole = sum(parts.values())
-    found = sorted(((size, name) for name, size in parts.items() if size), key=lambda one: (-one[0], one[1]))
+    found = sorted(
+        ((size, name) for name, size in parts.items() if size), key=lambda one: (-one[0], one[1])
+    )
     rows = [Row((name.replace("_", " "), size, size / whole)) for size, name in found[:most]]
     rest = sum(size for size, _ in found[most:])
     rows += [Row((f"{len(found) - most:,} more", rest, rest / whole))] if rest else []
@@ -260,15 +280,24 @@ def _operators(found: MemoryView, most: int) -> tuple[str, Table]:
         Column("operator"), Column("touches at most", Kind.BYTES, bar=True), Column("asks for", Kind.BYTES),
         Column("calls", Kind.COUNT),
     ]  # fmt: skip
-    cells = [(row.name, row.footprint_bytes, row.asked_bytes or "-", row.calls) for row in rows[:most]]
-    return _working_set(found, largest, "operator"), Table(columns, list(map(Row, cells)), found.peak_bytes)
+    cells = [
+        (row.name, row.footprint_bytes, row.asked_bytes or "-", row.calls) for row in rows[:most]
+    ]
+    return _working_set(found, largest, "operator"), Table(
+        columns, list(map(Row, cells)), found.peak_bytes
+    )
 
 
 def _layers(found: MemoryView, most: int) -> tuple[str, Table]:
     merged: dict[str, list[int]] = {}  # the blocks of a stack in one row
     for row in found.rows:
         if isinstance(row, LayerNeed):
-            amounts = [row.working_set_bytes, row.parameter_bytes, row.kept_bytes, row.temporary_bytes]
+            amounts = [
+                row.working_set_bytes,
+                row.parameter_bytes,
+                row.kept_bytes,
+                row.temporary_bytes,
+            ]
             *before, number = merged.get(layer_name(row.name), [0] * 5)
             largest = [max(pair) for pair in zip(before, amounts, strict=True)]
             merged[layer_name(row.name)] = [*largest, number + 1]
@@ -277,7 +306,9 @@ def _layers(found: MemoryView, most: int) -> tuple[str, Table]:
         Column("one layer", keep="end"), *(Column(name, Kind.BYTES) for name in names),
         Column("layers", Kind.COUNT, spare=1),
     ]  # fmt: skip
-    rows = [Row((name, *(each or "-" for each in cells))) for name, cells in list(merged.items())[:most]]
+    rows = [
+        Row((name, *(each or "-" for each in cells))) for name, cells in list(merged.items())[:most]
+    ]
     largest_set = max((cells[0] for cells in merged.values()), default=0)
     return _working_set(found, largest_set, "layer"), Table(columns, rows, found.peak_bytes)
 

@@ -37,7 +37,10 @@ def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
     blocks: list[Block] = [
         Headline(f"Trace: {found.metadata.get('source', 'unnamed')}"),
         Text(said),
-        _first([Column("rows of kind"), Column("number", Kind.COUNT)], list(rows_by_kind(found).items())),
+        _first(
+            [Column("rows of kind"), Column("number", Kind.COUNT)],
+            list(rows_by_kind(found).items()),
+        ),
     ]
     columns = [Column("step"), Column("measured", Kind.TIME), Column("covered")]
     return [*blocks, _first(columns, rows)] if steps else blocks
@@ -96,10 +99,14 @@ def timeline(found: Timeline, *, verbose: bool = False) -> list[Block]:
     ]
 
 
-def _first(columns: Sequence[Column], rows: Sequence[Sequence[Any]], there: int | None = None) -> Table:
+def _first(
+    columns: Sequence[Column], rows: Sequence[Sequence[Any]], there: int | None = None
+) -> Table:
     """Return the first rows, and how many more there are."""
     more = (len(rows) if there is None else there) - MOST_ROWS
-    return Table(columns, list(map(Row, rows[:MOST_ROWS])), more=f"and {more:,} more" if more > 0 else "")
+    return Table(
+        columns, list(map(Row, rows[:MOST_ROWS])), more=f"and {more:,} more" if more > 0 else ""
+    )
 
 
 def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -> Table:

@@ -12,12 +12,12 @@ from daydream.costs.counters.listing import counted_in
 from daydream.files.cache import MOST_BYTES, cache_folder, entry_bytes
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.basis import whole_recording
-from daydream.predict.notes import recorded_time
 from daydream.report.blocks import Block, Facts, Notes, Text, Title
 from daydream.report.format import listed, percent, range_text, shortened, time_text
 from daydream.report.overview import rows_by_kind, span_ns, step_spread
 from daydream.report.views.explanation import counted_sentences
 from daydream.text import bytes_text, counted
+from daydream.trace.recorded_time import recorded_time
 
 if TYPE_CHECKING:
     from daydream.report.overview import Overview
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 MOST_STREAMS = 6
 NO_MEMORY = "not recorded: record with daydream collect, or profile_memory=True"
 OF_A_RANGE = "not known of a range of steps"
-NO_COUNTERS = "none: --counters FILE gives what Nsight Compute, rocprof or others counted of the kernels"
+NO_COUNTERS = (
+    "none: --counters FILE gives what Nsight Compute, rocprof or others counted of the kernels"
+)
 MOST_REASONS = 3
 LEAST_SHOWN = 0.0005
 NOUNS = {  # of kinds of events
@@ -102,7 +104,9 @@ def _recorded(overview: Overview) -> str:
     ranks = sorted({step.get("rank", 0) for step in overview.steps}) or [0]
     text = f"{metadata.get('source', 'unknown')!s}, {time_text(span_ns(overview.trace))}"
     world = metadata.get("world_size")
-    names = listed([str(rank) for rank in ranks]) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
+    names = (
+        listed([str(rank) for rank in ranks]) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
+    )
     text += f", {'rank' if len(ranks) == 1 else 'ranks'} {names}"
     return text + (f" of {world}" if world and world > ranks[-1] else "")
 
@@ -114,9 +118,15 @@ def _device(overview: Overview) -> str:
     used = sorted({stream["device"] for stream in overview.streams()})
     by_id = {device.get("id"): str(device.get("name") or "") for device in devices}
     names = dict.fromkeys(by_id.get(number) or "" for number in used)
-    known = [name for name in names if name] or list(dict.fromkeys(name for name in by_id.values() if name))
-    text = listed(known) or f"unnamed {overview.trace.metadata.get('vendor', '')} device".replace("  ", " ")
-    text += f", {'device' if len(used) == 1 else 'devices'} {listed([str(number) for number in used])}"
+    known = [name for name in names if name] or list(
+        dict.fromkeys(name for name in by_id.values() if name)
+    )
+    text = listed(known) or f"unnamed {overview.trace.metadata.get('vendor', '')} device".replace(
+        "  ", " "
+    )
+    text += (
+        f", {'device' if len(used) == 1 else 'devices'} {listed([str(number) for number in used])}"
+    )
     if len(devices) > len(used):
         text += f" of {len(devices)}"
     busy = overview.busy()
@@ -126,14 +136,16 @@ def _device(overview: Overview) -> str:
 def _software(overview: Overview) -> list[tuple[str, str]]:
     versions: dict[str, Any] = overview.trace.metadata.get("versions", {})
     said = [
-        f"{name.removesuffix('_version').replace('_', ' ')} {value!s}" for name, value in versions.items()
+        f"{name.removesuffix('_version').replace('_', ' ')} {value!s}"
+        for name, value in versions.items()
     ]
     return [("software", ", ".join(said))] if said else []
 
 
 def _events(overview: Overview) -> str:
     found = [
-        counted(number, *NOUNS.get(kind, (kind,))) for kind, number in rows_by_kind(overview.trace).items()
+        counted(number, *NOUNS.get(kind, (kind,)))
+        for kind, number in rows_by_kind(overview.trace).items()
     ]
     return f"{len(overview.trace):,}: {', '.join(found)}"
 
@@ -156,7 +168,11 @@ def _steps(overview: Overview) -> str:
     steps, covered = overview.steps, overview.covered
     source = str(overview.trace.metadata.get("step_source", "unknown"))
     time = recorded_time(overview.trace)
-    share = f" ({100 * time.covered_share:.0f} % of the recording)" if time is not None and covered else ""
+    share = (
+        f" ({100 * time.covered_share:.0f} % of the recording)"
+        if time is not None and covered
+        else ""
+    )
     text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
     if covered:
         least, middle, most = step_spread(covered)
@@ -192,7 +208,9 @@ def _waits(overview: Overview) -> str:
     parts = []
     if sum(waits.values()):
         how = [f"{number:,} {name}" for name, number in waits.items() if number]
-        parts.append(f"a stream waits for another {counted(sum(waits.values()), 'time')} ({', '.join(how)})")
+        parts.append(
+            f"a stream waits for another {counted(sum(waits.values()), 'time')} ({', '.join(how)})"
+        )
     else:
         parts.append("no stream waits for another")
     calls = len(set(overview.graph.syncs["task"].tolist()))
@@ -243,7 +261,9 @@ def _memory(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:
     events = overview.trace.memory
     if events is None:
         why = OF_A_RANGE if overview.trace.metadata.get("steps_read") else NO_MEMORY
-        if why is NO_MEMORY and overview.trace.metadata.get("profiler"):  # the advice is about torch's
+        if why is NO_MEMORY and overview.trace.metadata.get(
+            "profiler"
+        ):  # the advice is about torch's
             why = why.partition(":")[0]
         return [("memory", why)] if verbose else []
     devices = sorted(recorded_memory(events), key=lambda one: -one.peak_allocated_bytes)
@@ -291,7 +311,9 @@ def _model(parameters: list[dict[str, Any]]) -> str:
 def _optimizer(optimizer: dict[str, Any]) -> str:
     groups = optimizer["groups"]
     settings = groups[0]["settings"] if groups else {}
-    told = [f"{name} {_setting(settings[name])}" for name in TOLD if name in settings][:MOST_SETTINGS]
+    told = [f"{name} {_setting(settings[name])}" for name in TOLD if name in settings][
+        :MOST_SETTINGS
+    ]
     text = f"{optimizer['name']!s}{' (' + ', '.join(told) + ')' if told else ''}"
     if len(groups) > 1:
         text += f", {len(groups)} groups (the first one's settings)"
@@ -319,11 +341,15 @@ def _collectives(trace: Trace) -> str:
     if not found:
         return ""
     ranks = sorted({rank for rank, _ in found})
-    by_rank = {rank: [kinds for (whose, _), kinds in found.items() if whose == rank] for rank in ranks}
+    by_rank = {
+        rank: [kinds for (whose, _), kinds in found.items() if whose == rank] for rank in ranks
+    }
     typical = Counter(by_rank[ranks[0]]).most_common(1)[0][0]
     kinds = Counter(name for name, _ in typical)
     sizes = {name: sum(size for other, size in typical if other == name) for name in kinds}
-    in_all = {name: f"{_size(size)} in total" if size else "unknown size" for name, size in sizes.items()}
+    in_all = {
+        name: f"{_size(size)} in total" if size else "unknown size" for name, size in sizes.items()
+    }
     told = [f"{number} {name} of {in_all[name]}" for name, number in kinds.most_common(MOST_KINDS)]
     text = f"{listed(told)} in a step"
     if len(ranks) > 1:
@@ -350,7 +376,9 @@ def collectives_of_steps(trace: Trace) -> dict[tuple[int, int], tuple[tuple[str,
     chosen = chosen[covered[trace["step"][chosen]]]
     names = trace.values("collective", chosen)
     sizes = (
-        np.maximum(np.asarray(trace["bytes"])[chosen], 0) if "bytes" in trace.columns else [0] * len(chosen)
+        np.maximum(np.asarray(trace["bytes"])[chosen], 0)
+        if "bytes" in trace.columns
+        else [0] * len(chosen)
     )
     for step, name, size in zip(trace["step"][chosen].tolist(), names, sizes, strict=True):
         rank = int(steps[step].get("rank", 0))

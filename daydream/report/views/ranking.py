@@ -104,7 +104,9 @@ def named(each: Ranked) -> str:
     return " ".join([each.optimization, *typed(each.options)])
 
 
-def changes(found: Ranking, top: int | None = None, *, verbose: bool = True, name: str = "") -> list[Block]:
+def changes(
+    found: Ranking, top: int | None = None, *, verbose: bool = True, name: str = ""
+) -> list[Block]:
     """Return a table of the best and of pairs, the code that makes each below it, and what gains nothing."""
     if not found.optimizations:
         return [Text("no optimization applies to this trace")]
@@ -116,20 +118,27 @@ def changes(found: Ranking, top: int | None = None, *, verbose: bool = True, nam
         blocks += needs_legend([each.needs for each in best])
     if better[len(best) :]:
         names = ", ".join(f"{named(each)} {_gain(found, each)}" for each in better[len(best) :])
-        blocks.append(Text(f"{names} (show with --top {len(better)})", "smaller gains: ", aside=True))
+        blocks.append(
+            Text(f"{names} (show with --top {len(better)})", "smaller gains: ", aside=True)
+        )
     if verbose:
-        blocks += [Text(", ".join(names), f"{head}: ", aside=True) for head, names in without_gain(found)]
+        blocks += [
+            Text(", ".join(names), f"{head}: ", aside=True) for head, names in without_gain(found)
+        ]
     by_reason: dict[str, list[str]] = {}
     for each in found.optimizations:
         if each.reason:
             by_reason.setdefault(each.reason, []).append(named(each))
     blocks += [
-        Text(f"{', '.join(names)}: {reason}", "cannot be predicted: ") for reason, names in by_reason.items()
+        Text(f"{', '.join(names)}: {reason}", "cannot be predicted: ")
+        for reason, names in by_reason.items()
     ]
     return blocks
 
 
-def _changes(found: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, verbose: bool) -> Table:
+def _changes(
+    found: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, verbose: bool
+) -> Table:
     columns = [
         Column("optimization", width=NAME_WIDTH), Column("predicted", Kind.TIME),
         Column("90 % interval", Kind.INTERVAL, spare=5),
@@ -141,7 +150,10 @@ def _changes(found: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *,
     told: set[str] = set()
     rows = [_row(each, told, verbose=verbose) for each in best]
     if pairs:
-        rows += [Row(("pairs",), style=HEADING), *(_row(each, told, verbose=verbose) for each in pairs)]
+        rows += [
+            Row(("pairs",), style=HEADING),
+            *(_row(each, told, verbose=verbose) for each in pairs),
+        ]
     return Table(columns, rows, found.replayed_ns)
 
 
@@ -174,7 +186,9 @@ def _made_by(each: Ranked, told: set[str]) -> str:
         parts = [] if each.code is None else each.code.split("; ")
         return ";  ".join(part for part in parts if part not in told)
     told.add(each.code or "")
-    return " ".join([*([f"[{each.needs}]"] if each.needs else []), *([each.code] if each.code else [])])
+    return " ".join(
+        [*([f"[{each.needs}]"] if each.needs else []), *([each.code] if each.code else [])]
+    )
 
 
 def _more(found: Ranking, *, undrawn: bool) -> list[Block]:
@@ -218,7 +232,11 @@ def effective(found: Ranking) -> list[Ranked]:
     """Return those that make the step shorter, or by memory those that lower its peak, the best first."""
     if found.by == "memory":
         known = [each for each in found.optimizations if each.memory is not None]
-        return [each for each in known if each.memory and each.memory.after_bytes < each.memory.before_bytes]
+        return [
+            each
+            for each in known
+            if each.memory and each.memory.after_bytes < each.memory.before_bytes
+        ]
     return [each for each in found.optimizations if each.gains]
 
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.blocks import Block, Cell, Column, Facts, Headline, Kind, Notes, Row, Table, Text, Title
+from daydream.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Facts,
+    Headline,
+    Kind,
+    Notes,
+    Row,
+    Table,
+    Text,
+    Title,
+)
 from daydream.report.format import time_text
 from daydream.text import bytes_text, counted
 
@@ -49,7 +61,11 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
         Column(_head(name), _kind(name, [row.get(name) for row in rows]), width=width, keep="both")
         for name in names
     ]
-    more = f"{counted(len(rows) - len(shown), 'more row')}: -v shows all." if rows[len(shown) :] else ""
+    more = (
+        f"{counted(len(rows) - len(shown), 'more row')}: -v shows all."
+        if rows[len(shown) :]
+        else ""
+    )
     cells = [Row([_cell(row.get(name)) for name in names]) for row in shown]
     return Table(columns, cells, more=more, own_units=True)
 
@@ -57,7 +73,9 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
 def _kind(name: str, values: Sequence[Any]) -> Kind:
     """Return what a column holds, by its name; one with other values than numbers holds names."""
     if any(
-        not isinstance(value, int | float) or isinstance(value, bool) for value in values if value is not None
+        not isinstance(value, int | float) or isinstance(value, bool)
+        for value in values
+        if value is not None
     ):
         return Kind.NAME
     if name.endswith("_ns"):

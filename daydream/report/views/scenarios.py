@@ -79,9 +79,15 @@ def _traces(found: Sweep) -> list[Block]:
         if each.replayed_ns is None:
             blocks.append(Text(f"{name}   not replayed"))
             continue
-        error = "" if each.replay_error is None else f"error {percent(each.replay_error, signed=True)}"
-        measured = [] if each.measured_ns is None else [("measured", time_text(each.measured_ns), "")]
-        blocks.append(Figures([*measured, (each.basis or "", time_text(each.replayed_ns), error)], name))
+        error = (
+            "" if each.replay_error is None else f"error {percent(each.replay_error, signed=True)}"
+        )
+        measured = (
+            [] if each.measured_ns is None else [("measured", time_text(each.measured_ns), "")]
+        )
+        blocks.append(
+            Figures([*measured, (each.basis or "", time_text(each.replayed_ns), error)], name)
+        )
     if len(found.traces) > MOST_TRACES:
         blocks.append(Text(counted(len(found.traces) - MOST_TRACES, "more trace")))
     return blocks
@@ -111,7 +117,11 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
         for each in shown
     ]  # fmt: skip
     more = len(found.scenarios) - len(shown)
-    said = f"{counted(more, 'more scenario')}: --top {len(found.scenarios)}, or -o FILE" if more else ""
+    said = (
+        f"{counted(more, 'more scenario')}: --top {len(found.scenarios)}, or -o FILE"
+        if more
+        else ""
+    )
     return Table(columns, rows, more=said)
 
 
@@ -156,7 +166,8 @@ def _labels(found: Sweep, each: Answered | Refused) -> dict[str, Any]:
 
 def _words(labels: Mapping[str, Any]) -> str:
     shown = {
-        name: tail(value, NAME_WIDTH) if name == "trace" else _value(value) for name, value in labels.items()
+        name: tail(value, NAME_WIDTH) if name == "trace" else _value(value)
+        for name, value in labels.items()
     }
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in shown.items())
 
@@ -175,7 +186,11 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (
-        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
     )
 
 
@@ -210,7 +225,9 @@ def scaling_answer(found: Scaling) -> list[Block]:
     lost = f"largest loss: {most.lost_to}; " if most.lost_to else ""
     error = error_text(found.replay_error, found.replay.error)
     return [
-        Headline(f"{workers}: {most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"),
+        Headline(
+            f"{workers}: {most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"
+        ),
         Text(f"{lost}from a step of {recorded}, {error}"),
     ]
 

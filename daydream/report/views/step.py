@@ -70,7 +70,9 @@ def replay(found: Replay, *, verbose: bool = False) -> list[Block]:
     ]
     if verbose:
         return [*blocks, Facts(graph_facts(found, said)), Notes(found.notes)]
-    starts = f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(said['start_error_ns'])}"
+    starts = (
+        f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(said['start_error_ns'])}"
+    )
     return [*blocks, Text(starts), *recording_notes(found.notes)]
 
 
@@ -103,7 +105,12 @@ def prediction(
         options = _named_options(found, usual={})
         facts = [("options", options), *(("kernels", rule) for rule in found.graph.facts.rules)]
         facts += [("changed", edits_text(found))]
-        return [*blocks, step_figures(found), Facts([each for each in facts if each[1]]), Notes(found.notes)]
+        return [
+            *blocks,
+            step_figures(found),
+            Facts([each for each in facts if each[1]]),
+            Notes(found.notes),
+        ]
     own = own_notes(found)
     shown = own if len(own) <= MOST_NOTES + 1 else own[:MOST_NOTES]
     blocks += [Text(note, "note: ") for note in shown]
@@ -147,7 +154,9 @@ def step_figures(found: Prediction) -> Figures:
 
 def _mean_of(replay: Replay) -> str:
     said = f"mean of {counted(len(replay.steps), 'step')}"
-    return f"{said}, median {time_text(replay.typical_measured_ns)}" if replay.steps_differ else said
+    return (
+        f"{said}, median {time_text(replay.typical_measured_ns)}" if replay.steps_differ else said
+    )
 
 
 def _options(found: Prediction) -> list[Block]:
@@ -178,9 +187,7 @@ def likely_text(found: Prediction) -> str:
     """
     held = "" if found.held is None else f". {found.held}"
     if found.reason is not None:
-        return (
-            f"because {found.reason}{held}. The step takes {time_text(found.replayed_ns)} without the change."
-        )
+        return f"because {found.reason}{held}. The step takes {time_text(found.replayed_ns)} without the change."
     causes = found.uncertainty.words(found.simulated_ns)
     ends = range_text(found.predicted_low_ns or 0, found.predicted_high_ns or 0)
     return f"90 % interval {ends}{f' ({causes})' if causes else ''}{held}"
@@ -247,7 +254,9 @@ def edits_text(found: Prediction) -> str:
     """Return how many tasks were changed, inserted and removed."""
     numbers = {"changed": found.changed, "inserted": found.inserted, "removed": found.removed}
     parts = [f"{number:,} {what}" for what, number in numbers.items() if number]
-    return f"of {found.replay.graph.alive.sum():,} tasks {listed(parts) if parts else 'none changed'}"
+    return (
+        f"of {found.replay.graph.alive.sum():,} tasks {listed(parts) if parts else 'none changed'}"
+    )
 
 
 def _median_step(found: Prediction) -> list[Block]:
@@ -257,7 +266,10 @@ def _median_step(found: Prediction) -> list[Block]:
         return []
     measured = found.replay.basis_typical_measured_ns
     figures = [] if measured is None else [("measured", time_text(measured), "")]
-    figures += [("replayed", time_text(before), ""), ("predicted", time_text(after), speedup(before, after))]
+    figures += [
+        ("replayed", time_text(before), ""),
+        ("predicted", time_text(after), speedup(before, after)),
+    ]
     return [Figures(figures, "median step")]
 
 
@@ -266,7 +278,9 @@ def _median_step(found: Prediction) -> list[Block]:
 
 def replay_answer(found: Replay) -> str:
     """Return in one line how far the replayed step is from the measured one."""
-    times = f"replayed {time_text(found.replayed_ns)} per step, measured {time_text(found.measured_ns)}"
+    times = (
+        f"replayed {time_text(found.replayed_ns)} per step, measured {time_text(found.measured_ns)}"
+    )
     error = f"error {percent(found.error, signed=True)}, worst step {percent(found.max_error)}"
     return f"{times}: {error}"
 
@@ -285,12 +299,22 @@ def replay_figures(found: Replay) -> Figures:
     """Return the step as measured and replayed, and the step that predictions start from, as cards."""
     figures = [
         ("measured", time_text(found.measured_ns), _mean_of(found)),
-        ("replayed", time_text(found.replayed_ns), f"{percent(found.error, signed=True)} on average"),
+        (
+            "replayed",
+            time_text(found.replayed_ns),
+            f"{percent(found.error, signed=True)} on average",
+        ),
         ("worst step", percent(found.max_error), "off, of those that are covered"),
     ]
     if found.basis != RECORDED:
-        error = "" if found.basis_error is None else f", error {percent(found.basis_error, signed=True)}"
-        figures.append((found.basis, time_text(found.basis_ns), f"what predictions start from{error}"))
+        error = (
+            ""
+            if found.basis_error is None
+            else f", error {percent(found.basis_error, signed=True)}"
+        )
+        figures.append(
+            (found.basis, time_text(found.basis_ns), f"what predictions start from{error}")
+        )
     return Figures(figures, "step time")
 
 
@@ -303,7 +327,11 @@ def basis_line(found: Replay) -> list[Block]:
         blocks.append(Figures([(name, time_text(ns), "") for name, ns in names], "median step"))
     if found.basis == RECORDED:
         return blocks
-    error = None if found.basis_error is None else f"replay error {percent(found.basis_error, signed=True)}"
+    error = (
+        None
+        if found.basis_error is None
+        else f"replay error {percent(found.basis_error, signed=True)}"
+    )
     figures: list[tuple[str, str, str]] = [(found.basis, time_text(found.basis_ns), error or "")]
     if found.basis_measured_ns is not None:
         figures.append(("measured", time_text(found.basis_measured_ns), ""))
@@ -363,14 +391,21 @@ def graph_facts(found: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]
     """Return (name, text) for what the graph was made of; `said` is the replay's JSON object."""
     lanes = counted(len(found.graph.lanes), "lane")
     rows = [
-        ("kernel starts" if said["kernels"] else "task starts", _starts_off(said["start_error_ns"])),
+        (
+            "kernel starts" if said["kernels"] else "task starts",
+            _starts_off(said["start_error_ns"]),
+        ),
         ("tasks", f"{said['tasks']:,} on {lanes}, {said['edges']:,} edges"),
     ]
     if said["kernels"]:
-        rows.append(("kernels", f"{said['kernels']:,}, {said['kernels_linked']:,} with their launch"))
+        rows.append(
+            ("kernels", f"{said['kernels']:,}, {said['kernels_linked']:,} with their launch")
+        )
     waits = said["event_waits"]
     if sum(waits.values()):
-        rows.append(("stream waits", ", ".join(f"{number:,} {how}" for how, number in waits.items())))
+        rows.append(
+            ("stream waits", ", ".join(f"{number:,} {how}" for how, number in waits.items()))
+        )
     if said["queue_depth"] is not None:
         learned = found.graph.facts.queue_learned
         why = "learned from the trace" if learned else "assumed: it never runs full in this trace"

@@ -55,7 +55,10 @@ class _Argument(msgspec.Struct):
 
     @property
     def names(self) -> list[str]:
-        return [one.name for one in [*(self.as_tensors or []), *([self.as_tensor] if self.as_tensor else [])]]
+        return [
+            one.name
+            for one in [*(self.as_tensors or []), *([self.as_tensor] if self.as_tensor else [])]
+        ]
 
 
 class _Input(msgspec.Struct):
@@ -139,9 +142,13 @@ class ETRecord:
     def handles(self, instruction: int, delegate: int | str, name: str) -> list[Handle]:
         """Return the operators that an event is the work of; none where the record does not tell."""
         key = str(instruction)
-        found = self.instructions.get(key) if delegate in (-1, "") else self._delegated(key, delegate)
+        found = (
+            self.instructions.get(key) if delegate in (-1, "") else self._delegated(key, delegate)
+        )
         numbers = [found] if isinstance(found, int) else found or []
-        several = [one for number in dict.fromkeys(numbers) for one in self.operators.get(number, [])]
+        several = [
+            one for number in dict.fromkeys(numbers) for one in self.operators.get(number, [])
+        ]
         return of_kernel(several, name)
 
     def _delegated(self, key: str, delegate: int | str) -> int | list[int] | None:
@@ -170,8 +177,17 @@ def read_etrecord(path: Path, *, max_unpacked: int | None = None) -> ETRecord:
             program = files.decoded(name if name in files.names else GRAPH, Program)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TraceError(f"{path} is no readable ETRecord ({str(error)[:100] or 'damaged'}).") from None
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        raise TraceError(
+            f"{path} is no readable ETRecord ({str(error)[:100] or 'damaged'})."
+        ) from None
     operators: dict[int, list[Handle]] = {}
     graph = Graph([]) if program is None else program.graph_module.graph
     for node in graph.nodes:
@@ -203,7 +219,9 @@ class _Files:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise TraceError(f"{self._path}: {name} is not as ExecuTorch writes it ({error}).") from None
+            raise TraceError(
+                f"{self._path}: {name} is not as ExecuTorch writes it ({error})."
+            ) from None
 
     def method(self, name: str, kind: type[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         """Return the map of the method `forward`, or of the only one; ETDump does not name methods."""
@@ -274,7 +292,9 @@ class Buffer:
 
     def damaged(self) -> TraceError:
         """Return the error of a file whose places do not lead where they should."""
-        return TraceError(f"{self.path} is cut off or damaged: it points beyond its end. Record it again.")
+        return TraceError(
+            f"{self.path} is cut off or damaged: it points beyond its end. Record it again."
+        )
 
 
 class Table:
@@ -405,14 +425,21 @@ def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | No
                     entries[identifier] = handles
         notes += _doubts(events, entries, etrecord)
     rows = [
-        Row(_name(event), event.start, event.end, event.delegated, _identifier(event)) for event in events
+        Row(_name(event), event.start, event.end, event.delegated, _identifier(event))
+        for event in events
     ]
     return recording_of(rows, entries, path, notes, rule="bytes")
 
 
-def _doubts(events: Sequence[ProfileEvent], entries: Mapping[str, list[Handle]], etrecord: Path) -> list[str]:
+def _doubts(
+    events: Sequence[ProfileEvent], entries: Mapping[str, list[Handle]], etrecord: Path
+) -> list[str]:
     """Say it if most kernels are none of the record's operators, as where it is another program's."""
-    kernels = {_identifier(event): kernel_of(event.name) for event in events if event.name.startswith(KERNEL)}
+    kernels = {
+        _identifier(event): kernel_of(event.name)
+        for event in events
+        if event.name.startswith(KERNEL)
+    }
     right = sum(
         any(is_kernel(handle, kernel) for handle in entries.get(identifier, ()))
         for identifier, kernel in kernels.items()
@@ -420,15 +447,15 @@ def _doubts(events: Sequence[ProfileEvent], entries: Mapping[str, list[Handle]],
     if entries and 2 * right >= len(kernels):
         return []
     are = "is" if len(kernels) == 1 else "are"
-    said = (
-        f"Only {right} of {counted(len(kernels), 'kernel')} {are} among the operators of their debug handles"
-    )
+    said = f"Only {right} of {counted(len(kernels), 'kernel')} {are} among the operators of their debug handles"
     return [f"{said} in {plain_text(etrecord.name)}: give the ETRecord of this program."]
 
 
 def _identifier(event: ProfileEvent) -> str:
     """Return what the map knows an event by: its instruction, and what the delegate calls its part."""
-    if event.instruction < 0 or event.name.startswith(STAGES):  # which are logged with any instruction
+    if event.instruction < 0 or event.name.startswith(
+        STAGES
+    ):  # which are logged with any instruction
         return ""
     return f"{event.instruction}:{event.delegate}" if event.delegated else str(event.instruction)
 

@@ -91,7 +91,9 @@ def recording_of(
             )
     rows = _on_one_clock(rows, notes)
     if not rows:
-        raise TraceError(f"{path} holds no profiling event; run the program with enable_etdump=True.")
+        raise TraceError(
+            f"{path} holds no profiling event; run the program with enable_etdump=True."
+        )
     rows = sorted(rows, key=lambda row: (row.start_ns, -row.end_ns, _depth(row)))
     origin = rows[0].start_ns
     if max(row.end_ns for row in rows) - origin > LONGEST_NS:
@@ -113,7 +115,9 @@ def recording_of(
         "origin_ns": min(origin, 2**62),
         "notes": notes,
     }
-    recording = Recording(columns, {"name": list(names), "kind": ["annotation", "operator"]}, metadata)
+    recording = Recording(
+        columns, {"name": list(names), "kind": ["annotation", "operator"]}, metadata
+    )
     _add_handles(recording, rows, entries, rule)
     return recording
 
@@ -225,7 +229,9 @@ def read_inspector(path: Path, *, max_unpacked: int | None) -> Recording:
 def _unit_ns(record: Mapping[str, Any], path: Path) -> int:
     found = [match.group(1) for match in map(UNIT.fullmatch, record) if match]
     if not found:
-        raise TraceError(f"{path} does not say the unit of its times; save to_dataframe(include_units=True).")
+        raise TraceError(
+            f"{path} does not say the unit of its times; save to_dataframe(include_units=True)."
+        )
     if found[0] not in NS:
         raise TraceError(
             f"{path}: its times are in {found[0][:20]!r}; {', '.join(NS)} were needed. Cycles are no time "
@@ -277,7 +283,11 @@ def _handles(record: Mapping[str, Any], name: str) -> list[Handle]:
 
 def _known(value: Any) -> dict[str, Any]:
     """Return a struct without the fields that only other rows have."""
-    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else {}
+    return (
+        {key: each for key, each in value.items() if each is not None}
+        if isinstance(value, dict)
+        else {}
+    )
 
 
 def _operator(node: str, types: Sequence[str]) -> str:
@@ -302,17 +312,25 @@ def _of_json(path: Path, most: int) -> list[dict[str, Any]]:
         text = file.read()
     try:
         lines = text.splitlines()
-        one_a_line = len(lines) > 1 and lines[0].startswith(b"{") and lines[0].rstrip().endswith(b"}")
-        found = [json.loads(line) for line in lines if line.strip()] if one_a_line else json.loads(text)
+        one_a_line = (
+            len(lines) > 1 and lines[0].startswith(b"{") and lines[0].rstrip().endswith(b"}")
+        )
+        found = (
+            [json.loads(line) for line in lines if line.strip()] if one_a_line else json.loads(text)
+        )
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is no readable JSON ({str(error)[:100]}); save the table again.") from None
+        raise TraceError(
+            f"{path} is no readable JSON ({str(error)[:100]}); save the table again."
+        ) from None
     if isinstance(found, dict) and isinstance(found.get(COLUMN), dict):
         rows = list(found[COLUMN])
         columns = {name: each for name, each in found.items() if isinstance(each, dict)}
         found = [{name: each.get(row) for name, each in columns.items()} for row in rows]
     elif isinstance(found, dict) and COLUMN in found:
         found = [found]
-    if not isinstance(found, list) or not all(isinstance(each, dict) and COLUMN in each for each in found):
+    if not isinstance(found, list) or not all(
+        isinstance(each, dict) and COLUMN in each for each in found
+    ):
         raise TraceError(
             f"{path} is a table of Inspector in an unknown order; save it with orient='records'."
         )
@@ -325,11 +343,15 @@ def _of_parquet(path: Path, most: int) -> list[dict[str, Any]]:
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+            groups = [
+                file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)
+            ]
             size = sum(group.total_byte_size for group in groups)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
-            wanted = [name for name in file.schema_arrow.names if name in KNOWN or UNIT.fullmatch(name)]
+            wanted = [
+                name for name in file.schema_arrow.names if name in KNOWN or UNIT.fullmatch(name)
+            ]
             records: list[dict[str, Any]] = file.read(wanted, use_threads=False).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceError(

@@ -48,7 +48,9 @@ VALUE = regex(rb'"(?<!\\")(\s*:\s*)' + NUMBER + rb"(?=\s*[,}])", re.IGNORECASE)
 END = rb'(?<!\\)(?:\\\\)*"(?=\s*'
 VALUE_ENDS = regex(END + rb'(?:\}\s*(?:[\]},]|\Z)|,\s*"[^"\n]+"\s*:))')
 ENDS = regex(END + rb"[:,\]}])")
-FIELD = regex(rb'"(?:ph|cat|pid|tid|ts|dur|args)"\s*:')  # of an event: a text that holds one has not ended
+FIELD = regex(
+    rb'"(?:ph|cat|pid|tid|ts|dur|args)"\s*:'
+)  # of an event: a text that holds one has not ended
 ESCAPES = regex(rb'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})|[\x00-\x1f"\\]')
 
 
@@ -255,7 +257,9 @@ class EventReader:
         except (ValueError, RecursionError):
             return None
         if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
-            raise TraceError(f"{self.path}: `traceEvents` is not a list; this is not a Kineto trace")
+            raise TraceError(
+                f"{self.path}: `traceEvents` is not a list; this is not a Kineto trace"
+            )
         self.header = Header(**{name: whole.get(name) for name in Header.__struct_fields__})
         return self._patiently(whole["traceEvents"])
 
@@ -269,11 +273,15 @@ class EventReader:
                 f"{self.path} is a PyTorch execution trace (it has `nodes`), which holds no times of "
                 "device work. Give the trace that torch.profiler writes with export_chrome_trace."
             )
-        raise TraceError(f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed")
+        raise TraceError(
+            f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed"
+        )
 
     def _explain_broken(self, text: bytes) -> NoReturn:
         if text.lstrip()[:1] not in (b"{", b"["):
-            raise TraceError(f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed")
+            raise TraceError(
+                f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed"
+            )
         whole = text.decode("utf-8", "replace").rstrip()
         try:
             json.loads(whole)
@@ -300,7 +308,9 @@ class Document(msgspec.Struct, gc=False):
 
 
 @contextmanager
-def opened(path: Path, max_unpacked: int | None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+def opened(
+    path: Path, max_unpacked: int | None
+) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
     """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
 
     Text that says its encoding is in UTF-8, and does not. Raises `TraceError` where it cannot be read.
@@ -344,4 +354,8 @@ def launched_kernels(path: Path, max_unpacked: int | None = None) -> dict[int, s
         events = msgspec.json.decode(text, type=_Document).traceEvents
     except (msgspec.DecodeError, UnicodeError):
         return {}
-    return {event.args.correlation: event.args.kernel for event in events if event.args and event.args.kernel}
+    return {
+        event.args.correlation: event.args.kernel
+        for event in events
+        if event.args and event.args.kernel
+    }

@@ -113,7 +113,11 @@ class Header(msgspec.Struct, gc=False):
 
 # By their names here, as they are written.
 ARGUMENTS = dict(zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True))
-RAW = {name for name, default in zip(ARGUMENTS, Args.__struct_defaults__, strict=True) if default is NOTHING}
+RAW = {
+    name
+    for name, default in zip(ARGUMENTS, Args.__struct_defaults__, strict=True)
+    if default is NOTHING
+}
 
 
 def patient_event(row: Any) -> Event | None:
@@ -180,7 +184,17 @@ CATEGORIES = {
 }
 # Without a note: spans of the profiler itself, and annotations of the CPU repeated on a stream.
 SILENT = (None, "Trace", "gpu_user_annotation")
-KINDS = ("operator", "annotation", "runtime", "module", "blocked", "kernel", "memcpy", "memset", "sync")
+KINDS = (
+    "operator",
+    "annotation",
+    "runtime",
+    "module",
+    "blocked",
+    "kernel",
+    "memcpy",
+    "memset",
+    "sync",
+)
 HOST = ("operator", "annotation", "runtime", "module", "blocked")
 CALLED = ("operator", "annotation", "runtime")
 NAMED = ("operator", "annotation")
@@ -194,11 +208,17 @@ def is_kind(columns: Columns, kinds: Iterable[str]) -> np.ndarray:
 
 CALLS = regex(r"_(runtime|driver)$")
 QUEUES = ("enqueue", "dequeue")  # torch_npu hands its launches to a thread of its own
-LEGACY_CPU, LEGACY_DEVICE = "CPU functions", "CUDA functions"  # processes of torch.autograd.profiler's list
+LEGACY_CPU, LEGACY_DEVICE = (
+    "CPU functions",
+    "CUDA functions",
+)  # processes of torch.autograd.profiler's list
 NPU_FLOW = "async_npu"  # from the operator that asks for work to the work
 NPU_PREFIX = regex(r"^\w+@(?=acl)")  # `AscendCL@aclrtMemcpy`: the layer, the call
 NPU_COLLECTIVE = regex(r"^hcom_")
-ENDS_OF_WAITS = {"event_wait": "Stream Wait Event", "synchronize": "Stream Sync"}  # as CUPTI calls them
+ENDS_OF_WAITS = {
+    "event_wait": "Stream Wait Event",
+    "synchronize": "Stream Sync",
+}  # as CUPTI calls them
 NO_WORK = regex(r"(?i)event.?(record|wait)|notify|wait_sqe|record_sqe")
 COPY = regex(r"(?i)memcpy|memory.?copy|^dma|sdma")
 SET = regex(r"(?i)^memset|^fill_?buffer")
@@ -226,7 +246,11 @@ def other_row(event: Event) -> tuple[str, Event] | None:
         return "runtime", event
     if args is None or not isinstance(event.name, str):
         return None
-    return _of_npu(event, args, event.name) if category is None else _of_category(event, args, event.name)
+    return (
+        _of_npu(event, args, event.name)
+        if category is None
+        else _of_category(event, args, event.name)
+    )
 
 
 def _of_category(event: Event, args: Args, name: str) -> tuple[str, Event] | None:
@@ -270,7 +294,9 @@ def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
     return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
 
 
-def launch_with_neighbours(correlation: np.ndarray, call: np.ndarray, work: np.ndarray) -> np.ndarray:
+def launch_with_neighbours(
+    correlation: np.ndarray, call: np.ndarray, work: np.ndarray
+) -> np.ndarray:
     """Return correlation ids in which work that no flow leads to has the id of the work before it.
 
     torch_npu draws no flow to the copies that an operator makes beside its kernels. A stream runs its work
@@ -303,7 +329,9 @@ def _of_npu(event: Event, args: Args, name: str) -> tuple[str, Event] | None:
     if args.task_type != "":
         if NO_WORK.search(f"{name} {args.task_type}"):
             return "", event
-        event.args = msgspec.structs.replace(args, stream=args.npu_stream, device=0, correlation=start)
+        event.args = msgspec.structs.replace(
+            args, stream=args.npu_stream, device=0, correlation=start
+        )
         return _on_device(event, event.args, name, args.npu_stream)
     if NPU_COLLECTIVE.search(name):
         event.args = msgspec.structs.replace(args, stream=event.tid, device=0, correlation=start)

@@ -95,7 +95,9 @@ def metadata_of(header: Header, path: Path) -> Document:
     versions: Document = {name: getattr(header, name) for name in VERSION_FIELDS}
     versions["nccl_version"] = world.get("nccl_version")
     told = {
-        name: plain_text(str(told)) for name, told in versions.items() if isinstance(told, (str, int, float))
+        name: plain_text(str(told))
+        for name, told in versions.items()
+        if isinstance(told, (str, int, float))
     }
     if told:
         metadata["versions"] = told
@@ -111,9 +113,17 @@ def _is_count(value: Any) -> bool:
 
 
 def _device(given: Document) -> Document:
-    device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if is_amount(given.get(theirs))}
+    device = {
+        ours: given[theirs]
+        for theirs, ours in DEVICE_FIELDS.items()
+        if is_amount(given.get(theirs))
+    }
     device.pop("name", None)
-    return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
+    return (
+        device | {"name": plain_text(given["name"])}
+        if isinstance(given.get("name"), str)
+        else device
+    )
 
 
 def _group(given: Document) -> Document:
@@ -207,7 +217,9 @@ def _type(types: str) -> str | None:
 def _shapes(shapes: str, formats: str) -> str | None:
     """Return the shapes of the inputs as JSON text; None where one is a layout of the device's own."""
     parts = [part.strip() for part in shapes.strip('"').split(";")]
-    plain = all(one.strip().removeprefix("FORMAT_") in PLAIN for one in formats.split(";") if one.strip())
+    plain = all(
+        one.strip().removeprefix("FORMAT_") in PLAIN for one in formats.split(";") if one.strip()
+    )
     if not plain or not any(parts) or not all(SIZES.match(part) for part in parts if part):
         return None
     return "[" + ",".join(f"[{part}]" for part in parts) + "]"
@@ -300,7 +312,9 @@ class _Importer:
             columns[name] = growing.take(name)[order]
         if self.rows.of_npu and {"pid", "correlation"} <= columns.keys():
             host, call, work = (is_kind(columns, kinds) for kinds in (HOST, ("runtime",), DEVICE))
-            columns["pid"][host] = 0  # each layer of software has a process number there; it is one process
+            columns["pid"][host] = (
+                0  # each layer of software has a process number there; it is one process
+            )
             columns["correlation"] = launch_with_neighbours(columns["correlation"], call, work)
         if "correlation" in columns:
             columns["correlation"] = small_ids(columns["correlation"])
@@ -324,7 +338,9 @@ class _Importer:
         order = np.argsort(edges, kind="stable")
         edges = np.append(edges[order], NEVER)
         at = np.searchsorted(edges, end[overhead])
-        near = (edges[at] - end[overhead] <= RESUMES_NS) & (end - start >= LEAST_BLOCKED_NS)[overhead]
+        near = (edges[at] - end[overhead] <= RESUMES_NS) & (end - start >= LEAST_BLOCKED_NS)[
+            overhead
+        ]
         near &= np.searchsorted(edges, start[overhead], side="right") == at
         near &= columns["name"][overhead] != self.rows.names.get("Command Buffer Full", UNKNOWN)
         columns["duration_ns"][overhead[~near]] = 0
@@ -342,12 +358,18 @@ class _Importer:
     def _texts(self, columns: Columns) -> Texts:
         """Return the texts of the coded columns, each once; the texts that say nothing become unknown."""
         element_types(columns, self.codes)
-        read: dict[str, Callable[[Any], str]] = {"grid": triple, "block": triple, "shapes": compact_json}
+        read: dict[str, Callable[[Any], str]] = {
+            "grid": triple,
+            "block": triple,
+            "shapes": compact_json,
+        }
         texts = {
             name: [read.get(name, plain_text)(value) for value in codes.values_in_order()]
             for name, codes in self.codes.items() if name in columns
         }  # fmt: skip
-        texts["name"] = [plain_text(name).removeprefix(MODULE) for name in self.rows.names.values_in_order()]
+        texts["name"] = [
+            plain_text(name).removeprefix(MODULE) for name in self.rows.names.values_in_order()
+        ]
         for name, given in texts.items():
             codes = Names() if name == "name" else Codes()
             table = [codes[text] for text in given]

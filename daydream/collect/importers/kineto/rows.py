@@ -44,7 +44,11 @@ from daydream.collect.importers.kineto.values import (
 )
 from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 
-ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021
+ANNOTATIONS = (
+    "ProfilerStep#",
+    "Optimizer.",
+    "enumerate(DataLoader)#",
+)  # of category Operator in 2021
 MODULE = "nn.Module: "
 CODED = ("shapes", "types", "grid", "block", "layer", "collective", "word", "group")
 
@@ -143,7 +147,10 @@ class Rows:
         duration, no_duration = duration_ns([event.dur for event in frames])
         duration = np.where(no_start | no_duration, UNKNOWN, duration)
         self.lines.add(
-            [str(event.name) for event in frames], start, duration, self.threads.of([e.tid for e in frames])
+            [str(event.name) for event in frames],
+            start,
+            duration,
+            self.threads.of([e.tid for e in frames]),
         )
 
     def _add(self, kind: str, events: list[Event]) -> None:
@@ -200,7 +207,9 @@ class Rows:
                 self.vendor = "xpu"
             for name, place in (("device", "pid"), ("stream", "tid")):
                 if (chunk[name] < 0).any():
-                    chunk[name] = np.where(chunk[name] < 0, self.ids.of(_each(place, events)), chunk[name])
+                    chunk[name] = np.where(
+                        chunk[name] < 0, self.ids.of(_each(place, events)), chunk[name]
+                    )
 
     def _first_known(self, args: list[Args], *fields: str) -> np.ndarray:
         """Return a number a row, of the first of some fields that has one."""
@@ -226,14 +235,18 @@ class Rows:
         for name, rows in ((kind, rest), ("annotation", annotation), ("module", module)):
             if rows.any():
                 part = {column: values[rows] for column, values in chunk.items()}
-                if name == "module":  # no Python frame but someone's own range: it names the whole path
+                if (
+                    name == "module"
+                ):  # no Python frame but someone's own range: it names the whole path
                     names = self.names.values_in_order()
                     paths = [names[code].removeprefix(MODULE) for code in part["name"].tolist()]
                     part["layer"] = self.codes["layer"].of(paths)
                 self._keep_as(name, part)
 
     def _keep_as(self, kind: str, chunk: Columns) -> None:
-        self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})
+        self.growing.append(
+            chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)}
+        )
 
 
 def _each(field: str, rows: Sequence[Event | Args]) -> list[Any]:

@@ -164,7 +164,13 @@ def _exact_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
             digits = bytes(value)
             whole, _, part = digits.partition(b".")
             # Most are so. Below 9.2e15 they fit 63 bits.
-            if whole.isdigit() and len(whole) <= 16 and whole < b"92" and len(part) == 3 and part.isdigit():
+            if (
+                whole.isdigit()
+                and len(whole) <= 16
+                and whole < b"92"
+                and len(part) == 3
+                and part.isdigit()
+            ):
                 result[row] = int(digits.replace(b".", b""))
                 continue
             text = digits.decode("ascii", "replace").strip('"')
@@ -172,7 +178,9 @@ def _exact_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
             us = Decimal(str(text))
         except InvalidOperation:
             us = NOT_A_TIME
-        if us.is_finite() and -LARGEST_US <= us <= LARGEST_US:  # abs() would round, and may overflow
+        if (
+            us.is_finite() and -LARGEST_US <= us <= LARGEST_US
+        ):  # abs() would round, and may overflow
             result[row] = int((us * 1000).to_integral_value())
         else:
             bad[row] = True
@@ -197,7 +205,11 @@ def plain_text(text: Any) -> str:
     """Return a JSON string's content (anything else as it stands), without what cannot be encoded."""
     value = parsed(text) if isinstance(text, bytes) else text
     value = (
-        value if isinstance(value, str) else "" if value is None else json.dumps(value, separators=(",", ":"))
+        value
+        if isinstance(value, str)
+        else ""
+        if value is None
+        else json.dumps(value, separators=(",", ":"))
     )
     return value.encode("utf-8", "replace").decode()
 
@@ -235,7 +247,9 @@ def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     return order
 
 
-def in_order(growing: GrowingColumns, left_out: Counter[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def in_order(
+    growing: GrowingColumns, left_out: Counter[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Take the times of rows: their order, outer rows first, and starts and durations in it.
 
     Rows at absurd times are left out, and counted.
@@ -319,11 +333,15 @@ class MemoryRows:
         bad = columns.pop("bad")
         kind = columns.pop("kind")
         columns = {name: column.astype(np.int64) for name, column in columns.items()}
-        bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (columns["device"] < 0))
+        bad |= (
+            (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (columns["device"] < 0))
+        )
         columns["time_ns"] = np.where(bad, 0, columns["time_ns"] - first_ns)
         columns["device"] = np.where(kind == CPU_TYPE, HOST, columns["device"])
         own = ~self._of_another_kind(kind, bad)
-        return events_of({name: column[own] for name, column in columns.items()}, bad[own], self.notes)
+        return events_of(
+            {name: column[own] for name, column in columns.items()}, bad[own], self.notes
+        )
 
     def _of_another_kind(self, kind: np.ndarray, bad: np.ndarray) -> np.ndarray:
         """Return the rows that are neither the CPU's nor of the kind of device with most rows: bool, (rows,).

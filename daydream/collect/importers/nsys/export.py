@@ -54,7 +54,9 @@ class Export:
     def __contains__(self, table: str) -> bool:
         return table in self.tables
 
-    def blocks(self, table: str, fields: Sequence[str], *, text: str | None = None) -> Iterator[Columns]:
+    def blocks(
+        self, table: str, fields: Sequence[str], *, text: str | None = None
+    ) -> Iterator[Columns]:
         """Yield integer columns of a table in blocks of rows; one text column may follow, as objects.
 
         Null is `MISSING` in times and `UNKNOWN` in other columns, as is a column the table lacks.
@@ -67,7 +69,9 @@ class Export:
             try:
                 numbers = np.array([row[: len(fields)] for row in rows], np.int64)
             except (TypeError, ValueError, OverflowError):
-                raise TraceError(f"{self.path}: table {table} holds more than whole numbers.") from None
+                raise TraceError(
+                    f"{self.path}: table {table} holds more than whole numbers."
+                ) from None
             block = dict(zip(fields, np.ascontiguousarray(numbers.T), strict=True))
             if text is not None:
                 block[text] = np.array([row[-1] for row in rows], object)
@@ -96,7 +100,9 @@ class Export:
     def string(self, code: int) -> str | None:
         """Return the text behind an id of `StringIds`, None if there is none."""
         if code not in self.strings:
-            row = self.connection.execute("SELECT value FROM StringIds WHERE id = ?", (code,)).fetchone()
+            row = self.connection.execute(
+                "SELECT value FROM StringIds WHERE id = ?", (code,)
+            ).fetchone()
             self.strings[code] = row[0] if row and isinstance(row[0], str) else None
         return self.strings[code]
 
@@ -136,7 +142,9 @@ def process_of(packed: np.ndarray) -> np.ndarray:
 def pid_and_tid(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return process and thread ids as the operating system numbers them."""
     known = packed >= 0
-    return np.where(known, packed >> 24 & 0xFFFFFF, NO_ID), np.where(known, packed & 0xFFFFFF, NO_ID)
+    return np.where(known, packed >> 24 & 0xFFFFFF, NO_ID), np.where(
+        known, packed & 0xFFFFFF, NO_ID
+    )
 
 
 class Processes:
@@ -191,7 +199,9 @@ def split_ranks(recording: Recording) -> list[Recording]:
         parts.append(Recording(columns, texts, metadata, memory))
     outside = int((ranks < 0).sum())
     if outside:
-        parts[0].note(f"{counted(outside, 'row', 'rows')} of processes without device work left out.")
+        parts[0].note(
+            f"{counted(outside, 'row', 'rows')} of processes without device work left out."
+        )
     return parts
 
 
@@ -269,6 +279,7 @@ def _threads(recording: Recording, correlation: np.ndarray) -> tuple[np.ndarray,
     at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
     found = (correlation != UNKNOWN) & (ids[at] == correlation)
     pid, tid = (
-        np.where(found, np.asarray(recording[name], np.int64)[calls[at]], NO_ID) for name in ("pid", "tid")
+        np.where(found, np.asarray(recording[name], np.int64)[calls[at]], NO_ID)
+        for name in ("pid", "tid")
     )
     return pid, tid

@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import SAID, Recording, narrow
-from daydream.collect.importers.nsys.export import Export, Processes, pid_and_tid, process_of, read_memory
+from daydream.collect.importers.nsys.export import (
+    Export,
+    Processes,
+    pid_and_tid,
+    process_of,
+    read_memory,
+)
 from daydream.collect.importers.nsys.waits import (
     BLOCKED,
     WAITS,
@@ -37,7 +43,9 @@ from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns, Docume
 from daydream.trace.valid import is_amount
 
 GRAPH = "CUDA graph"
-API_VERSION = regex(r"_v\d{4,}$")  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
+API_VERSION = regex(
+    r"_v\d{4,}$"
+)  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
 
 # The enum tables give these words where they are there; these are the ids of all versions seen.
 COPY_KINDS = (
@@ -208,7 +216,9 @@ class _Importer:
         columns = self._columns()
         rows = len(columns["start_ns"])
         if not rows:
-            raise TraceError(f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row.")
+            raise TraceError(
+                f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row."
+            )
         processes = columns.pop("process")
         contexts = columns.pop("context")
         origin = int(columns["start_ns"].min())
@@ -216,7 +226,9 @@ class _Importer:
         self._number_processes(columns, processes)
         texts = {name: list(self.codes[name]) for name in self.codes if name in columns}
         metadata = {
-            "source": f"nsys {self.export.about('EXPORT_SCHEMA_VERSION')} {file_name}".replace("  ", " "),
+            "source": f"nsys {self.export.about('EXPORT_SCHEMA_VERSION')} {file_name}".replace(
+                "  ", " "
+            ),
             "vendor": "cuda",
             "origin_ns": origin + self.export.session_start_ns(),
             "devices": self._devices(columns["device"]),
@@ -237,7 +249,15 @@ class _Importer:
         return _without_unknown(recording)
 
     def _kernels(self) -> None:
-        fields = ("demangledName", "shortName", "mangledName", "graphId", "graphNodeId", *EXTENTS, *PLACE)
+        fields = (
+            "demangledName",
+            "shortName",
+            "mangledName",
+            "graphId",
+            "graphNodeId",
+            *EXTENTS,
+            *PLACE,
+        )
         for rows in self._blocks(KERNELS, fields):
             name = np.where(rows["demangledName"] >= 0, rows["demangledName"], rows["shortName"])
             name = self._strings(np.where(name >= 0, name, rows["mangledName"]), "unnamed kernel")
@@ -256,7 +276,9 @@ class _Importer:
     def _memsets(self) -> None:
         for rows in self._blocks(MEMSETS, ("bytes", "memKind", "graphNodeId", *PLACE)):
             used, which = np.unique(rows["memKind"], return_inverse=True)
-            name = self._code("name", [self.copy_names.memset(kind) for kind in used.tolist()])[which]
+            name = self._code("name", [self.copy_names.memset(kind) for kind in used.tolist()])[
+                which
+            ]
             self._add("memset", rows, name=name, bytes=rows["bytes"], **_on_device(rows))
 
     def _graphs(self) -> None:
@@ -276,7 +298,9 @@ class _Importer:
     def _calls(self) -> None:
         for rows in self._blocks(CALLS, ("correlationId", "nameId")):
             used, which = np.unique(rows["nameId"], return_inverse=True)
-            names = [call_name(self.export.string(name) or "unnamed call") for name in used.tolist()]
+            names = [
+                call_name(self.export.string(name) or "unnamed call") for name in used.tolist()
+            ]
             name = self._code("name", names)[which]
             self._add("runtime", rows, name=name, correlation=rows["correlationId"])
 
@@ -285,7 +309,9 @@ class _Importer:
         coded: dict[str, tuple[int, int, int, int]] = {}
         for rows in self._blocks(RANGES, ("eventType", "textId"), text="text"):
             labels = rows.pop("text")
-            for row in [row for row, label in enumerate(labels.tolist()) if not isinstance(label, str)]:
+            for row in [
+                row for row, label in enumerate(labels.tolist()) if not isinstance(label, str)
+            ]:
                 labels[row] = self.export.string(int(rows["textId"][row])) or "unnamed range"
             for label in sorted(set(labels.tolist()) - coded.keys()):
                 coded[label] = self._coded_range(label)
@@ -322,7 +348,9 @@ class _Importer:
         waits = np.flatnonzero([bool(WAITS.search(text)) for text in names])
         if not len(waits):
             return
-        rows = {name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]}
+        rows = {
+            name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]
+        }
         woke = [np.stack([block["start"], block["globalTid"]]) for block in self._blocks(WAKES, ())]
         calls, caller = np.concatenate([np.empty((2, 0), np.int64), *woke], axis=1)
         order = np.argsort(calls, kind="stable")
@@ -354,21 +382,33 @@ class _Importer:
             block["correlationId"] = self.processes.correlation(block["correlationId"], owner)
         resolve_waits(recording, rows, sync, records)
 
-    def _blocks(self, table: str, fields: tuple[str, ...], *, text: str | None = None) -> Iterator[Columns]:
+    def _blocks(
+        self, table: str, fields: tuple[str, ...], *, text: str | None = None
+    ) -> Iterator[Columns]:
         """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
         if table not in self.export:
             return
         owner = "globalTid" if table in (CALLS, RANGES, BLOCKED, WAKES) else "globalPid"
         for rows in self.export.blocks(table, ("start", "end", owner, *fields), text=text):
-            good = (rows["start"] > -LONGEST_NS) & (rows["end"] < LONGEST_NS) & (rows["end"] >= rows["start"])
+            good = (
+                (rows["start"] > -LONGEST_NS)
+                & (rows["end"] < LONGEST_NS)
+                & (rows["end"] >= rows["start"])
+            )
             # marks and domains are no ranges and have no end
-            wanted = np.isin(rows["eventType"], RANGE_TYPES) if table == RANGES else np.ones(len(good), bool)
+            wanted = (
+                np.isin(rows["eventType"], RANGE_TYPES)
+                if table == RANGES
+                else np.ones(len(good), bool)
+            )
             self.unfinished += int((wanted & ~good).sum())
             good &= wanted
             if good.any():
                 yield rows if good.all() else {name: column[good] for name, column in rows.items()}
 
-    def _add(self, of_kind: str | None, rows: Mapping[str, np.ndarray], **columns: np.ndarray) -> None:
+    def _add(
+        self, of_kind: str | None, rows: Mapping[str, np.ndarray], **columns: np.ndarray
+    ) -> None:
         if of_kind is not None:
             columns["kind"] = np.repeat(self._code("kind", [of_kind]), len(rows["start"]))
         columns["start_ns"] = rows["start"]
@@ -381,7 +421,9 @@ class _Importer:
     def _columns(self) -> Columns:
         """Return whole columns in order of start, enclosing rows first."""
         sizes = [len(part["start_ns"]) for part in self.parts]
-        names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(*self.parts)
+        names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(
+            *self.parts
+        )
         columns = {}
         for name in sorted(names):
             null = FIELDS[name].null if name in FIELDS else UNKNOWN
@@ -391,11 +433,15 @@ class _Importer:
             ]
             columns[name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
         order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
-        return {name: column[order].astype(np.int64, copy=False) for name, column in columns.items()}
+        return {
+            name: column[order].astype(np.int64, copy=False) for name, column in columns.items()
+        }
 
     def _number_processes(self, columns: Columns, processes: np.ndarray) -> None:
         """Give ranks to the processes with device work, and make correlation ids unique across processes."""
-        on_device = np.isin(columns["kind"], [self.codes["kind"].get(kind, -2) for kind in DEVICE_KINDS])
+        on_device = np.isin(
+            columns["kind"], [self.codes["kind"].get(kind, -2) for kind in DEVICE_KINDS]
+        )
         self.processes = Processes(processes, on_device, columns["device"])
         columns["correlation"] = self.processes.correlation(columns["correlation"], processes)
         if self.processes.ranks > 1:
@@ -413,7 +459,9 @@ class _Importer:
                 if row.get("id") == seen.get("gpuId") is not None:
                     pairs.setdefault(seen.get("cudaId"), row)
         if not pairs:
-            cuda = [row for row in gpus if row.get("smCount") != 0] or gpus  # not those of other vendors
+            cuda = [
+                row for row in gpus if row.get("smCount") != 0
+            ] or gpus  # not those of other vendors
             for row in cuda:
                 numbers = (row.get("cuDevice"), row.get("id"))
                 pairs.setdefault(next(filter(is_amount, numbers), None), row)
@@ -433,13 +481,17 @@ class _Importer:
 
     def _strings(self, ids: np.ndarray, unnamed: str) -> np.ndarray:
         used, which = np.unique(ids, return_inverse=True)
-        return self._code("name", [self.export.string(code) or unnamed for code in used.tolist()])[which]
+        return self._code("name", [self.export.string(code) or unnamed for code in used.tolist()])[
+            which
+        ]
 
     def _triples(self, rows: Mapping[str, np.ndarray], field: str) -> np.ndarray:
         """Return codes of `x,y,z` texts; unknown where an extent is missing."""
         x, y, z = (rows[field + axis] for axis in "XYZ")
         known = (np.minimum(np.minimum(x, y), z) >= 0) & (x < 2**31) & (np.maximum(y, z) < 2**16)
-        packed = np.where(known, x | y << 31 | z << 47, UNKNOWN)  # CUDA's limits: 2^31 - 1, 65535, 65535
+        packed = np.where(
+            known, x | y << 31 | z << 47, UNKNOWN
+        )  # CUDA's limits: 2^31 - 1, 65535, 65535
         used, which = np.unique(packed, return_inverse=True)
         texts = [f"{p & 0x7FFFFFFF},{p >> 31 & 0xFFFF},{p >> 47}" for p in used.tolist() if p >= 0]
         codes = self._code(field, texts)

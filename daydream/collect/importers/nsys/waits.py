@@ -65,7 +65,9 @@ def name_syncs(
             if word.endswith(ending):
                 types[code] = name
     texts = recording.text("name")
-    says = [next((name for pattern, name in CALLS if pattern.search(text)), None) for text in texts] + [None]
+    says = [
+        next((name for pattern, name in CALLS if pattern.search(text)), None) for text in texts
+    ] + [None]
     call = _calls(recording, recording["correlation"][rows])
     columns = (
         np.where(call >= 0, recording["name"][call], len(texts)),
@@ -75,7 +77,9 @@ def name_syncs(
         recording["stream"][rows],
     )
     names: list[str] = []
-    for code, kind, older, event, stream in zip(*(column.tolist() for column in columns), strict=True):
+    for code, kind, older, event, stream in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
         said = says[code]
         by_ids = "Event Sync" if event >= 0 else "Stream Sync" if stream >= 0 else "Context Sync"
         by_type = types.get(kind) or said or DEPRECATED_TYPES.get(older) or by_ids
@@ -108,7 +112,9 @@ def resolve_waits(
     Waits without a record are counted in a note.
     """
     names = recording.text("name")
-    waits = np.isin(recording["name"][rows], [code for code, name in enumerate(names) if name in EVENT_WAITS])
+    waits = np.isin(
+        recording["name"][rows], [code for code, name in enumerate(names) if name in EVENT_WAITS]
+    )
     waits &= sync["eventId"] >= 0
     where = rows[waits]
     stream = np.full(len(recording), UNKNOWN)
@@ -122,7 +128,9 @@ def resolve_waits(
         numbered = bool((table["eventSyncId"] >= 0).any())
         events = np.stack(
             [
-                np.concatenate((table["correlationId"] >> 32, recording["correlation"][where] >> 32)),
+                np.concatenate(
+                    (table["correlationId"] >> 32, recording["correlation"][where] >> 32)
+                ),
                 np.concatenate((table["eventId"], sync["eventId"][waits])),
                 np.concatenate((table["eventSyncId"], sync["eventSyncId"][waits])) * numbered,
             ]
@@ -133,7 +141,9 @@ def resolve_waits(
         order = np.lexsort((is_wait, time_ns, group))
         place = np.where(is_wait[order], -1, np.arange(len(order)))
         latest = np.maximum.accumulate(place)
-        found = (latest >= 0) & (group[order][np.maximum(latest, 0)] == group[order]) & is_wait[order]
+        found = (
+            (latest >= 0) & (group[order][np.maximum(latest, 0)] == group[order]) & is_wait[order]
+        )
         record = order[latest[found]]
         wait = where[order[found] - len(recorded_ns)]
         stream[wait] = table["streamId"][record]
@@ -160,7 +170,9 @@ def _calls(recording: Recording, correlation: np.ndarray) -> np.ndarray:
 
 
 BLOCKED = "daydream blocked intervals"
-LATEST_NS = 1_000_000  # between a thread's wait and the switch in of the one that it woke: 0 to 370 us
+LATEST_NS = (
+    1_000_000  # between a thread's wait and the switch in of the one that it woke: 0 to 370 us
+)
 CHANCE = 0.1  # of any moment to lie as close to one of its waits
 WAITS = regex(
     r"^(off the CPU|no CPU sample|profiler: )|wait|poll|select|sleep|recv|join|_lock$"
@@ -235,7 +247,10 @@ def wakers(
         woke = np.append(before, calls[caller == other])
         last = np.searchsorted(woke, end, side="right")
         for distance, often in (
-            (np.minimum(end - begins[behind - 1], after), behind - np.searchsorted(begins, start) + 1),
+            (
+                np.minimum(end - begins[behind - 1], after),
+                behind - np.searchsorted(begins, start) + 1,
+            ),
             (end - woke[last - 1], last - np.searchsorted(woke, start)),
         ):
             sure = (often > 0) & (often * distance <= CHANCE * (end - start))

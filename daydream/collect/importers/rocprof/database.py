@@ -47,8 +47,14 @@ def read_rocpd(connection: sqlite3.Connection, path: Path) -> list[Recording]:
 
 
 def _suffixes(connection: sqlite3.Connection) -> list[str]:
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
-    return [name[len(STRINGS) :] for (name,) in names if isinstance(name, str) and name.startswith(STRINGS)]
+    names = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+    ).fetchall()
+    return [
+        name[len(STRINGS) :]
+        for (name,) in names
+        if isinstance(name, str) and name.startswith(STRINGS)
+    ]
 
 
 class _Process:
@@ -63,8 +69,12 @@ class _Process:
         self.pids = self._named("info_process", "pid")
         self.tids = self._named("info_thread", "tid")
         self.categories = self._named("event", "category_id")
-        self.agents = {row["id"]: row for row in self._rows("info_agent", ("id", "type", *AGENT_NAMES))}
-        gpus = [key for key, row in self.agents.items() if row["type"] == "GPU" and isinstance(key, int)]
+        self.agents = {
+            row["id"]: row for row in self._rows("info_agent", ("id", "type", *AGENT_NAMES))
+        }
+        gpus = [
+            key for key, row in self.agents.items() if row["type"] == "GPU" and isinstance(key, int)
+        ]
         self.numbers: dict[Any, int] = {key: number for number, key in enumerate(sorted(gpus))}
 
     def is_empty(self) -> bool:
@@ -106,7 +116,8 @@ class _Process:
             for row in self._rows("info_kernel_symbol", ("id", "display_name", "kernel_name"))
         }
         grids, threads = (
-            [[row[f"{what}_size_{axis}"] for row in rows] for axis in AXES] for what in ("grid", "workgroup")
+            [[row[f"{what}_size_{axis}"] for row in rows] for axis in AXES]
+            for what in ("grid", "workgroup")
         )
         rocprof.add_kernels(
             self.builder, _times(rows), [str(symbols.get(row["kernel_id"]) or "") for row in rows],
@@ -126,7 +137,9 @@ class _Process:
         name = str(self.texts.get(row["name_id"]) or "")
         if rocprof.copy_name(name) != rocprof.copy_name(""):
             return name
-        ends = [self.agents.get(row[side], {}).get("type") for side in ("src_agent_id", "dst_agent_id")]
+        ends = [
+            self.agents.get(row[side], {}).get("type") for side in ("src_agent_id", "dst_agent_id")
+        ]
         words = ["DEVICE" if end == "GPU" else "HOST" if end == "CPU" else "" for end in ends]
         return "_TO_".join(words) if all(words) else ""
 
@@ -149,7 +162,9 @@ class _Process:
         best: tuple[int, dict[Any, int]] = (-1, {})
         for column in ("stack_id", "correlation_id"):
             of = {
-                row["id"]: row[column] for row in events if isinstance(row[column], int) and row[column] > 0
+                row["id"]: row[column]
+                for row in events
+                if isinstance(row[column], int) and row[column] > 0
             }
             told = {of[event] for event in calls if event in of}
             tied = sum(of.get(event) in told for event in work if event in of)
@@ -186,7 +201,9 @@ def _times(rows: Rows) -> rocprof.Times:
 
 
 def _streams(rows: Rows) -> np.ndarray:
-    return rocprof.streams_or_queues([row["stream_id"] for row in rows], [row["queue_id"] for row in rows])
+    return rocprof.streams_or_queues(
+        [row["stream_id"] for row in rows], [row["queue_id"] for row in rows]
+    )
 
 
 def _by_event(rows: Rows, ids: dict[Any, int]) -> np.ndarray:

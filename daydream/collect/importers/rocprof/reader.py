@@ -179,9 +179,13 @@ def _recording(path: Path, process: _Process) -> Recording:
     recording = rocprof.recording_of(builder, path)
     used = set(np.unique(np.asarray(recording["device"])).tolist())
     described = [
-        _described(number, devices.get(handle, {})) for handle, number in numbers.items() if number in used
+        _described(number, devices.get(handle, {}))
+        for handle, number in numbers.items()
+        if number in used
     ]
-    recording.metadata["devices"] = described or [{"id": number} for number in sorted(used) if number >= 0]
+    recording.metadata["devices"] = described or [
+        {"id": number} for number in sorted(used) if number >= 0
+    ]
     return rocprof.finish(recording, notes)
 
 
@@ -190,7 +194,11 @@ def _described(number: int, agent: Document) -> Document:
     name = agent.get("product_name") or agent.get("name")
     if isinstance(name, str):
         device["name"] = name.encode("utf-8", "replace").decode()[:200]
-    device |= {ours: agent[theirs] for theirs, ours in DEVICE_FIELDS.items() if is_amount(agent.get(theirs))}
+    device |= {
+        ours: agent[theirs]
+        for theirs, ours in DEVICE_FIELDS.items()
+        if is_amount(agent.get(theirs))
+    }
     if is_amount(agent.get(SPEED)) and agent[SPEED] < 10**6:
         device["clock_hz"] = agent[SPEED] * 10**6
     return device
@@ -206,7 +214,9 @@ def _correlation(rows: list[Any]) -> np.ndarray:
 
 def _add_kernels(builder: RowBuilder, process: _Process, numbers: dict[int, int]) -> None:
     names = {
-        symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+        symbol.kernel_id: symbol.formatted_kernel_name
+        or symbol.demangled_kernel_name
+        or symbol.kernel_name
         for symbol in process.kernel_symbols
     }
     for rows in portions(process.buffer_records.kernel_dispatch, _Dispatch):
@@ -225,7 +235,9 @@ def _streams(rows: list[Any], queues: Sequence[int | None]) -> np.ndarray:
     return rocprof.streams_or_queues([row.stream_id.handle for row in rows], queues)
 
 
-def _add_copies(builder: RowBuilder, process: _Process, numbers: dict[int, int], notes: list[str]) -> None:
+def _add_copies(
+    builder: RowBuilder, process: _Process, numbers: dict[int, int], notes: list[str]
+) -> None:
     for rows in portions(process.buffer_records.memory_copy, _Copy):
         rocprof.add_copies(
             builder, _times(rows), [_operation(process, row) for row in rows],

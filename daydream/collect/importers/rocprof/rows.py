@@ -22,7 +22,9 @@ PORTION = 1 << 14  # rows
 Element = TypeVar("Element")
 
 
-def portions(array: msgspec.Raw, kind: type[Element], rows: int = PORTION) -> Iterator[list[Element]]:
+def portions(
+    array: msgspec.Raw, kind: type[Element], rows: int = PORTION
+) -> Iterator[list[Element]]:
     """Yield lists of an array's elements, each decoded as `kind`, some rows at a time.
 
     Raises `msgspec.DecodeError` if an element is not of that kind.
@@ -33,7 +35,9 @@ def portions(array: msgspec.Raw, kind: type[Element], rows: int = PORTION) -> It
         yield [decoder.decode(element) for element in elements[first : first + rows]]
 
 
-CLONE = regex(r"( \[clone \.kd\]|\.kd)$")  # of the kernel's descriptor, which is no part of its name
+CLONE = regex(
+    r"( \[clone \.kd\]|\.kd)$"
+)  # of the kernel's descriptor, which is no part of its name
 NOTHING = (
     "holds no kernel, copy, call or range with a readable time. Record with rocprofv3 --kernel-trace "
     "--hip-trace --memory-copy-trace."
@@ -51,9 +55,7 @@ NO_LAUNCHES = (
     "No call into HIP or HSA was recorded: kernels have no launches, and what the CPU does is unknown. "
     "rocprofv3 --hip-trace records the calls."
 )
-UNLINKED = (
-    "{} of {} rows of the device have no call with their correlation id; they stay where they were recorded."
-)
+UNLINKED = "{} of {} rows of the device have no call with their correlation id; they stay where they were recorded."
 COPY_LANES = "Copies have no stream in this file: they stand on a lane for each direction."
 FIRST_COPY_LANE = 1_000_000  # above the numbers of streams and queues
 
@@ -105,18 +107,24 @@ def numbers_of(numbers: dict[Any, int], agents: Sequence[Any]) -> np.ndarray:
     """Return the numbers of devices by their agents; one that is not described gets the next."""
     known = [one is not None and (not isinstance(one, int) or one >= 0) for one in agents]
     pairs = zip(agents, known, strict=True)
-    return np.array([numbers.setdefault(a, len(numbers)) if k else UNKNOWN for a, k in pairs], np.int64)
+    return np.array(
+        [numbers.setdefault(a, len(numbers)) if k else UNKNOWN for a, k in pairs], np.int64
+    )
 
 
 def ends_of(numbers: Mapping[Any, int], target: Sequence[Any], source: Sequence[Any]) -> np.ndarray:
     """Return the device of each copy: its target, else its source."""
-    found = [numbers.get(to, numbers.get(of, UNKNOWN)) for to, of in zip(target, source, strict=True)]
+    found = [
+        numbers.get(to, numbers.get(of, UNKNOWN)) for to, of in zip(target, source, strict=True)
+    ]
     return np.array(found, np.int64)
 
 
 def recording_of(builder: RowBuilder, path: Path) -> Recording:
     """Return the recording of all rows. Raises `TraceError` if there is none."""
-    return builder.recording(path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
+    return builder.recording(
+        path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True
+    )
 
 
 def kernel_name(recorded: str) -> str:
@@ -131,7 +139,10 @@ def copy_name(direction: str) -> str:
 
 def copy_lanes(builder: RowBuilder, names: np.ndarray) -> np.ndarray:
     """Return a lane for each copy, one a direction, where no stream is known."""
-    lanes = {builder.code("name", name): place for place, name in enumerate((*COPY_NAMES.values(), "Memcpy"))}
+    lanes = {
+        builder.code("name", name): place
+        for place, name in enumerate((*COPY_NAMES.values(), "Memcpy"))
+    }
     return np.array([FIRST_COPY_LANE + lanes[code] for code in names.tolist()], np.int64)
 
 
@@ -146,10 +157,14 @@ def blocks(
         threads: extents of a workgroup, likewise.
 
     """
-    grid, block = (np.stack([whole(axis) for axis in triple], axis=1) for triple in (items, threads))
+    grid, block = (
+        np.stack([whole(axis) for axis in triple], axis=1) for triple in (items, threads)
+    )
     good = (grid > 0) & (grid < 2**32) & (block > 0) & (block < 2**16)
     both = np.where(
-        good.all(axis=1, keepdims=True), np.concatenate([-(-grid // np.maximum(block, 1)), block], axis=1), 0
+        good.all(axis=1, keepdims=True),
+        np.concatenate([-(-grid // np.maximum(block, 1)), block], axis=1),
+        0,
     )
     used, which = np.unique(both, axis=0, return_inverse=True)
     codes = np.array([
@@ -179,10 +194,15 @@ def add_calls(
     """
     of_marker = np.array([MARKERS in domain.upper() for domain in domains], bool)
     of_rccl = np.array([RCCL in domain.upper() for domain in domains], bool)
-    texts = [f"rccl:{name}" if rccl else name for name, rccl in zip(names, of_rccl.tolist(), strict=True)]
+    texts = [
+        f"rccl:{name}" if rccl else name for name, rccl in zip(names, of_rccl.tolist(), strict=True)
+    ]
     name = builder.coded("name", [text or "unnamed call" for text in texts])
     moment = of_marker & np.equal(end, start)
-    for kind, mine in (("runtime", ~of_marker & ~of_rccl), ("annotation", (of_marker | of_rccl) & ~moment)):
+    for kind, mine in (
+        ("runtime", ~of_marker & ~of_rccl),
+        ("annotation", (of_marker | of_rccl) & ~moment),
+    ):
         if mine.any():
             part = {key: column[mine] for key, column in columns.items()}
             if kind == "annotation":
@@ -194,7 +214,9 @@ def finish(recording: Recording, notes: Sequence[str] = ()) -> Recording:
     """Number what is handles, and say what is not known of the launches. Returns the recording."""
     for name in ("stream", "device"):
         if name in recording.columns:
-            recording.columns[name] = small_ids(np.asarray(recording.columns[name], np.int64), 2**31)
+            recording.columns[name] = small_ids(
+                np.asarray(recording.columns[name], np.int64), 2**31
+            )
     for note in notes:
         recording.note(note)
     device = recording.is_kind(*DEVICE_KINDS)

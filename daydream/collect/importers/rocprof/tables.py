@@ -103,15 +103,27 @@ class _Reader:
                 "to a trace that was recorded without."
             )
         if sort is None:
-            raise TraceError(f"{path} is none of rocprofv3's tables: its columns are {header[:100]!r}.")
+            raise TraceError(
+                f"{path} is none of rocprofv3's tables: its columns are {header[:100]!r}."
+            )
         if sort == OTHER:
             self.others.append(path.name)
             return
-        add = {KERNELS: self._kernels, CALLS: self._calls, COPIES: self._copies, AGENTS: self._agents}[sort]
+        add = {
+            KERNELS: self._kernels,
+            CALLS: self._calls,
+            COPIES: self._copies,
+            AGENTS: self._agents,
+        }[sort]
         for rows, cut in _portions(lines, names):
             self.cut += cut
             if rows:
-                add({name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
+                add(
+                    {
+                        name: list(column)
+                        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+                    }
+                )
 
     def recording(self, paths: Sequence[Path]) -> Recording:
         self.builder.left_out["had more or fewer fields than the header"] += self.cut
@@ -119,13 +131,16 @@ class _Reader:
         if len(paths) > 1:
             recording.metadata["source"] += f" and {len(paths) - 1} more"
         if self.others:
-            self.notes.append(f"Left out, as it holds no rows of a trace: {', '.join(sorted(self.others))}.")
+            self.notes.append(
+                f"Left out, as it holds no rows of a trace: {', '.join(sorted(self.others))}."
+            )
         recording.metadata["devices"] = self._number_devices(recording)
         return rocprof.finish(recording, self.notes)
 
     def _kernels(self, columns: Columns) -> None:
         items, threads = (
-            [_column(columns, f"{what}_size_{axis}", "1") for axis in "xyz"] for what in ("grid", "workgroup")
+            [_column(columns, f"{what}_size_{axis}", "1") for axis in "xyz"]
+            for what in ("grid", "workgroup")
         )
         for triple, what in ((items, "grid_size"), (threads, "workgroup_size")):
             if f"{what}_x" not in columns:  # some tables give the product alone
@@ -144,7 +159,9 @@ class _Reader:
     def _copies(self, columns: Columns) -> None:
         source = _agent(columns, "source_agent_id")
         target = _agent(columns, "destination_agent_id")
-        to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
+        to_host = np.array(
+            ["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool
+        )
         rocprof.add_copies(
             self.builder,
             _times(columns),
@@ -164,7 +181,9 @@ class _Reader:
             "tid": np.where(tid < 0, NO_ID, tid),
             "correlation": _correlation(columns),
         }
-        rocprof.add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
+        rocprof.add_calls(
+            self.builder, columns["domain"], columns["function"], *_times(columns), given
+        )
 
     def _agents(self, columns: Columns) -> None:
         nodes = _numbers(columns, "node_id").tolist()
@@ -197,7 +216,9 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
         block = file.read(BLOCK_BYTES)  # of text in another encoding it may be more
         *lines, rest = (rest + block).split(b"\n")
         if len(rest) > LONGEST_LINE:
-            raise TraceError(f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes.")
+            raise TraceError(
+                f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes."
+            )
         for line in lines if block else [rest]:
             if line.strip():
                 yield line.decode("utf-8", "replace").replace("\0", "\ufffd") + "\n"
@@ -228,7 +249,9 @@ def _numbers(columns: Columns, name: str) -> np.ndarray:
 
 
 def _streams(columns: Columns, queues: str) -> np.ndarray:
-    return rocprof.streams_or_queues(_column(columns, "stream_id", ""), _column(columns, queues, ""))
+    return rocprof.streams_or_queues(
+        _column(columns, "stream_id", ""), _column(columns, queues, "")
+    )
 
 
 def _times(columns: Columns) -> rocprof.Times:

@@ -42,7 +42,9 @@ from daydream.trace.valid import LARGEST_AMOUNT
 
 WRAPPED = regex(r"^(jvp|transpose|vmap|pmap|remat|checkpoint|rematted_computation|custom_jvp_call|"
                      r"custom_vjp_call|named)\((.*)\)$")  # fmt: skip
-CALLS = regex(r"^(jit|pjit|xla_call|shard_map|pmap|xla_pmap|core_call|closed_call)\(|^(jit|pjit|main)$")
+CALLS = regex(
+    r"^(jit|pjit|xla_call|shard_map|pmap|xla_pmap|core_call|closed_call)\(|^(jit|pjit|main)$"
+)
 CONTROL = frozenset({
     "while", "body", "cond", "scan", "checkpoint", "remat", "remat2", "rematted_computation", "closed_call",
     "custom_jvp_call", "custom_vjp_call", "pjit", "shard_map",
@@ -99,7 +101,12 @@ CONVOLUTION = 16
 DOT = 30
 NUMBERS = {9: "parameter", 35: "id"}
 LISTS = {36: "operands", 38: "called"}
-TEXTS = {1: "name", 2: "opcode", 28: "target", 43: "settings"}  # of a custom call: its target and settings
+TEXTS = {
+    1: "name",
+    2: "opcode",
+    28: "target",
+    43: "settings",
+}  # of a custom call: its target and settings
 ELEMENT_TYPE = 2
 SIZES = 3
 TUPLE_SHAPES = 4
@@ -158,7 +165,9 @@ class Instruction:
         self.contracted: list[int] = []  # dimensions of a dot's first operand
         self.parameter = 0  # which of its computation it is
         self.output_feature = 0  # dimension of a convolution's kernel
-        self.dilated = 1  # so many times the positions of a convolution's input, of which most are empty
+        self.dilated = (
+            1  # so many times the positions of a convolution's input, of which most are empty
+        )
         for which, sort, value in fields(data, *where):
             if which in LISTS:
                 getattr(self, LISTS[which]).extend(_numbers(data, sort, value))
@@ -207,7 +216,9 @@ def programs_of(data: bytes, plane: Plane) -> Iterator[Program]:
     for places in plane.event_stats.values():
         for where in places:
             try:
-                found = [one for proto in _protos(data, where, wanted) for one in _of_proto(data, proto)]
+                found = [
+                    one for proto in _protos(data, where, wanted) for one in _of_proto(data, proto)
+                ]
             except DamagedError:
                 continue
             yield from found
@@ -358,13 +369,22 @@ def _told(each: Instruction, by_id: Mapping[int, Instruction], program: Program)
     inside = list(_inside(each, by_id, program))
     kinds = {one.opcode for one, _ in inside}
     products = [_product(one, around) for one, around in inside if one.opcode in PRODUCTS]
-    if any(found is None for found in products) or not kinds & {*PRODUCTS, *REDUCTIONS, *ARITHMETIC, *MOVES}:
+    if any(found is None for found in products) or not kinds & {
+        *PRODUCTS,
+        *REDUCTIONS,
+        *ARITHMETIC,
+        *MOVES,
+    }:
         return Told(dtype, shapes)
     flop = sum(found[1] for found in products if found is not None)
     arithmetic = sum(_arithmetic(one, around) for one, around in inside)
     family = next((found[0] for found in products if found is not None), None)
-    family = family or ("reduction" if kinds & {*REDUCTIONS} else "element-wise" if arithmetic else "copy")
-    return Told(dtype, shapes, family, _sane(flop + arithmetic), _sane(_moved(each, operands, program)))
+    family = family or (
+        "reduction" if kinds & {*REDUCTIONS} else "element-wise" if arithmetic else "copy"
+    )
+    return Told(
+        dtype, shapes, family, _sane(flop + arithmetic), _sane(_moved(each, operands, program))
+    )
 
 
 def _operands(each: Instruction, by_id: Mapping[int, Instruction]) -> list[Instruction]:
@@ -376,7 +396,10 @@ def _sane(amount: int | None) -> int | None:
 
 
 def _inside(
-    each: Instruction, by_id: Mapping[int, Instruction], program: Program, seen: frozenset[int] = frozenset()
+    each: Instruction,
+    by_id: Mapping[int, Instruction],
+    program: Program,
+    seen: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[Instruction, Mapping[int, Instruction]]]:
     """Yield an operator, or what a fusion is made of; each with the operators around it by their ids."""
     if each.opcode != FUSION:
@@ -409,7 +432,9 @@ def _product(each: Instruction, by_id: Mapping[int, Instruction]) -> tuple[str, 
         contracted = each.contracted
         if each.opcode != "dot":
             found = CONTRACTED.search(each.settings)
-            contracted = [int(one) for one in regex(r"\d{1,4}").findall(found.group(1))] if found else []
+            contracted = (
+                [int(one) for one in regex(r"\d{1,4}").findall(found.group(1))] if found else []
+            )
         if not contracted or max(contracted) >= len(first) or min(contracted) < 0:
             return None
         return "matmul", 2 * prod(result) * prod(first[one] for one in contracted)
@@ -427,7 +452,9 @@ def _product(each: Instruction, by_id: Mapping[int, Instruction]) -> tuple[str, 
         if not 0 <= each.output_feature < len(kernel) or not kernel[each.output_feature]:
             return None
         empty = 1 if library else each.dilated
-        return "convolution", 2 * prod(output) * prod(kernel) // kernel[each.output_feature] // empty
+        return "convolution", 2 * prod(output) * prod(kernel) // kernel[
+            each.output_feature
+        ] // empty
     return None
 
 

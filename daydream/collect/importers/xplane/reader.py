@@ -60,20 +60,28 @@ def calls_on_their_thread(threads: Sequence[tuple[Line, list[str]]]) -> list[int
 
     """
     of = list(range(len(threads)))
-    ranges = [place for place, (line, _) in enumerate(threads) if not line.name.startswith(CALLS_LINE)]
+    ranges = [
+        place for place, (line, _) in enumerate(threads) if not line.name.startswith(CALLS_LINE)
+    ]
     for place, (line, _) in enumerate(threads):
         if not line.name.startswith(CALLS_LINE):
             continue
-        calls = [(row, str(stats["hlo_op"])) for row, stats in enumerate(line.stats) if "hlo_op" in stats]
+        calls = [
+            (row, str(stats["hlo_op"])) for row, stats in enumerate(line.stats) if "hlo_op" in stats
+        ]
         if not calls:
             continue
-        best = max(((_inside(line, calls, *threads[other]), -other) for other in ranges), default=(0.0, 0))
+        best = max(
+            ((_inside(line, calls, *threads[other]), -other) for other in ranges), default=(0.0, 0)
+        )
         if best[0] >= MOST:
             of[place] = -best[1]
     return of
 
 
-def _inside(line: Line, calls: Sequence[tuple[int, str]], other: Line, names: Sequence[str]) -> float:
+def _inside(
+    line: Line, calls: Sequence[tuple[int, str]], other: Line, names: Sequence[str]
+) -> float:
     """Return what share of a line's calls begins inside a range of another that has their operator's name."""
     wanted = {name for _, name in calls}
     rows = np.array([row for row, name in enumerate(names) if name in wanted], np.int64)
@@ -102,7 +110,10 @@ DIRECTIONS = {"H2D": "HtoD", "HostToDevice": "HtoD", "D2H": "DtoH", "DeviceToHos
 GRAPH_NUMBER = regex(r" \(CudaGraph:\d+\)$")
 DESCRIPTOR = regex(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's descriptor
 FRAME = regex(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
-WAITS = ("block_until_ready", "_value")  # frames in which a thread stands until its arrays are computed
+WAITS = (
+    "block_until_ready",
+    "_value",
+)  # frames in which a thread stands until its arrays are computed
 STATS = frozenset({
     "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
     "name", "step_num", "hlo_module",
@@ -121,9 +132,7 @@ AMD_BOARDS: dict[tuple[int, ...], str] = {
 }  # fmt: skip
 NOT_TOLD = Told(None)
 EPOCH_NS = 10**18  # times above it are of the wall clock
-NOTHING = (
-    "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
-)
+NOTHING = "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
 
 
 def read_xplane(
@@ -167,7 +176,11 @@ class _Reader:
             if match := GPU.match(plane.name):
                 self._device(int(match.group(1)), plane)
             elif plane.name == ENVIRONMENT:
-                wanted = {key: name for key, name in plane.stat_names.items() if name == "profile_start_time"}
+                wanted = {
+                    key: name
+                    for key, name in plane.stat_names.items()
+                    if name == "profile_start_time"
+                }
                 begun = stats_of(self.data, plane, plane.stats, wanted).get("profile_start_time")
                 self.begun_ns = begun if isinstance(begun, int) and 0 < begun < 2**62 else 0
             if self._progress is not None:
@@ -231,11 +244,14 @@ class _Reader:
     def _stream(self, device: int, stream: int, plane: Plane, line: Line) -> None:
         builder = self.builder
         stats = line.stats
-        self.operators |= {str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one}
+        self.operators |= {
+            str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one
+        }
         names = [plane.event_names.get(key, "") for key in line.which.tolist()]
         kinds = [_kind_on_device(one) for one in stats]
         shown = [
-            _name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)
+            _name_on_device(name, kind, one)
+            for name, kind, one in zip(names, kinds, stats, strict=True)
         ]
         details = [_details(one) for one in stats]
         told = [self._told(*one) for one in zip(stats, shown, strict=True)]
@@ -274,7 +290,9 @@ class _Reader:
             if one is None or not one.shapes or (one.flop is None and one.nbytes is None):
                 continue
             if self.amounts.setdefault((name, one.shapes), one) != one:
-                self.amounts[name, one.shapes] = None  # two programs, which the rows do not tell apart
+                self.amounts[name, one.shapes] = (
+                    None  # two programs, which the rows do not tell apart
+                )
         return self.builder.coded("shapes", [None if one is None else one.shapes for one in told])
 
     def _operators(self) -> list[Document]:
@@ -327,7 +345,10 @@ class _Reader:
             told.append(self._of_operator(names[row], stats) if kind == "operator" else None)
             kinds.append(kind)
             shown.append(name or "unnamed")
-        paths = [str(line.stats[row].get("name", "")) or self.operators.get(names[row], "") for row in kept]
+        paths = [
+            str(line.stats[row].get("name", "")) or self.operators.get(names[row], "")
+            for row in kept
+        ]
         rows = np.array(kept, np.int64)
         builder.add(
             builder.coded("kind", kinds), line.start_ns[rows], line.end_ns[rows],

@@ -209,7 +209,9 @@ def _entry(data: bytes, where: Place) -> tuple[int, Place]:
     return key, inner
 
 
-def stats_of(data: bytes, plane: Plane, places: list[Place], wanted: Mapping[int, str]) -> dict[str, Value]:
+def stats_of(
+    data: bytes, plane: Plane, places: list[Place], wanted: Mapping[int, str]
+) -> dict[str, Value]:
     """Return the stats whose ids are wanted, by the names that `wanted` gives them."""
     found: dict[str, Value] = {}
     for begin, end in places:
@@ -244,7 +246,9 @@ def lines(data: bytes, plane: Plane, names: frozenset[str]) -> Iterator[tuple[Li
 
     """
     wanted = {key: name for key, name in plane.stat_names.items() if name in names}
-    shared = {key: stats_of(data, plane, places, wanted) for key, places in plane.event_stats.items()}
+    shared = {
+        key: stats_of(data, plane, places, wanted) for key, places in plane.event_stats.items()
+    }
     for where in plane.lines:
         head = Head()
         events: list[Place] = []
@@ -272,7 +276,9 @@ def lines(data: bytes, plane: Plane, names: frozenset[str]) -> Iterator[tuple[Li
         yield line, len(events) - len(rows)
 
 
-def _event(data: bytes, where: Place, begin_ns: int) -> tuple[tuple[int, int, int] | None, list[Place]]:
+def _event(
+    data: bytes, where: Place, begin_ns: int
+) -> tuple[tuple[int, int, int] | None, list[Place]]:
     """Return the id of an event's name, its begin and end in ns (None for a sum), and where its stats lie."""
     of = offset = duration = 0
     inner: list[Place] = []

@@ -44,7 +44,9 @@ class _AfterTorch:
             return spec
 
         def exec_module(module: Any) -> None:
-            del loader.exec_module  # the loader is the real one again, for those who ask it for source
+            del (
+                loader.exec_module
+            )  # the loader is the real one again, for those who ask it for source
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
@@ -78,7 +80,9 @@ def _arrived() -> bool:
     if not folder:
         return False
     try:
-        os.close(os.open(os.path.join(folder, f"{os.getpid()}.hello"), os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(
+            os.open(os.path.join(folder, f"{os.getpid()}.hello"), os.O_CREAT | os.O_WRONLY, 0o600)
+        )
     except OSError:
         return os.path.isdir(folder)  # a full disk is no reason to stay away
     return True

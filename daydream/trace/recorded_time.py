@@ -1,0 +1,117 @@
+"""What part of a recording its steps are, and what lies outside of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.results import Record
+
+if TYPE_CHECKING:
+    from daydream.trace.trace import Trace
+
+MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
+WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
+MOST_NAMES = 2
+
+
+class LongRow(Record):
+    """A row of a recording and its duration."""
+
+    name: str
+    duration_ns: int
+
+
+class Stretch(Record):
+    """A stretch of a recording that lies before, between or behind the steps, and its longest rows."""
+
+    where: str
+    start_ns: int
+    duration_ns: int
+    longest: tuple[LongRow, ...]
+
+
+class RecordedTime(Record):
+    """What part of a recording covered steps are, 0 to 1; what part lies in no step, and where that is."""
+
+    covered_share: float
+    outside_share: float
+    outside: tuple[Stretch, ...]
+
+    def note(self) -> str | None:
+        """Return a sentence where much of the recording lies in no step."""
+        if self.outside_share < MUCH or not self.outside:
+            return None
+        parts = []
+        for stretch in self.outside:
+            named = ", ".join(f"{row.name} {_ms(row.duration_ns)}" for row in stretch.longest)
+            parts.append(
+                f"{_ms(stretch.duration_ns)} {stretch.where} them"
+                + (f" ({named})" if named else "")
+            )
+        return (
+            f"The covered steps are {100 * self.covered_share:.0f} % of the recording; in no step are "
+            f"{' and '.join(parts)}. Predictions leave that time out."
+        )
+
+
+def recorded_time(trace: Trace) -> RecordedTime | None:
+    """Return how much of a recording its steps are: the mean of its ranks, and stretches of the worst one.
+
+    None where there are no rows or no steps with times.
+    """
+    by_rank: dict[int, list[Any]] = defaultdict(list)
+    for step in trace.metadata.get("steps", []):
+        by_rank[step.get("rank", 0)].append(step)
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
+    host = trace.is_kind("operator", "annotation", "runtime")
+    known = []
+    for rank, steps in sorted(by_rank.items()):
+        mine = (trace["rank"] == rank) | (len(by_rank) == 1)
+        timed = [step for step in steps if "end_ns" in step]
+        if not mine.any() or not timed:
+            continue
+        taken = [
+            (step["start_ns"], max(step.get("completion_ns", 0), step["end_ns"])) for step in timed
+        ]
+        at = first = int(start[mine].min())
+        last = int(end[mine].max())
+        whole = max(last - first, 1)
+        stretches = []
+        for begin, stop in [*sorted(taken), (last, last)]:
+            if begin - at >= WORTH_NAMING * whole:
+                where = "before" if at == first else "behind" if begin == last else "between"
+                inside = np.flatnonzero(host & mine & (start >= at) & (end <= begin))
+                longest = _longest(trace, inside, start, end, WORTH_NAMING * (begin - at))
+                stretches.append(Stretch(where, at, begin - at, longest))
+            at = max(at, stop)
+        covered = sum(step.get("measured_ns") or 0 for step in timed if step.get("covered"))
+        outside = sum(stretch.duration_ns for stretch in stretches)
+        known.append(RecordedTime(min(covered / whole, 1.0), outside / whole, tuple(stretches)))
+    if not known:
+        return None
+    worst = max(known, key=lambda each: each.outside_share)
+    return worst.but(covered_share=float(np.mean([each.covered_share for each in known])))
+
+
+def _longest(
+    trace: Trace, rows: np.ndarray, start: np.ndarray, end: np.ndarray, least_ns: float
+) -> tuple[LongRow, ...]:
+    """Return the longest of some rows, that do not overlap and take no less than so long."""
+    rows = rows[np.argsort(start[rows] - end[rows], kind="stable")][:64]
+    rows = rows[end[rows] - start[rows] >= least_ns]
+    found: list[LongRow] = []
+    while len(rows) and len(found) < MOST_NAMES:
+        begin = start[rows[0]]
+        stop = end[rows[0]]
+        name = str(trace.values("name", rows[:1])[0])
+        found.append(LongRow(name if len(name) <= 48 else name[:47] + "…", int(stop - begin)))
+        rows = rows[(end[rows] <= begin) | (start[rows] >= stop)]
+    return tuple(found)
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.{0 if ns >= 100e6 else 1}f} ms"
