@@ -169,9 +169,11 @@ def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
         cells = [times_row(name, ns) for name, ns in rows]
         if found is None:
             heads.append(Column("share", Kind.PERCENT))
+            shares = [ns[0] / max(total[0], 1) for _, ns in rows]
             cells = [
-                row._replace(cells=(*row.cells, row.cells[1] / max(total[0], 1))) for row in cells
-            ]  # type: ignore[operator]
+                row._replace(cells=(*row.cells, share))
+                for row, share in zip(cells, shares, strict=True)
+            ]
         tables.append(Table(heads, cells, max(total)))
     used = {row.color for row in tables[0].rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
