@@ -294,7 +294,7 @@ COUNTER = r"^aten::add_?$"  # counts the batches that a layer has seen
 
 
 def _is_norm(op: Operator) -> bool:
-    return op.family == "normalization" and "batch_norm" in op.name
+    return op.family == "normalization" and "batch_norm" in op.name and "_backward" not in op.name
 
 
 def _is_activation(op: Operator) -> bool:

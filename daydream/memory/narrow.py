@@ -247,7 +247,10 @@ class _Types:
         self.product = self._any_inside(product)
         self.wide = self._any_inside(wide & ~loss) & ~self.product
         self.loss = self._any_inside(loss)
-        self.keeps_result = self._any_inside(among(lambda op: op.keeps_result))
+        # `softmax` is made of `_softmax`.
+        self.keeps_result = self._any_inside(
+            among(lambda op: op.keeps_result or op.name == "softmax")
+        )
         self.view = among(lambda op: not op.traits.isdisjoint(("view", "no-work")))
         self.sum = among(lambda op: op.name in ("add", "sub"))
         self.factor = among(lambda op: op.name in ("mul", "div"))

@@ -76,7 +76,7 @@ def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
     slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
     alone = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention="off"))
 
-    assert f"{legend}, and what they slow kernels that run meanwhile." in " ".join(slowed.split())
+    assert f"{legend}, and how they slow kernels that run meanwhile." in " ".join(slowed.split())
     assert f"{legend}." in " ".join(alone.split())
 
 

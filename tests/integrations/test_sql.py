@@ -159,7 +159,7 @@ def test_the_command_refuses_in_a_line():
         (["--trace", trace, "DROP TABLE events"], 1, "a trace is only read"),
         (["--trace", trace, "SELECT x FROM events"], 1, "The tables are events"),
         (["--trace", trace], 2, "missing argument 'QUERY'"),
-        (["SELECT 1"], 2, "missing option '--trace'"),
+        (["SELECT 1"], 2, "missing argument 'TRACE'"),
     ):
         done = run(*words)
         assert (done.returncode, done.stdout) == (code, "")

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from daydream.memory.footprints import LayerNeed, OperatorFootprint
-from daydream.memory.idle import Idle
-from daydream.memory.result import DeviceMemory, MemoryReport
-from daydream.memory.views import MemoryView
 from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
 from daydream.report.format import layer_name, percent
 from daydream.text import bytes_text, capacity_text, counted, memory_unit
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.memory.result import DeviceMemory, MemoryReport
+    from daydream.memory.views import MemoryView
     from daydream.predict.memory import Largest, MemoryAnswer
 
 CLOSE = (
@@ -274,6 +272,8 @@ def uses(found: MemoryView, *, verbose: bool = False) -> list[Block]:
 
 
 def _operators(found: MemoryView, most: int) -> tuple[str, Table]:
+    from daydream.memory.footprints import OperatorFootprint
+
     rows = [row for row in found.rows if isinstance(row, OperatorFootprint)]
     largest = max((row.footprint_bytes for row in rows), default=0)
     columns = [
@@ -289,6 +289,8 @@ def _operators(found: MemoryView, most: int) -> tuple[str, Table]:
 
 
 def _layers(found: MemoryView, most: int) -> tuple[str, Table]:
+    from daydream.memory.footprints import LayerNeed
+
     merged: dict[str, list[int]] = {}  # the blocks of a stack in one row
     for row in found.rows:
         if isinstance(row, LayerNeed):
@@ -318,6 +320,8 @@ def _working_set(found: MemoryView, largest: int, what: str) -> str:
 
 
 def _idle(found: MemoryView, most: int) -> tuple[str, Table]:
+    from daydream.memory.idle import Idle
+
     rows = [row for row in found.rows if isinstance(row, Idle)]
     movable = sum(row.bytes for row in rows if row.gigabytes_per_second <= LINK)
     columns = [
