@@ -33,12 +33,12 @@ class Budget(NamedTuple):
 
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
-    "core": Budget(111_330, 64, 10.90),
-    "reading and recording": Budget(146_210, 93, 10.18),
-    "knowledge": Budget(223_080, 198, 11.50),
-    "surface": Budget(127_600, 134, 10.26),
-    "product": Budget(622_110, 541, 10.80),
-    "tests": Budget(505_550, 368, 11.18),
+    "core": Budget(111_330, 64, 10.24),
+    "reading and recording": Budget(147_600, 94, 9.50),
+    "knowledge": Budget(218_600, 149, 10.76),
+    "surface": Budget(115_450, 110, 9.82),
+    "product": Budget(592_900, 417, 10.14),
+    "tests": Budget(499_400, 363, 11.18),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
     "C": Budget(186, 2, 0.00),
