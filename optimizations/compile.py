@@ -269,11 +269,9 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     if layers is not None:
         forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))
     fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
+    matrix_nodes = nodes_that(lambda op: op.is_matrix)
     ends = np.array(
-        [
-            re.search(nodes_that(lambda op: op.is_matrix), text or "") is not None
-            for text in held.texts("op", at="end")
-        ],
+        [re.search(matrix_nodes, text or "") is not None for text in held.texts("op", at="end")],
         bool,
     )
     temporary = fused & held.where(kind="temporary")
