@@ -16,6 +16,8 @@ import pytest
 from test_project import PROJECT, ROOT
 from test_repository import EXAMPLES, files
 
+from daydream.transforms import registry
+
 pytestmark = pytest.mark.slow  # one process runs this file: builds of one tree disturb each other
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, as is the folder *.egg-info
 
@@ -102,7 +104,8 @@ def test_sdist_and_wheel_hold_the_whole_package(uploads: tuple[Path, Path]) -> N
         f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
     }
     optional = {f"daydream/{name}" for name in optimizations} | examples
-    shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
+    tables = {f"daydream/costs/{name}.tsv" for name in ("kernels", "operators")}
+    shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *tables, *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
     sources = {f"daydream/compiled/{name}" for name in ("_engine.c", "_plan.h")}
@@ -123,4 +126,4 @@ def test_an_installed_wheel_finds_its_optimizations(uploads: tuple[Path, Path], 
     )  # fmt: skip
 
     names = {each["name"] for each in json.loads(listed.stdout)["optimizations"]}
-    assert names == {path.stem.replace("_", "-") for path in (ROOT / "optimizations").glob("[!_]*.py")}
+    assert names == {*registry.names()}

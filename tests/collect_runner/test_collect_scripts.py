@@ -342,7 +342,8 @@ def test_options_that_isolate_an_interpreter_are_left_out_and_told(flag, folder)
     done = folder.finish(folder.start(flag, "-m", "daydream", "collect", "train.py", "--steps", "9"))
 
     assert done.code == 3
-    assert done.out == "True __main__ ['train.py', '--steps', '9'] train.py\n"
+    file = folder.path / "train.py"  # as Python gives it to a main script
+    assert done.out == f"True __main__ ['train.py', '--steps', '9'] {file}\n"
     assert f"the script runs without {flag}" in done.err
     assert done.steps() == 3
 

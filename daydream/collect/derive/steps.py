@@ -370,14 +370,16 @@ def _lost_work(
     return np.asarray(lost > MOST_LOST * launched)
 
 
-def _cut_off(recording: Recording, step: np.ndarray, calls: np.ndarray, works: np.ndarray) -> bool:
+def _cut_off(
+    recording: Recording, step: np.ndarray, last: int, calls: np.ndarray, works: np.ndarray
+) -> bool:
     """Tell whether the recording ended within the last step: it did less, or its last launch has no work."""
-    done = np.bincount(step[works & (step >= 0)])
+    done = np.bincount(step[works & (step >= 0)], minlength=last + 1)
+    others = done[1:last]
     names = recording["name"]
     like = np.flatnonzero(recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0))
-    return bool(
-        done[-1] < (1 - MOST_LOST) * done[1:-1].min() or not np.isin(like[-1:], calls).all()
-    )
+    less = len(others) and 0 < done[last] < (1 - MOST_LOST) * others.min()
+    return bool(less or not np.isin(like[-1:], calls).all())
 
 
 def unrecorded(recording: Recording) -> str | None:
@@ -474,7 +476,9 @@ def measure_steps(
         elif index and lost[index - 1]:
             why_not = LOST_BEFORE
         elif index + 1 == len(ranges) and any(each["covered"] for each in steps):
-            why_not = CUT_OFF if _cut_off(recording, step, launch[launch >= 0], whole) else None
+            why_not = (
+                CUT_OFF if _cut_off(recording, step, index, launch[launch >= 0], whole) else None
+            )
         steps.append(
             {
                 "name": name,
