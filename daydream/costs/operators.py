@@ -169,7 +169,7 @@ def _once(make: Callable[[Test], str]) -> Callable[[Test], str]:
 
 
 @_once
-def operators_that(fits: Test) -> str:
+def operators_that(fits: Callable[[Operator], object]) -> str:
     """Return a pattern of the names of operators that fit, for `op=`.
 
     Example:
@@ -183,7 +183,7 @@ def operators_that(fits: Test) -> str:
 
 
 @_once
-def nodes_that(fits: Test) -> str:
+def nodes_that(fits: Callable[[Operator], object]) -> str:
     """Return a pattern of the names of autograd's nodes whose operator fits."""
     names = [name.replace("_", "") for name in rows() if fits(operator(name))]
     return rf"(?i)(^|[ :])({'|'.join(map(re.escape, names))})Backward\d*$" if names else "(?!)"
