@@ -54,7 +54,7 @@ BLOCK = re.compile(
     r"(?P<text>.*?)^```$(?:\n\n```text\n(?P<printed>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
-NUMBER = re.compile(r"[+-]?\d[\d,.]*(?: (?:ns|us|ms|s)\b)?")
+NUMBER = re.compile(r"[+-]?\d[\d,.]*(?: (?:ns|us|ms|s)\b)?|\b(in|out)side\b")
 TORCH, PUBLIC = "needs: torch", "needs: traces"
 
 
