@@ -62,6 +62,13 @@ def test_a_step_within_which_the_recording_ends_is_left_out_beside_others(import
     assert [step["covered"] for step in imported(events).metadata["steps"]] == covered
 
 
+def test_what_another_thread_launches_ahead_cuts_nothing_off(imported):
+    # a loader's last copy is for a step beyond the recording, so no work of it is there
+    ahead, own = (call("cudaLaunchKernel", 3_500, 400, 990, **on) for on in ({"tid": 77}, {}))
+    for last, covered in ((ahead, True), (own, False)):
+        assert imported([*training(4), last]).metadata["steps"][-1]["covered"] is covered
+
+
 def test_calls_that_were_lost_amid_others_are_no_work_of_before(imported):
     [step] = imported([*training(1), kernel("amid", 650, 2, 999)]).metadata["steps"]
     assert step["covered"]

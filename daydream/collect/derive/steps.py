@@ -373,11 +373,17 @@ def _lost_work(
 def _cut_off(
     recording: Recording, step: np.ndarray, last: int, calls: np.ndarray, works: np.ndarray
 ) -> bool:
-    """Tell whether the recording ended within the last step: it did less, or its last launch has no work."""
+    """Tell whether the recording ended within the last step: it did less, or its last launch has no work.
+
+    That is the last one of the thread that launches most: a loader copies for steps beyond the window.
+    """
     done = np.bincount(step[works & (step >= 0)], minlength=last + 1)
     others = done[1:last]
-    names = recording["name"]
-    like = np.flatnonzero(recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0))
+    names, threads = recording["name"], recording["tid"]
+    found, counts = np.unique(threads[calls], return_counts=True)
+    like = recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0)
+    most = found[counts == counts.max(initial=0)][:1]
+    like = np.flatnonzero(like & np.isin(threads, most))
     less = len(others) and 0 < done[last] < (1 - MOST_LOST) * others.min()
     return bool(less or not np.isin(like[-1:], calls).all())
 
