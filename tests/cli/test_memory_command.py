@@ -145,7 +145,7 @@ def test_the_answer_is_short(run, file, monkeypatch):
     ):
         done = run("memory", "--snapshot", file, *more)
         assert done.code == 0
-        assert len(done.out.splitlines()) <= 30
+        assert len(done.out.splitlines()) <= 26
         assert max(map(len, done.out.splitlines())) <= 96
 
 
