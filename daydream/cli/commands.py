@@ -26,11 +26,11 @@ from daydream.cli.options import (
     TRACE,
     Option,
     click_option,
-    typed_options,
 )
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest
 from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
+from daydream.text import typed
 from daydream.transforms.registry import find, names, options_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Change:
     @property
     def words(self) -> list[str]:
         """The names and the options, as typed."""
-        return [self.spec, *typed_options(self.values or {})]
+        return [self.spec, *typed(self.values or {})]
 
     @property
     def edit(self) -> Edit:

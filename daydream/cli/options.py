@@ -229,18 +229,6 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
     return found
 
 
-def typed_options(values: Any) -> list[str]:
-    """Return values of options as they are typed; those that are None are not."""
-    words: list[str] = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return words
-
-
 # Shared options ------------------------------------------------------------------------------------
 
 TABLE = Option(

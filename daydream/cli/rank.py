@@ -48,9 +48,9 @@ def rank(
     from daydream.memory.lifetimes import none_recorded
     from daydream.predict import curves
     from daydream.predict import rank as ranks
-    from daydream.predict.suggest import typed
     from daydream.report.view import view
     from daydream.report.views.ranking import best_of
+    from daydream.text import typed
 
     out.check_files()
     with working() as progress:

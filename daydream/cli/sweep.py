@@ -19,12 +19,12 @@ from daydream.cli.options import (
     Parsed,
     numbers_of,
     output,
-    typed_options,
 )
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.errors import DaydreamError, GraphError
 from daydream.lazy import regex
+from daydream.text import typed
 
 FORMATS = (".csv", ".parquet")
 SWITCHES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -144,7 +144,7 @@ def sweep(
         best = next(iter(found.possible), found.scenarios[0])
         same = {"table": table, "contention": None if contention == MEASURED else contention}
         named = "+".join(each.name for each in change.optimizations)
-        words = ["whatif", named, *typed_options({**fixed, **best.options}), *typed_options(same)]
+        words = ["whatif", named, *typed({**fixed, **best.options}), *typed(same)]
         words += replace(request, traces=(best.trace,)).words
     out.emit(found, lambda: view(found, top=top), written=written, then=words)
     if not found.scenarios:
@@ -330,8 +330,8 @@ def scaling(
         written = [*([f"wrote {plot}"] if plot else []), *out.write_files(found, progress)]
     words = ["whatif", "network", "--bandwidth-factor", "2"]
     if found.recorded_workers == 1:
-        words = ["whatif", "ddp", "--workers", str(max(*workers, 2)), *typed_options(values)]
-    words += typed_options({"contention": None if contention == MEASURED else contention})
+        words = ["whatif", "ddp", "--workers", str(max(*workers, 2)), *typed(values)]
+    words += typed({"contention": None if contention == MEASURED else contention})
     out.emit(
         found,
         lambda: view(found),

@@ -34,6 +34,7 @@ from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.results import Live, Predicted
 from daydream.simulate.critical_path import PathCause
+from daydream.text import typed
 from daydream.trace.schema import UNKNOWN
 from daydream.transforms import stages
 from daydream.transforms.compose import edit_of, parse, spelled
@@ -88,16 +89,6 @@ class WhatIfResult(Predicted):
     def needs(self) -> str | None:
         """What it takes besides code, as `rank` says it: other work, more GPUs; None if nothing."""
         return stages.NEEDS.get(self.change.stage)
-
-
-def typed(options: Options) -> tuple[str, ...]:
-    """Return options as the words that are typed."""
-    words: list[str] = []
-    for name, value in options.items():
-        words.append("--" + name.replace("_", "-"))
-        if value is not True:
-            words.append(f"{value:g}" if isinstance(value, float) else str(value))
-    return tuple(words)
 
 
 class Place(NamedTuple):

@@ -83,7 +83,7 @@ def test_scaling_suggests_its_own_question(ask):
 
     _, then, *_ = followed(ask, asked.split())
 
-    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170.0 gpt.json.gz"
+    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170 gpt.json.gz"
 
 
 def test_a_suggestion_reads_the_trace_as_it_was_read(ask):

@@ -250,7 +250,7 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     assert rows == ["1", "2", "4", "8", "16", "32", "64"]
     assert (
         done.err
-        == "next: daydream whatif ddp --workers 64 --bandwidth 10.0 --gradient-mb 10.0 step.parquet\n"
+        == "next: daydream whatif ddp --workers 64 --bandwidth 10 --gradient-mb 10 step.parquet\n"
     )
 
 

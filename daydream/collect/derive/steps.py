@@ -381,9 +381,9 @@ def _cut_off(
     others = done[1:last]
     names, threads = recording["name"], recording["tid"]
     found, counts = np.unique(threads[calls], return_counts=True)
-    like = recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0)
+    alike = recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0)
     most = found[counts == counts.max(initial=0)][:1]
-    like = np.flatnonzero(like & np.isin(threads, most))
+    like = np.flatnonzero(alike & np.isin(threads, most))
     less = len(others) and 0 < done[last] < (1 - MOST_LOST) * others.min()
     return bool(less or not np.isin(like[-1:], calls).all())
 

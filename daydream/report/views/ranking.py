@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from daydream.predict.basis import whole_recording
-from daydream.predict.suggest import typed
 from daydream.report.blocks import (
     FADED,
     HEADING,
@@ -33,7 +32,7 @@ from daydream.report.views.memory import (
     verdict,
 )
 from daydream.report.views.step import about_steps, needs_legend
-from daydream.text import bytes_text, counted
+from daydream.text import bytes_text, counted, typed
 
 if TYPE_CHECKING:
     from daydream.predict.curves import Curve
