@@ -1,8 +1,8 @@
-"""How counts, sizes, lists and options are said: `1 task`, `1,024 tasks`; `1.50 GiB`; `a, b and 3 more`."""
+"""How counts, sizes and lists are said: `1 task`, `1,024 tasks`; `1.50 GiB`; `a, b and 3 more`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -62,16 +62,3 @@ def meant(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -
 
     near = get_close_matches(word, known, most)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
-
-
-def typed(options: Mapping[str, object]) -> list[str]:
-    """Return options as the words that are typed; those that are None are not."""
-    words: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            text = repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
-            words += [f"--{flag}", text]
-    return words

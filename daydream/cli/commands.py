@@ -30,8 +30,7 @@ from daydream.cli.options import (
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest
 from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
-from daydream.text import typed
-from daydream.transforms.registry import find, names, options_of
+from daydream.transforms.registry import find, names, options_of, typed
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

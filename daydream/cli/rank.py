@@ -50,7 +50,7 @@ def rank(
     from daydream.predict import rank as ranks
     from daydream.report.view import view
     from daydream.report.views.ranking import best_of
-    from daydream.text import typed
+    from daydream.transforms.registry import typed
 
     out.check_files()
     with working() as progress:

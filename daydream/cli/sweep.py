@@ -24,7 +24,7 @@ from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.errors import DaydreamError, GraphError
 from daydream.lazy import regex
-from daydream.text import typed
+from daydream.transforms.registry import typed
 
 FORMATS = (".csv", ".parquet")
 SWITCHES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}

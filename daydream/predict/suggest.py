@@ -34,12 +34,11 @@ from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.results import Live, Predicted
 from daydream.simulate.critical_path import PathCause
-from daydream.text import typed
 from daydream.trace.schema import UNKNOWN
 from daydream.transforms import stages
 from daydream.transforms.compose import edit_of, parse, spelled
 from daydream.transforms.real_change import code_of, why_not_offered
-from daydream.transforms.registry import Optimization, Options, find
+from daydream.transforms.registry import Optimization, Options, find, typed
 
 LEAST = 0.005  # of a step: what costs less is not worth a sentence
 LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is

@@ -363,3 +363,16 @@ def _entry_points() -> list[EntryPoint]:
     import importlib.metadata
 
     return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def typed(options: Options) -> list[str]:
+    """Return options as the words that are typed; those that are None are not."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            text = repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            words += [f"--{flag}", text]
+    return words

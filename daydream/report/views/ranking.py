@@ -32,7 +32,8 @@ from daydream.report.views.memory import (
     verdict,
 )
 from daydream.report.views.step import about_steps, needs_legend
-from daydream.text import bytes_text, counted, typed
+from daydream.text import bytes_text, counted
+from daydream.transforms.registry import typed
 
 if TYPE_CHECKING:
     from daydream.predict.curves import Curve
