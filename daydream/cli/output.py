@@ -173,7 +173,10 @@ def print_screen(screen: str | Sequence[Block]) -> None:
     """Print a text, or a view: fitted to a terminal and with color there, else its plain text."""
     from daydream.report.text import show
 
-    click.echo(screen) if isinstance(screen, str) else show(screen)
+    if isinstance(screen, str):
+        click.echo(screen)
+    else:
+        show(screen)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
