@@ -79,7 +79,7 @@ def test_the_next_command_is_what_it_says(calibrated):
     assert "operator calls timed on the CPU" in done.out
     assert "left out" in done.out
     typed = done.err.splitlines()[-1].removeprefix("next: daydream ")
-    assert typed == "whatif batch-size --factor 2.0 t.parquet --table again.parquet"
+    assert typed == "whatif batch-size --factor 2 t.parquet --table again.parquet"
     assert run_in(*typed.split(), folder=calibrated).code == 0
 
 
