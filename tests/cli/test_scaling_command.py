@@ -248,10 +248,7 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     assert done.code == 0, done.err
     rows = [line.split()[0] for line in done.out.splitlines()[4:11]]
     assert rows == ["1", "2", "4", "8", "16", "32", "64"]
-    assert (
-        done.err
-        == "next: daydream whatif ddp --workers 64 --bandwidth 10 --gradient-mb 10 step.parquet\n"
-    )
+    assert done.err == "next: daydream whatif ddp --workers 64 --bandwidth 10 --gradient-mb 10 step.parquet\n"
 
 
 def test_json_has_the_keys_of_the_contract(ask):
