@@ -104,7 +104,7 @@ def test_sdist_and_wheel_hold_the_whole_package(uploads: tuple[Path, Path]) -> N
         f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
     }
     optional = {f"daydream/{name}" for name in optimizations} | examples
-    tables = {f"daydream/costs/{name}.tsv" for name in ("kernels", "operators")}
+    tables = {f"daydream/{name}.tsv" for name in ("costs/kernels", "costs/operators", "collect/live/heads")}
     shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *tables, *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
