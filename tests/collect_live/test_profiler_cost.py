@@ -1,15 +1,19 @@
-"""A recorded run knows what recording typically costs, and so its step without a profiler."""
+"""What recording costs, and so a step without a profiler, is known; its file is its owner's alone."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_models import MODELS
 from live_recording import record, train
 
 import daydream
+from daydream.collect.live import capture
 from daydream.collect.live.recording_cost import TYPICAL
+from daydream.errors import DaydreamError, TraceError
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
@@ -34,3 +38,25 @@ def test_without_unprofiled_steps_the_cost_is_known_too(tmp_path: Path):
     assert result.basis == "estimated"
     assert result.basis_measured_ns is None
     assert result.basis_ns < result.replayed_ns
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
+    """Return the profiler's files as they are read, with their modes; reading fails."""
+    found: list[tuple[Path, int]] = []
+
+    def read(path: Path, *_: Any) -> Any:
+        found.append((path, stat.S_IMODE(path.stat().st_mode)))
+        raise TraceError("it ends early")
+
+    monkeypatch.setattr(capture, "read_profile", read)
+    return found
+
+
+def test_the_profilers_file_is_its_owners_and_a_full_disk_is_one_line(tmp_path, written) -> None:
+    with pytest.raises(DaydreamError, match=r"^cannot write what the profiler recorded to .*disk full\?.*$"):
+        record(train(*MODELS["mlp"]()), tmp_path)
+
+    [(path, mode)] = written
+    assert mode == 0o600
+    assert not path.parent.exists()
