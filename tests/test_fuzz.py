@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 def test_no_hostile_input_does_harm() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--cases", "20000", "--seconds", "150", "--minimize", "3"],
+        [sys.executable, "-m", "tests.fuzz", "--cases", "20000", "--seconds", "90"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     sys.stdout.write(done.stdout)
