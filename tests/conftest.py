@@ -29,7 +29,7 @@ def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 @pytest.fixture(scope="session")
-def sixty_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sixty_steps(tmp_path_factory):
     """A trace of sixty steps, as a file, beside it `trace.json`, as a profiler would write it."""
     from long_recording import record
 
@@ -37,7 +37,7 @@ def sixty_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def long(sixty_steps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def long(sixty_steps, monkeypatch):
     """The trace of sixty steps, which is a long recording here: a third of it is enough."""
     from long_recording import look_at_some
 

@@ -46,7 +46,7 @@ class Recorded:
 
 
 @pytest.fixture(name="replay")
-def fixture_replay() -> daydream.Replay:
+def fixture_replay():
     return shared_replay(TRACE).recording  # sums are made of recorded times
 
 

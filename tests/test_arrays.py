@@ -1,7 +1,5 @@
 """Distinct values and percentiles are those of NumPy, to the last bit, and load no masked arrays."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A law over the public traces: a busy device gains from faster kernels, or it is said why not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept
 
 
 @pytest.fixture
-def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trace(tmp_path, monkeypatch):
     """A small trace, and a cache of this test's own that knows it."""
     monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
     PROGRAMS["multi_stream"]().run(steps=4).write(tmp_path / "trace.json", 1, 3)
@@ -69,7 +69,7 @@ def contents_of(trace: Path) -> Contents:
     return Contents(copy.deepcopy(found.document), {name: each.copy() for name, each in found.arrays.items()})
 
 
-def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
+def test_the_second_answer_comes_out_of_the_cache(trace):
     right, known = answer(trace)
     assert known
     entry_of(trace).unlink()
@@ -77,9 +77,7 @@ def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
     assert answer(trace) == (right, True)
 
 
-def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeypatch):
     made = daydream.replay(daydream.load(trace))
     right = parts_of_replay(made), measured_contention(made.graph), work_by_row(made.graph.trace)
     entry = cache_entry(str(trace), None, None)
@@ -97,7 +95,7 @@ def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
         np.testing.assert_array_equal(kept.graph.columns[name], made.graph.columns[name])
 
 
-def test_what_one_changes_another_does_not_see(trace: Path) -> None:
+def test_what_one_changes_another_does_not_see(trace):
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     found = cached_trace(entry)
@@ -136,7 +134,7 @@ def swapped(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("damage", [flipped, cut, swapped])
-def test_a_damaged_entry_is_made_again(trace: Path, damage: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_a_damaged_entry_is_made_again(trace, damage):
     right, _ = answer(trace)
     entry = entry_of(trace)
     data, count = entry.read_bytes(), 0
@@ -151,7 +149,7 @@ def test_a_damaged_entry_is_made_again(trace: Path, damage: Callable[[bytes], It
     assert answer(trace) == (right, True)
 
 
-def test_the_entry_of_another_trace_is_not_believed(trace: Path) -> None:
+def test_the_entry_of_another_trace_is_not_believed(trace):
     right, _ = answer(trace)
     other = trace.parent / "other.json"
     PROGRAMS["synchronizing"]().run(steps=4).write(other, 1, 3)
@@ -160,7 +158,7 @@ def test_the_entry_of_another_trace_is_not_believed(trace: Path) -> None:
     assert answer(trace) == (right, False)
 
 
-def test_links_folders_pipes_and_open_files_are_not_believed(trace: Path) -> None:
+def test_links_folders_pipes_and_open_files_are_not_believed(trace):
     right, _ = answer(trace)
     entry = entry_of(trace)
     aside = trace.parent / "aside"
@@ -181,7 +179,7 @@ def test_links_folders_pipes_and_open_files_are_not_believed(trace: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["link", "open", "file"])
-def test_a_folder_that_is_not_the_users_alone_is_not_used(trace: Path, how: str) -> None:
+def test_a_folder_that_is_not_the_users_alone_is_not_used(trace, how):
     right, _ = answer(trace)
     folder = trace.parent / "cache" / FOLDER
     aside = trace.parent / "aside"
@@ -195,9 +193,7 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(trace: Path, how: str)
     assert (sorted(aside.iterdir()) if aside.exists() else None) == before
 
 
-def test_a_folder_or_an_entry_of_another_user_is_not_used(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_or_an_entry_of_another_user_is_not_used(trace, monkeypatch):
     right, _ = answer(trace)
     monkeypatch.setattr(cache.os, "geteuid", lambda: 12345)
     assert answer(trace) == (right, False)
@@ -205,9 +201,7 @@ def test_a_folder_or_an_entry_of_another_user_is_not_used(
 
 @pytest.mark.parametrize("call", ["write", "rename", "open", "scandir", "mkdir"])
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_a_disk_that_takes_nothing_is_no_error(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, call: str, why: int
-) -> None:
+def test_a_disk_that_takes_nothing_is_no_error(trace, monkeypatch, call, why):
     right, _ = answer(trace)
     shutil.rmtree(trace.parent / "cache")
 
@@ -223,7 +217,7 @@ def test_a_disk_that_takes_nothing_is_no_error(
     assert answer(trace) == (right, False)
 
 
-def test_a_trace_that_changes_while_it_is_read_is_not_kept(trace: Path) -> None:
+def test_a_trace_that_changes_while_it_is_read_is_not_kept(trace):
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     entry_of(trace).unlink()
@@ -248,7 +242,7 @@ for _ in range(100):
 """
 
 
-def test_writers_side_by_side_leave_a_whole_entry(trace: Path) -> None:
+def test_writers_side_by_side_leave_a_whole_entry(trace):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(number)]) for number in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     left = {path.suffix for path in (trace.parent / "cache" / FOLDER).iterdir()}

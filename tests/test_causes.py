@@ -1,7 +1,5 @@
 """One taxonomy of causes and bounds: a key, a label, a colour each, which every output takes from there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two steps side by side: traces small enough to add up by hand, laws for any work, public pairs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

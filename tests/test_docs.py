@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
@@ -90,7 +89,7 @@ def rewrite(page: str, old: str, new: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder as a reader has it: the examples, and the public traces if there are any."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for sort in ("kineto", "nsys", "memory"):
@@ -152,7 +151,7 @@ def but_for_figures(shown: list[str], printed: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
-def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
+def test_a_page_shows_what_is_printed(page, folder):
     for block in blocks_of(page):
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
@@ -171,7 +170,7 @@ def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", marked(PUBLIC))
-def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) -> None:
+def test_a_page_shows_what_is_printed_of_public_traces(page, folder):
     if not (folder / "kineto").exists():
         pytest.skip("the public traces are not at hand")
     for block in blocks_of(page):
@@ -181,9 +180,7 @@ def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", marked(TORCH))
-def test_a_page_shows_what_is_printed_where_something_trains(
-    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_shows_what_is_printed_where_something_trains(page, folder, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv(
         "OMP_NUM_THREADS", "1"
@@ -209,7 +206,7 @@ def named(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "../README.md"])
-def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
+def test_commands_that_a_page_names_exist_with_their_options(page):
     wrong = []
     for command in named(page):
         words = shlex.split(command)[1:]
@@ -251,13 +248,13 @@ def known_options(words: list[str]) -> set[str]:
 
 
 @pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def hooks(monkeypatch):
     """Import what mkdocs imports, by its name in docs/hooks/."""
     monkeypatch.syspath_prepend(DOCS / "hooks")
     return importlib.import_module
 
 
-def test_markdown_of_a_code_host_becomes_that_of_the_site(hooks: Callable[[str], ModuleType]) -> None:
+def test_markdown_of_a_code_host_becomes_that_of_the_site(hooks):
     written = """\
 Text:
 - one
@@ -299,14 +296,14 @@ Text:
     assert found == wanted
 
 
-def test_links_to_other_pages_stay(hooks: Callable[[str], ModuleType]) -> None:
+def test_links_to_other_pages_stay(hooks):
     text = "[in](../page.md), [out](../../README.md)\n"
 
     assert hooks("readable_markdown").for_the_site(text, "guides/here.md") == "[in](../page.md), out\n"
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_page_of_an_optimization_leaves_out_no_word(name: str, hooks: Callable[[str], ModuleType]) -> None:
+def test_a_page_of_an_optimization_leaves_out_no_word(name, hooks):
     pages = hooks("optimization_pages")
     optimization = find(name)
     summary, told, left_out = pages.parts(optimization.help)
@@ -340,7 +337,7 @@ class Loaded(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="needs the extra `docs`")
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
@@ -352,7 +349,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) -> None:
+def test_the_site_builds_and_has_every_optimization_and_public_name(site):
     api = (site / "api.html").read_text(encoding="utf-8")
     there = set(re.findall(r'id="daydream\.(?:[\w.]+\.)?(\w+)"', api))
 
@@ -366,7 +363,7 @@ def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) 
         assert described - there == set()
 
 
-def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+def test_the_site_asks_no_other_host_for_anything(site):
     loaded = {
         each for path in site.rglob("*.html") for each in Loaded(path.read_text(encoding="utf-8")).found
     }

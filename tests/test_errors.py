@@ -1,7 +1,5 @@
 """Errors of daydream's own that no other test reaches: what was given, and what is said of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from daydream.optimizations._launches import cuda_graphs

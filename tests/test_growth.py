@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -45,7 +44,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growth")
     run = multi_stream(layers=6).run(steps=max(STEPS) + 2)
     return [run.write(folder / f"{steps}.json.gz", 1, steps) for steps in STEPS]

@@ -29,13 +29,13 @@ Ask = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound")
     return daydream.load(PROGRAMS["synchronizing"]().run(steps=8).write(folder / "t.json", 2, 5))
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(*args: str) -> tuple[int, str, str]:

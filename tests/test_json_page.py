@@ -21,12 +21,12 @@ def keys(record: Record) -> list[str]:
     return list(record.__struct_encode_fields__)
 
 
-def test_the_page_is_current() -> None:
+def test_the_page_is_current():
     done = subprocess.run([sys.executable, ROOT / "tools" / "json_page.py", "--check"], check=False)
     assert done.returncode == 0, "python tools/json_page.py writes it again"
 
 
-def test_json_has_the_keys_of_the_records_and_their_values() -> None:
+def test_json_has_the_keys_of_the_records_and_their_values():
     replay = daydream.replay(GPT)
     answers: list[Any] = [
         replay.figures(),
@@ -45,7 +45,7 @@ def test_json_has_the_keys_of_the_records_and_their_values() -> None:
                 assert value == own
 
 
-def test_a_row_of_rank_is_the_prediction_of_the_same_change() -> None:
+def test_a_row_of_rank_is_the_prediction_of_the_same_change():
     replay = daydream.replay(GPT)
     (row, *_) = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False).to_json()["changes"]
     alone = daydream.whatif(replay, "fused-adam", **row["options"]).to_json()
@@ -56,13 +56,13 @@ def test_a_row_of_rank_is_the_prediction_of_the_same_change() -> None:
     assert set(row["notes"]) <= set(alone["notes"])
 
 
-def test_a_copy_of_a_record_has_what_it_was_made_from() -> None:
+def test_a_copy_of_a_record_has_what_it_was_made_from():
     found = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
     assert copy.copy(found).bound == found.bound
     assert found.code == found.to_json()["code"] == "torch.optim.Adam(parameters, fused=True)"
 
 
-def test_notes_of_a_ranking_are_its_own() -> None:
+def test_notes_of_a_ranking_are_its_own():
     replay = daydream.replay("examples/mlp_cpu.json.gz")
     ranking = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False)
     ranking.notes.append("a note of the user's")

@@ -66,7 +66,7 @@ def test_the_papers_model_stands_beside_ours_where_it_has_one():
 
 
 @pytest.mark.slow
-def test_the_page_says_which_public_traces_are_missing(monkeypatch: pytest.MonkeyPatch):
+def test_the_page_says_which_public_traces_are_missing(monkeypatch):
     known = replace(entry("half", 0.5, 0.5), pair=pair("model", error=0.01, moved=0.5))
     monkeypatch.setattr(ledger, "entries", lambda _: iter([known]))
     lines = list(ledger.page(ledger.predicted()))

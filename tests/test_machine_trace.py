@@ -6,7 +6,6 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def by_lane(rows: list[Row]) -> dict[str | int, list[Row]]:
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def result(request: pytest.FixtureRequest) -> Run:
+def result(request):
     return PROGRAMS[request.param]().run(steps=12)
 
 
@@ -136,7 +135,7 @@ def rows_of(document: dict[str, Any], *categories: str) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event.get("cat") in categories]
 
 
-def test_a_written_trace_is_plain_json_with_the_rows_of_its_window(tmp_path: Path):
+def test_a_written_trace_is_plain_json_with_the_rows_of_its_window(tmp_path):
     machine = PROGRAMS["gpu_bound"]()
     result = machine.run(steps=8)
     path = result.write(tmp_path / "trace.json", 3, 5)
@@ -255,7 +254,7 @@ def test_the_profilers_own_steps_can_be_left_out():
     assert not any(event["name"].startswith("ProfilerStep") for event in rows_of(document, "user_annotation"))
 
 
-def test_the_example_trace_is_small_and_looks_like_a_training_step(tmp_path: Path):
+def test_the_example_trace_is_small_and_looks_like_a_training_step(tmp_path):
     path = synthetic_gpu_trace(tmp_path / "example.json.gz")
     document = json.loads(gzip.decompress(path.read_bytes()))
     names = Counter(event["name"] for event in rows_of(document, "user_annotation"))

@@ -38,17 +38,17 @@ def true_step_ns(program: str, **change: float) -> float:
 
 
 @pytest.fixture(scope="module", params=WINDOWS)
-def window(request: pytest.FixtureRequest) -> str:
+def window(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def program(request: pytest.FixtureRequest) -> str:
+def program(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def trace(program: str, window: str, tmp_path_factory: pytest.TempPathFactory) -> daydream.Trace:
+def trace(program, window, tmp_path_factory):
     path: Path = tmp_path_factory.mktemp("machine") / f"{program}.json.gz"
     first, last = WINDOWS[window]
     return daydream.load(machine(program).run(steps=last + 2).write(path, first, last))

@@ -1,7 +1,5 @@
 """Engines: the same answers in the same order wherever they are found, and errors that say what is wrong."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

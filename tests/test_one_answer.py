@@ -3,8 +3,6 @@
 They are tried on the examples, on random programs and, with the slow tests, on public traces.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

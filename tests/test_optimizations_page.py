@@ -1,7 +1,5 @@
 """The page of all optimizations: the command that makes it, on a machine model's trace and a shipped one."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

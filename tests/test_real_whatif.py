@@ -175,7 +175,7 @@ def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
 
 
 @pytest.fixture(scope="module")
-def gpt_calls(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def gpt_calls(tmp_path_factory):
     """Start and end of every launch call of the A100 forward passes, read from the raw tables."""
     path: Path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
     path.write_bytes(gzip.decompress(shared_trace(GPT_EAGER).read_bytes()))

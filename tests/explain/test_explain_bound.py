@@ -42,8 +42,8 @@ def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int |
     ],
 )
 def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
-    shares: dict[str, float], without_cpu: int, without_device: int | None, expected: str
-) -> None:
+    shares, without_cpu, without_device, expected
+):
     assert bounded(shares, without_cpu=without_cpu, without_device=without_device) == expected
 
 
@@ -51,7 +51,7 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
     "name",
     ["h800_deepseek_train_dualpipe_rank0of64", "a100_ddp_rank0of2_record_param_comms"],
 )
-def test_sentence_table_and_ranking_say_the_same(name: str) -> None:
+def test_sentence_table_and_ranking_say_the_same(name):
     replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
     explanation = daydream.explain(replay)
     ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)

@@ -37,7 +37,7 @@ def handed_over(graph: Graph, lanes: set[str]) -> int:
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.parquet")), ids=lambda path: path.stem)
-def test_the_autograd_thread_is_called_without_its_operators_too(path: Path) -> None:
+def test_the_autograd_thread_is_called_without_its_operators_too(path):
     trace = daydream.load(path)
     nodes = np.array([name.startswith(NODES) for name in trace.text("name")])[trace["name"]]
     autograd = {f"thread {tid}" for tid in np.unique(trace["tid"][nodes]).tolist()}

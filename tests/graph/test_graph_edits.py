@@ -1,7 +1,5 @@
 """What insert, remove, replace, set and scale do to a graph small enough to draw."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_graphs import lane, launched, starts, thread, with_sync

@@ -1,7 +1,5 @@
 """What a graph refuses, in which words, and what lint finds."""
 
-from __future__ import annotations
-
 import pytest
 from small_graphs import launched, thread, with_sync
 

@@ -1,7 +1,5 @@
 """Numbering without sorting gives what `numpy.unique` gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

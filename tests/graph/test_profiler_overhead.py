@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -235,7 +234,7 @@ def test_a_what_if_is_predicted_without_the_profiler():
     }  # fmt: skip
 
 
-def test_the_cost_survives_being_written(tmp_path: Path):
+def test_the_cost_survives_being_written(tmp_path):
     small_run().save(tmp_path / "t.parquet")
     again = Trace.load(tmp_path / "t.parquet")
 

@@ -1,7 +1,5 @@
 """The names a user imports."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

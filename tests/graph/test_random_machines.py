@@ -53,7 +53,7 @@ def _unknown(recipe: Recipe, graph: daydream.Graph, on: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("machines")
 
 

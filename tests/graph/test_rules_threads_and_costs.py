@@ -1,7 +1,5 @@
 """Hand-off between threads, and the small costs of device work. Times in microseconds, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import backward_trace, latency_trace
 from small_traces import call, launched, op, starts, total, trace

@@ -53,7 +53,7 @@ def capture_of(operators: list[str], names: list[str], path: Path) -> Path:
 
 
 @pytest.fixture
-def replays(tmp_path: Path) -> tuple[daydream.Trace, list[str]]:
+def replays(tmp_path):
     """Replays of one graph by the machine model, and the names of its kernels in order."""
     trace = daydream.load(PROGRAMS["graphs"]().run(steps=6).write(tmp_path / "replays.json", 2, 5))
     kernels = np.flatnonzero(trace.is_kind("kernel"))
@@ -63,9 +63,7 @@ def replays(tmp_path: Path) -> tuple[daydream.Trace, list[str]]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_every_kernel_of_a_replay_is_of_the_launch_captured(
-    replays: tuple[daydream.Trace, list[str]], tmp_path: Path, named: bool
-) -> None:
+def test_every_kernel_of_a_replay_is_of_the_launch_captured(replays, tmp_path, named):
     trace, names = replays
     operators = [f"aten::op{at}" for at in range(len(names))]
     file = capture_of(operators, names if named else [""] * len(names), tmp_path / "capture.json")
@@ -104,9 +102,7 @@ def captured_by_the_machine(names: list[str], path: Path) -> Path:
     return path
 
 
-def test_replay_and_capture_of_the_machine_match_kernel_by_kernel(
-    replays: tuple[daydream.Trace, list[str]], tmp_path: Path
-) -> None:
+def test_replay_and_capture_of_the_machine_match_kernel_by_kernel(replays, tmp_path):
     trace, names = replays
     file = captured_by_the_machine(names, tmp_path / "capture.json")
     attach_capture(trace, daydream.load(file), launched_kernels(file))
@@ -123,9 +119,7 @@ def test_replay_and_capture_of_the_machine_match_kernel_by_kernel(
     assert daydream.replay(trace).error == 0
 
 
-def test_a_capture_of_another_graph_is_refused(
-    replays: tuple[daydream.Trace, list[str]], tmp_path: Path
-) -> None:
+def test_a_capture_of_another_graph_is_refused(replays, tmp_path):
     trace, names = replays
     shorter = capture_of(["aten::mm"] * (len(names) - 1), names[1:], tmp_path / "shorter.json")
     other = capture_of(["aten::mm"] * len(names), ["another kernel"] * len(names), tmp_path / "other.json")
@@ -145,7 +139,7 @@ def test_a_capture_of_another_graph_is_refused(
         ("sglang_mi300x_capture_bs32", "sglang_mi300x_replay_decode", 544),
     ],
 )
-def test_public_captures_name_every_kernel_of_their_replays(capture: str, replay: str, kernels: int) -> None:
+def test_public_captures_name_every_kernel_of_their_replays(capture, replay, kernels):
     file = shared_trace(f"formats/kineto_graphs/{capture}.json.gz")
     trace = daydream.load(shared_trace(f"formats/kineto_graphs/{replay}.json.gz"))
     attach_capture(trace, daydream.load(file), launched_kernels(file))
@@ -153,7 +147,7 @@ def test_public_captures_name_every_kernel_of_their_replays(capture: str, replay
     assert int((trace["handle"] >= 0).sum()) == kernels
 
 
-def test_node_mappings_of_inductor_give_operators(tmp_path: Path) -> None:
+def test_node_mappings_of_inductor_give_operators(tmp_path):
     file = tmp_path / "inductor_provenance_tracking_node_mappings.json"
     nodes = ["mul_2", "add_tensor_1", "all_gather_into_tensor_3", "_to_copy"]
     file.write_text(json.dumps({"cppCodeToPost": {"triton_poi_fused_0:1": nodes}, "version": 2.0}))
@@ -172,7 +166,7 @@ def test_node_mappings_of_inductor_give_operators(tmp_path: Path) -> None:
         ("aot_debug_handles", 5),
     ],
 )
-def test_public_node_mappings_are_read(folder: str, kernels: int) -> None:
+def test_public_node_mappings_are_read(folder, kernels):
     path = shared_trace(f"formats/inductor/{folder}/inductor_provenance_tracking_node_mappings.json")
     assert len(read_handles(path)) == kernels
 
@@ -187,7 +181,7 @@ def test_public_node_mappings_are_read(folder: str, kernels: int) -> None:
         ('{"format": "daydream.handles", "version": 99, "entries": []}', "version 99"),
     ],
 )
-def test_what_is_no_map_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_map_is_one_line(tmp_path, text, said):
     file = tmp_path / "map.json"
     file.write_text(text)
     with pytest.raises(HandleError, match=said):

@@ -1,7 +1,5 @@
 """The compiled loops: they equal what Python and NumPy give, and read nothing beyond their arrays."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

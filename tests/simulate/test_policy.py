@@ -1,7 +1,5 @@
 """Scheduled lanes: what is picked, when, and that a clock that ticks through time picks the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

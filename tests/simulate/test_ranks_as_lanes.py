@@ -1,7 +1,5 @@
 """Many ranks as lanes of one plan: every time equals that of the same ranks written out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.random_graphs import graphs
