@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from daydream.graph.plan import Cause, Plan
-
-# No test here is about time, and a busy machine must not fail one.
-settings.register_profile("daydream", deadline=None)
-settings.load_profile("daydream")
 
 STORED_CAUSES = [cause for cause in Cause if cause not in {Cause.LANE, Cause.RELEASE}]
 

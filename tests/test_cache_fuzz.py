@@ -32,6 +32,7 @@ def test_no_damage_is_believed(entry, tmp_path):
         if damaged != data:
             changed += 1
             assert read_entry(entry.name.removesuffix(ENTRY)) is None, number
+            assert not entry.exists()
     assert changed > 400
 
 

@@ -24,7 +24,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -68,7 +67,7 @@ class Block:
     printed: str
 
 
-def blocks_of(page: str) -> list[Block]:
+def blocks_of(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     return [
         Block(*(found[name] or "" for name in ("mark", "language", "title", "text", "printed")))
@@ -76,11 +75,11 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
-def marked(mark: str) -> list[str]:
+def marked(mark):
     return [page for page in PAGES if any(block.mark == mark for block in blocks_of(page))]
 
 
-def rewrite(page: str, old: str, new: str) -> None:
+def rewrite(page, old, new):
     if WRITE and old != new:
         path = DOCS / page
         text = path.read_text(encoding="utf-8")
@@ -100,7 +99,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(command: str, *, inside: bool) -> tuple[int, str, str]:
+def run(command, *, inside):
     """Return exit code, stdout and stderr of a command; of daydream's own within this process if asked."""
     words, _, target = command.partition(" > ")
     argv = shlex.split(words)
@@ -119,7 +118,7 @@ def run(command: str, *, inside: bool) -> tuple[int, str, str]:
     return code, printed, said
 
 
-def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], list[str]], bool]) -> None:
+def check(page, block, *, inside, same):
     """Run a console block and compare what it prints with what is shown."""
     first, *lines = block.text.splitlines()
     assert first.startswith("$ "), first
@@ -135,12 +134,12 @@ def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], l
     assert lines == cut if same is exactly else same(lines, full), "\n".join(["", *full])
 
 
-def exactly(shown: list[str], printed: list[str]) -> bool:
+def exactly(shown, printed):
     """Tell whether the lines are the same, up to a last line `...`."""
     return shown == printed or (shown[-1:] == ["..."] and shown[:-1] == printed[: len(shown) - 1])
 
 
-def but_for_figures(shown: list[str], printed: list[str]) -> bool:
+def but_for_figures(shown, printed):
     """Tell whether each line that is shown was printed, in this order, whatever its numbers are."""
     rest = iter([" ".join(NUMBER.sub("#", line).split()) for line in printed])
     wanted = [" ".join(NUMBER.sub("#", line).split()) for line in shown if line != "..."]
@@ -195,7 +194,7 @@ def test_a_page_shows_what_is_printed_where_something_trains(page, folder, monke
 # What is named -----------------------------------------------------------------------------------
 
 
-def named(page: str) -> Iterator[str]:
+def named(page):
     """Return the commands that a page names in passing: in code spans, in blocks for a shell or for CI."""
     text = (DOCS / page).read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -224,7 +223,7 @@ def test_commands_that_a_page_names_exist_with_their_options(page):
     assert wrong == []
 
 
-def known_options(words: list[str]) -> set[str]:
+def known_options(words):
     """Return the options of a command, and those of the optimizations that are named."""
     command = group.get_command(click.Context(group), words[0])
     assert command is not None
@@ -296,39 +295,18 @@ Text:
     assert found == wanted
 
 
-def test_links_to_other_pages_stay(hooks):
-    text = "[in](../page.md), [out](../../README.md)\n"
-
-    assert hooks("readable_markdown").for_the_site(text, "guides/here.md") == "[in](../page.md), out\n"
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_page_of_an_optimization_leaves_out_no_word(name, hooks):
-    pages = hooks("optimization_pages")
-    optimization = find(name)
-    summary, told, left_out = pages.parts(optimization.help)
-
-    said = re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", " ".join([summary, *told, *left_out]).lower()))
-    meant = re.findall(
-        r"\w+", optimization.help.lower().replace("not modelled:", "").replace("not\nmodelled:", "")
-    )
-    assert summary
-    assert sorted(said) == sorted(meant)
-    assert len(pages.options(optimization)) == 2 + len(optimization.options)
-
-
 # The site ----------------------------------------------------------------------------------------
 
 
 class Loaded(HTMLParser):
     """The addresses that a page loads something from."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.found: set[str] = set()
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         if tag in ("script", "img", "iframe"):
             self.found.add(given.get("src") or "")

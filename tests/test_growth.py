@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -27,11 +26,11 @@ QUESTIONS: dict[str, Callable[[daydream.Trace], Any]] = {
 }
 
 
-def calls_of(work: Callable[[], Any]) -> int:
+def calls_of(work):
     """Return how many functions are called, those of C too."""
     count = 0
 
-    def note(_frame: FrameType, event: str, _argument: Any) -> None:
+    def note(_frame, event, _argument):
         nonlocal count
         count += event in ("call", "c_call")
 

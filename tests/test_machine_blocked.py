@@ -6,8 +6,6 @@ without a word on who was blocked. Where the recording tells it, the answer is t
 change; where it does not, that lies inside the interval, or nothing is predicted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -15,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from machine import Machine
 from machine.blocked import BLOCKED
 from machine.nsys import write_nsys
 from test_machine_whatif import CHANGES, TOLERANCE, as_recorded
@@ -57,18 +54,18 @@ AT_TIMES = {
 
 
 @cache
-def machine(program: str, hand_off_us: int, variation: float) -> Machine:
+def machine(program, hand_off_us, variation):
     return replace(BLOCKED[program](), hand_off=(1_000, 1_000 * hand_off_us), variation=variation)
 
 
 @cache
-def true_step_ns(change: str, *setting: object) -> float:
+def true_step_ns(change, *setting):
     ends = machine(*setting).run(**CHANGES[change]).step_ends
     return (ends[LAST] - ends[FIRST]) / (LAST - FIRST)
 
 
 @lru_cache(maxsize=12)
-def recorded(recording: str, *setting: object) -> daydream.Replay:
+def recorded(recording, *setting):
     run = machine(*setting).run()
     with TemporaryDirectory() as folder:
         if recording == "Kineto":
@@ -77,7 +74,7 @@ def recorded(recording: str, *setting: object) -> daydream.Replay:
         return as_recorded(daydream.load(path, step_marker="^step$"))
 
 
-def judge(recording: str, change: str, *setting: object) -> str:
+def judge(recording, change, *setting):
     """Return how good an answer is: right, inside its interval, refused or wrong."""
     ((what, factor),) = CHANGES[change].items()
     truth = true_step_ns(change, *setting)
@@ -91,7 +88,7 @@ def judge(recording: str, change: str, *setting: object) -> str:
     return "right" if answer.simulated_ns == pytest.approx(truth, rel=TOLERANCE) else "inside"
 
 
-def holds(program: str, recording: str, judged: str) -> bool:
+def holds(program, recording, judged):
     """Tell whether an answer is as good as its recording allows."""
     told = recording == "switches" and program not in UNTOLD
     return judged == "right" or (judged != "wrong" and not told)

@@ -1,18 +1,15 @@
 """What a change may not reach: work in replays, or of layers nobody knows; held starts. Times in us."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
-from daydream import Graph, Replay
 from daydream.graph.calls import in_replays
 from daydream.report.overview import Overview
 from daydream.report.views.step import likely_text
 
 
-def one_step(*rows, end: float) -> Replay:
+def one_step(*rows, end):
     recorded = trace(*rows, steps=(0.0, end))
     recorded.metadata["steps"][0]["covered"] = True
     return daydream.replay(daydream.build(recorded))
@@ -25,7 +22,7 @@ def decoding():
     return one_step(rows, op("end", 160, 165), end=165.0)
 
 
-def own_kernels_faster(graph: Graph) -> None:
+def own_kernels_faster(graph):
     kernels = graph.select(kind="kernel")
     (kernels - in_replays(kernels)).scale(0.5)
 
@@ -56,13 +53,13 @@ def test_a_change_of_transfers_leaves_no_kernels_out():
     assert answer.affected.transfers > 0
     assert answer.left_out is None
 
-    def compressed(graph: Graph) -> None:
+    def compressed(graph):
         graph.select(kind="collective").set(kind="kernel", duration_ns=10_000)
 
     assert daydream.whatif(replay, compressed).left_out is None
 
 
-def waiting(begin: float):
+def waiting(begin):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
     rows = [launched("a", 0, 10, 20, 1), launched("b", begin, begin + 10, begin + 20, 2, tid=2)]
     return one_step(rows, end=begin + 20)
@@ -83,7 +80,7 @@ def test_a_step_that_hardly_waits_for_them_does_not():
     assert "cannot move" not in likely_text(answer)
 
 
-def model(call_of: str, *, unplaced: float) -> Replay:
+def model(call_of, *, unplaced):
     #  stream 7  |a 10 to 110, blocks.0|b, GPT|c 100, head|: a call runs a and b, and c is another's
     end = 110 + unplaced
     inside = {"op": op("CompiledFunction", 0, 20, layer="GPT", phase="forward")}.get(call_of, [])
@@ -98,7 +95,7 @@ def model(call_of: str, *, unplaced: float) -> Replay:
     return one_step(inside, launches, own, op("end", end + 98, end + 105), end=end + 105)
 
 
-def without_blocks(graph: Graph) -> None:
+def without_blocks(graph):
     graph.select().group_by(block="blocks.*").tasks.remove()
 
 

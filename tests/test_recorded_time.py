@@ -12,7 +12,7 @@ from daydream.trace.recorded_time import LongRow, recorded_time
 MS = 1_000_000
 
 
-def recorded(rows: list[tuple[str, int, int]], steps: list[tuple[int, int, bool]]) -> Trace:
+def recorded(rows, steps):
     """Return a trace of ranges (name, begin, end in ms) with steps (begin, end in ms, covered)."""
     names = [name for name, _, _ in rows]
     columns = {

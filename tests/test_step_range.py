@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from graph.small_traces import note, op, trace
@@ -20,7 +16,6 @@ from daydream.trace.step_range import BEFORE, StepRange, is_range
 from daydream.trace.trace import Trace
 
 STEPS = 12
-Save = Callable[[Trace], Path]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +36,14 @@ def save(tmp_path, monkeypatch):
     """Write a trace in small row groups."""
     monkeypatch.setattr(trace_module, "ROW_GROUP", 64)
 
-    def write(trace: Trace) -> Path:
+    def write(trace):
         trace.save(tmp_path / "trace.parquet")
         return tmp_path / "trace.parquet"
 
     return write
 
 
-def values(trace: Trace) -> dict[str, list[Any]]:
+def values(trace):
     """Return what stands in each column."""
     return {name: trace.values(name) for name in trace.columns}
 
@@ -98,7 +93,7 @@ def test_only_row_groups_of_the_steps_are_read(recorded, save, monkeypatch):
     read: set[int] = set()
     real = ParquetFile.read_row_groups
 
-    def count(file: ParquetFile, groups: list[int], *args: Any, **how: Any) -> Any:
+    def count(file, groups, *args, **how):
         read.update(groups)
         return real(file, groups, *args, **how)
 

@@ -1,10 +1,5 @@
 """Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 from long_recording import SOME, STEPS
@@ -13,12 +8,11 @@ import daydream
 from daydream.trace import step_range as module
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.step_range import TypicalRun, typical_run
-from daydream.trace.trace import Trace
 
 ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
 
 
-def recording(*ranks: Sequence[int], without: Sequence[int] = ()) -> dict[str, Any]:
+def recording(*ranks, without=()):
     """Return the metadata of steps that took so many ns, by rank; those at some places are not covered."""
     return {
         "steps": [
@@ -107,7 +101,7 @@ def test_without_judged_steps_nothing_is_left_out(metadata):
     assert typical_run(metadata, ROWS) is None
 
 
-def covered(trace: Trace) -> int:
+def covered(trace):
     return sum(bool(step["covered"]) for step in trace.metadata["steps"])
 
 

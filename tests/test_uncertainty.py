@@ -1,7 +1,5 @@
 """The range of a prediction: what each cause adds, and that a change of nothing adds none."""
 
-from __future__ import annotations
-
 from math import hypot, sqrt
 
 import pytest
@@ -9,7 +7,7 @@ from graph.small_traces import call, launched, op, trace
 from msgspec.structs import replace
 
 import daydream
-from daydream import Graph, Trace
+from daydream import Graph
 from daydream.graph.tables import Facts
 from daydream.predict.basis import variation
 from daydream.predict.graph_diff import MODEL_ERROR, Affected, GraphDiff
@@ -19,7 +17,7 @@ from daydream.predict.interval import Uncertainty, unknown_ns
 LENGTHS = (100, 102, 100, 98)
 
 
-def steps_of_one_thread() -> Trace:
+def steps_of_one_thread():
     rows, borders = [], [0.0]
     for length in LENGTHS:
         at = borders[-1]
@@ -28,7 +26,7 @@ def steps_of_one_thread() -> Trace:
     return trace(rows, steps=tuple(borders))
 
 
-def steps_behind_a_kernel(long: str = "kernel") -> Trace:
+def steps_behind_a_kernel(long="kernel"):
     #  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
     #  stream 7     +6 |k long 60                          |
     #  stream 8           +6 |k short 40         |                          ends 15 before the other
@@ -44,8 +42,8 @@ def steps_behind_a_kernel(long: str = "kernel") -> Trace:
     return trace(rows, steps=tuple(100.0 * n for n in range(5)))
 
 
-def halve(name: str):
-    def change(graph: Graph) -> None:
+def halve(name):
+    def change(graph):
         graph.select(name=name).scale(0.5)
 
     return change
@@ -111,7 +109,7 @@ def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves
     assert unknown_ns(facts, 1_000, 100, Affected()) == 0.0
 
 
-def loading_steps(load: float, between: float = 0) -> Trace:
+def loading_steps(load, between=0):
     #  thread 1  |load|first 5|between|second 5|sync ......... 2|
     #  stream 7          +6 |first 60 |
     #  stream 8                          +6 |second 40     |
@@ -223,7 +221,7 @@ def test_causes_are_said_in_order_of_their_weight():
 
 
 def test_touched_time_is_told_apart_by_how_it_came_about():
-    def change(graph: Graph) -> None:
+    def change(graph):
         graph.select(name="^rest").remove()
         work = graph.select(name="^work").group_by("step").repeat(1)
         work.scale(0.5)
@@ -236,7 +234,7 @@ def test_touched_time_is_told_apart_by_how_it_came_about():
 
 
 def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
-    def change(graph: Graph) -> None:
+    def change(graph):
         graph.select(name="^work").set(duration_ns=50_000)
         graph.insert_after(graph.select(name="^rest"), "more", duration_ns=7_000)
         graph.insert_after(
@@ -286,8 +284,8 @@ def test_removed_work_is_missed_where_it_was():
 
 
 def test_a_model_that_doubts_its_times_widens_the_range_and_never_narrows_it():
-    def change(error: float):
-        def set_to_50_us(graph: Graph) -> None:
+    def change(error):
+        def set_to_50_us(graph):
             graph.select(name="long_kernel", kind="kernel").set(duration_ns=50_000).doubt(error)
 
         return set_to_50_us

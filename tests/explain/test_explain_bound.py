@@ -1,7 +1,5 @@
 """What bounds a step, from what is left of it without each side: one word for `explain` and `rank`."""
 
-from __future__ import annotations
-
 import pytest
 from shared import shared_replay
 
@@ -13,11 +11,11 @@ from daydream.report.views.explanation import verdict
 from daydream.simulate.critical_path import Bound, PathCause
 
 
-def answer(left: int) -> WhatIfResult:
+def answer(left):
     return WhatIfResult("scale", {"factor": 0.0}, 100, left)
 
 
-def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int | None) -> str:
+def bounded(shares, *, without_cpu, without_device):
     kinds = [(PathCause(key), share) for key, share in shares.items()]
     causes = [Share(cause, cause.bound, round(100 * share), share) for cause, share in kinds]
     device = None if without_device is None else answer(without_device)

@@ -1,7 +1,5 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import call, kernel, launched, note, op, trace
 from machine.programs import PROGRAMS
@@ -17,7 +15,7 @@ KERNELS = PathCause.KERNELS
 STEPS = 4
 
 
-def repeated(rows_of_step, length: float):
+def repeated(rows_of_step, length):
     """Return a trace of steps of this length in us; `rows_of_step` gets the start and a first number.
 
     It is of no profiler that is known to cost anything: figures are those of the recorded step.
@@ -26,11 +24,11 @@ def repeated(rows_of_step, length: float):
     return trace(rows, steps=tuple(length * n for n in range(STEPS + 1)), profiler="by hand")
 
 
-def causes(explanation) -> dict[str, int]:
+def causes(explanation):
     return {each.cause: each.ns for each in explanation.causes}
 
 
-def found(explanation, sort: str):
+def found(explanation, sort):
     return next(each for each in explanation.avoidable if each.sort == sort)
 
 

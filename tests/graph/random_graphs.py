@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 
 from daydream import Graph

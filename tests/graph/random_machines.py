@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 from machine import Machine, Program
 from machine.engine import Instruction

@@ -1,19 +1,17 @@
 """Whose call a task belongs to: instances, `within`, operators, shapes, gradients."""
 
-from __future__ import annotations
-
 import pytest
 from small_traces import call, kernel, launched, note, trace
 from small_traces import op as operator
 
-from daydream import Graph, NoMatchError, NotApplicableError, Trace, build, simulate
+from daydream import Graph, NoMatchError, NotApplicableError, build, simulate
 
 
-def op(name: str, start: float, end: float, **columns):
+def op(name, start, end, **columns):
     return operator(name, start, end, op=name, **columns)
 
 
-def normed(steps: int = 1) -> Trace:
+def normed(steps=1):
     #  thread 1  |layer_norm 0..40: |native 5..35: |launch n1||empty 3||launch n2|||mul 40..50: |launch m|
     #  The stream runs n1, n2, m; a note stands around all of it.
     rows = []
@@ -32,11 +30,11 @@ def normed(steps: int = 1) -> Trace:
     return trace(rows, steps=tuple(100.0 * step for step in range(steps + 1)))
 
 
-def kernels(graph: Graph):
+def kernels(graph):
     return graph.select(kind="kernel")
 
 
-def with_autograd_thread() -> Trace:
+def with_autograd_thread():
     #  main     |forward: |linear: f||  |## backward ## ........||step: u|
     #  autograd                           |mm: b1||mm: b2|
     #  loader              |copy: h|          |copy: h|
@@ -172,15 +170,15 @@ def test_shapes_come_from_the_call_that_recorded_them():
 # -- layers and gradients ----------------------------------------------------------------------------
 
 
-def backward(*, shapes: bool = True, layers: bool = True, **metadata) -> Trace:
+def backward(*, shapes=True, layers=True, **metadata):
     #  forward of the layers a, b; backward of b (kernels b1, b2), its AccumulateGrad twice, then a
-    def accumulate(at: float, shape: str, layer: str) -> list:
+    def accumulate(at, shape, layer):
         columns = {"phase": "backward", "layer": layer if layers else None}
         if shapes:
             columns |= {"shapes": f"[[{shape}]]", "dtype": "float32"}
         return [op("torch::autograd::AccumulateGrad", at, at + 2, **columns)]
 
-    def layer(name: str, at: float, ids: int, phase: str, *kernels: str) -> list:
+    def layer(name, at, ids, phase, *kernels):
         own = {"phase": phase, "layer": name if layers else None}
         rows = [op(f"{phase} {name}", at, at + 10 * len(kernels), **own)]
         for place, work in enumerate(kernels):
@@ -263,7 +261,7 @@ def test_layers_are_numbered_as_they_first_run_forward():
     assert issubclass(NotApplicableError, NoMatchError)
 
 
-def blocking() -> Graph:
+def blocking():
     #  thread 1  |launch k 5|cudaMemcpy: call, then blocked until 120, return|launch after|
     copy = {"kind": "memcpy", "name": "Memcpy DtoH (Device -> Pageable)"}
     graph = build(

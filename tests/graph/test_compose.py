@@ -12,7 +12,7 @@ import daydream
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.transforms import stages
 from daydream.transforms.compose import apply, in_order, parse
-from daydream.transforms.registry import Optimization, describe, find, names
+from daydream.transforms.registry import describe, find, names
 
 
 def halve(graph: Graph, *, factor: float = 0.5) -> None:
@@ -27,22 +27,22 @@ def add(graph: Graph, *, times: int = 1, how: Literal["up", "down"] = "up", loud
     tasks.set(duration_ns=tasks.duration_ns + (times if how == "up" else -times))
 
 
-def idle(graph: Graph) -> None:
+def idle(graph):
     """Do nothing."""
 
 
-def quiet(graph: Graph) -> None:
+def quiet(graph):
     """Write a column, by no word."""
     graph.columns.put("duration_ns", graph.duration_ns * 2)
 
 
-def one_task() -> Graph:
+def one_task():
     graph = Graph()
     graph.insert("a", kind="cpu", lane="thread 1", duration_ns=100)
     return graph
 
 
-def result(*optimizations: Optimization, **options) -> int:
+def result(*optimizations, **options):
     graph = one_task()
     apply(optimizations, graph, options)
     return int(graph.select().duration_ns[0])

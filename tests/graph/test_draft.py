@@ -26,14 +26,14 @@ tasks = st.lists(
 )
 
 
-def drafted() -> Draft:
+def drafted():
     draft = Draft(Trace({}, {}))
     for lane in LANES:
         draft.add_lane(lane)
     return draft
 
 
-def check(draft: Draft) -> None:
+def check(draft):
     in_order = np.argsort(draft.order, kind="stable")
     for number in range(len(LANES)):
         mine = in_order[draft.lane[in_order] == number]

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import given
 from hypothesis import strategies as st
 from small_traces import call, kernel, op, row, trace
 
 import daydream
-from daydream import Graph, GraphError, Trace, build
+from daydream import GraphError, Trace, build
 from daydream.graph.profiler_overhead import overhead_scale, without_profiler
 from daydream.predict.prediction import RecordedStep
 from daydream.trace.memory_events import MemoryEvents
@@ -24,13 +23,13 @@ COST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pieces(graph: Graph) -> list[tuple]:
+def pieces(graph):
     """Return (name, duration, gap) of the tasks, in ns."""
     tasks = graph.select()
     return list(zip(tasks.name.tolist(), tasks.duration_ns.tolist(), tasks.gap_ns.tolist(), strict=True))
 
 
-def corrected(*rows: Any, steps: tuple[float, ...] = (), **cost: Any) -> Graph:
+def corrected(*rows, steps=(), **cost):
     return without_profiler(build(trace(*rows, steps=steps, profiler_cost={**COST, **cost})))
 
 
@@ -131,7 +130,7 @@ operators = st.lists(
 )
 
 
-def apart(given: list[tuple[int, int, int]]) -> Trace:
+def apart(given):
     """Return a trace of operators behind each other on two threads, with cost."""
     at = {1: 0, 2: 0}
     rows = []
@@ -185,7 +184,7 @@ def test_a_trace_without_the_cost_is_refused_and_replays_as_before():
     assert said["basis_error"] == said["error"]
 
 
-def small_run(factor: float = 1.0) -> Trace:
+def small_run(factor=1.0):
     """Return three steps of 20 us, two operators with pauses between them; 2 us are recording.
 
     Without a profiler they took 18 us, times the factor.
@@ -209,7 +208,7 @@ def test_replay_gives_the_unprofiled_step_beside_the_measured_one():
 
 
 def test_what_a_change_adds_stands_beside_steps_as_long_as_measured():
-    def add(graph: Graph) -> None:
+    def add(graph):
         graph.insert_after(graph.select(name="^a$"), "new work", kind="cpu", duration_ns=3_000)
 
     result = daydream.whatif(small_run(factor=0.5), add)  # the correction missed half of the time
@@ -221,7 +220,7 @@ def test_what_a_change_adds_stands_beside_steps_as_long_as_measured():
 
 
 def test_a_what_if_is_predicted_without_the_profiler():
-    def halve_b(graph: Graph) -> None:
+    def halve_b(graph):
         graph.select(name="^b$").scale(0.5)
 
     result = daydream.whatif(small_run(), halve_b)

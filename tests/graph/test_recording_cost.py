@@ -1,14 +1,11 @@
 """What recording typically costs, for traces of torch.profiler that do not say what it cost."""
 
-from __future__ import annotations
-
 from math import hypot
 
 import pytest
 from small_traces import call, kernel, op, row, trace
 
 import daydream
-from daydream import Graph, Trace
 from daydream.collect.live.recording_cost import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.predict.basis import recording_share
@@ -22,7 +19,7 @@ OWN = {
 PERIOD = 100  # us of a step
 
 
-def busy(**metadata: object) -> Trace:
+def busy(**metadata):
     """Return steps of 100 us in which a kernel takes 90, and the CPU 60 with 10 operators, ahead of it."""
     #  thread   |op 6|op 6| ... 10 of them|          the last one waits for the kernel
     #  stream     +3 |kernel 90                      |
@@ -36,8 +33,8 @@ def busy(**metadata: object) -> Trace:
     return trace(*rows, steps=tuple(borders), **{"profiler_cost": None, **metadata})
 
 
-def faster(factor: float):
-    def scale(graph: Graph) -> None:
+def faster(factor):
+    def scale(graph):
         graph.select(kind="kernel").scale(factor)
 
     return scale

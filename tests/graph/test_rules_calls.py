@@ -1,12 +1,10 @@
 """Calls that stand blocked: in the queue, for the device, before a launch. Times in us, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import blocked, full_queue_trace, long_launch_trace
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
-from daydream import Graph, build, simulate
+from daydream import build, simulate
 
 # -- launch queue ------------------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ def test_a_pinned_copy_does_not_block():
     assert len(graph.syncs) == 0
 
 
-def two_streams(sync: list) -> Graph:
+def two_streams(sync):
     #  stream 7  |a: 10 to 60|       stream 8  |b: 20 to 300|
     return build(
         trace(launched("a", 0, 10, 60, 1), launched("b", 5, 20, 300, 2, stream=8), sync, op("after", 70, 75))

@@ -1,19 +1,16 @@
 """Collectives of several ranks: one transfer, begun by the last to arrive. Times in microseconds."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._communication import blocked_ns, waited_for_others_ns, waiting_words
 from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
-from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
 from daydream.trace.schema import OFF_CPU
 
 
-def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
+def member(rank, start, end, correlation=9, **columns):
     columns = {"kind": "collective", "collective": "all_reduce", "bytes": 4096, "rank": rank, **columns}
     return launched("ncclAllReduce", columns.pop("at", 6), start, end, correlation, **columns)
 
@@ -83,7 +80,7 @@ def test_a_call_waits_for_no_event_of_another_rank():
 
 
 def test_ranks_whose_matches_contradict_each_other_are_left_apart_and_it_is_said(monkeypatch):
-    def contradict(draft: Draft) -> None:  # rank 1 arrives when rank 0 has transferred
+    def contradict(draft):  # rank 1 arrives when rank 0 has transferred
         tasks = draft.select(kind="collective")
         first = tasks.where(rank=0, name="ncclAllReduce").ids
         draft.link(first, tasks.where(rank=1, name="^arrival$").ids, cause=Cause.USER)

@@ -1,12 +1,10 @@
 """What ties streams together: event waits, CUDA graphs, collectives. Times in us, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
-from daydream import Trace, build
+from daydream import build
 
 # -- event waits -------------------------------------------------------------------------------------
 
@@ -34,7 +32,7 @@ def test_a_recorded_wait_names_its_record():
     assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
-def side_rows(*, named: bool) -> list:
+def side_rows(*, named):
     #  a library forks to streams 8 and 9 and joins them; its events are not recorded, the waiting streams are
     #  stream 7  |a: 10 to 110|                               |d: 232 to 242|
     #  stream 8                |b: 112 to 142|
@@ -87,7 +85,7 @@ def test_a_wait_that_the_times_contradict_is_not_drawn():
     assert len(graph.waits) == 0
 
 
-def reduce_trace() -> Trace:
+def reduce_trace():
     #  thread 1   |launch gradient|wait|launch reduce|launch next| ... |wait|launch update|
     #  stream 7        |gradient: 10 to 60|next: 61 to 90|                 |update: 205 to 215|
     #  stream 40                          |reduce: 62 to 203 ...........|
@@ -253,16 +251,6 @@ def test_without_launches_work_is_held_only_until_its_device_has_finished_someth
 
 
 # -- collectives of several ranks --------------------------------------------------------------------
-
-
-def test_a_collective_transfers_when_the_last_member_has_arrived():
-    graph = build(ranks_trace())
-    assert (graph.select(name="^reduce$").duration_ns / 1000).tolist() == [20, 20]
-    assert total(graph) == 91
-
-    slow = graph.select(name="^a$").where(lambda tasks: tasks.rank == 1)
-    slow.scale(0.5)
-    assert total(graph) == 10 + 30 + 1 + 20
 
 
 def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():

@@ -1,7 +1,5 @@
 """The settled step of several ranks: their windows, and collectives matched copy by copy. Microseconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.jobs import job
@@ -9,13 +7,13 @@ from machine.programs import multi_stream, queue_full
 from small_traces import launched, trace
 
 import daydream
-from daydream import Graph, Trace, build, simulate
+from daydream import Graph, build, simulate
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ORDER_STEP, Lane
 from daydream.simulate.steady_state import coupled, repeatable, settle
 
 
-def last_step(recorded: Trace) -> int:
+def last_step(recorded):
     return recorded.metadata["steps"][-1]["measured_ns"]
 
 

@@ -1,13 +1,11 @@
 """Steps whose work overlaps: several requests at once, each on its own stream. Times in us."""
 
-from __future__ import annotations
-
 from small_traces import call, launched, trace
 
 import daydream
 
 
-def overlapping() -> daydream.Trace:
+def overlapping():
     #  thread 1  |step 0: a, b|step 1: c|step 2: d|
     #  stream 7  |a 10 to 40|
     #  stream 8      |b 20 to 300.....................|   step 0 ends behind steps 1 and 2

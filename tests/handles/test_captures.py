@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from daydream.collect.importers.kineto.blocks import launched_kernels
 from daydream.errors import HandleError
 
 
-def capture_of(operators: list[str], names: list[str], path: Path) -> Path:
+def capture_of(operators, names, path):
     """Write the recording of a capture: a launch in each operator, and none of their kernels."""
     events: list[dict[str, object]] = [
         {
@@ -80,10 +78,10 @@ def test_every_kernel_of_a_replay_is_of_the_launch_captured(replays, tmp_path, n
     assert daydream.replay(trace).error == 0
 
 
-def captured_by_the_machine(names: list[str], path: Path) -> Path:
+def captured_by_the_machine(names, path):
     """Let the machine model launch a graph's kernels one by one, each in its operator, as a capture does."""
 
-    def step(_number: int) -> list[Any]:
+    def step(_number):
         begin = op("cudaStreamBeginCapture", 500, category="cuda_runtime")
         calls = [
             op(f"aten::op{at}", 2_000, [instructions.launch(COMPUTE, name, 9_000)])

@@ -1,7 +1,5 @@
 """Fused kernels in parts: no replay changes, and the parts add up to the kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import daydream
 from daydream import DebugHandleMap, Handle
 
 
-def fused(trace: daydream.Trace) -> daydream.Trace:
+def fused(trace):
     """Say of every kernel that a third of it is of layer a, two thirds of b."""
     kernels = np.flatnonzero(trace.is_kind("kernel"))
     owners = (Handle("aten::add", "a", weight=1), Handle("aten::mul", "b", weight=2))
@@ -21,7 +19,7 @@ def fused(trace: daydream.Trace) -> daydream.Trace:
     return trace.attach_handles(DebugHandleMap(dict.fromkeys(names, owners), rule="flop"))
 
 
-def replays_alike(path: Path) -> bool:
+def replays_alike(path):
     """Check that parts of fused kernels change no step; tell whether they add up in a what-if, too."""
     whole, parted = daydream.replay(path), daydream.replay(fused(daydream.load(path)))
     assert [step.replayed_ns for step in parted.steps] == [step.replayed_ns for step in whole.steps]
