@@ -17,7 +17,6 @@ from daydream.costs.network.cluster_names import read_cluster
 from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
-from daydream.handles.builder import DebugHandleMapBuilder
 from daydream.memory.settings import settings_of
 from daydream.memory.snapshot import read_snapshot
 from daydream.parallel.engines import engine_of
@@ -85,10 +84,6 @@ class Endless:
         (lambda: engine_of("spark"), "unknown engine 'spark'; choose local, processes"),
         (lambda: tool(Silent), "Silent has no callback, such as on_kernel"),
         (lambda: tool(Endless), "Endless has no result"),
-        (lambda: DebugHandleMapBuilder().insert(handles=[], identifier=1), "an entry has no handles"),
-        (lambda: DebugHandleMapBuilder(generated_identifiers=True).insert(handles=HANDLE, identifier=1),
-         "this builder makes its identifiers, and 1 was given"),
-        (lambda: daydream.Handle(""), "a handle has no operator"),
         (lambda: daydream.Handle("m" * 100_000), "has 100,000 characters"),
         (lambda: join(daydream.DebugHandleMap({1: [HANDLE]}), graph().trace, "colour"),
          "unknown way to join handles, 'colour'; choose"),

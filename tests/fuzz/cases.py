@@ -98,7 +98,7 @@ class Case:
 
 
 @cache
-def recordings() -> list[bytes]:
+def recordings():
     """Return Kineto's JSON of a training loop and of programs of the machine model."""
     from kineto_text import document, training
     from machine.programs import PROGRAMS
@@ -112,7 +112,7 @@ def recordings() -> list[bytes]:
 
 
 @cache
-def traces() -> list[Any]:
+def traces():
     """Return them imported; the first has what `daydream collect` adds, the last has two ranks."""
     from daydream.collect.importers import import_trace
 
@@ -147,7 +147,7 @@ COLLECTED: dict[str, Any] = {
 
 
 @cache
-def sound() -> list[bytes]:
+def sound():
     """Return sound traces as parquet files."""
     import pyarrow as pa
 
@@ -155,7 +155,7 @@ def sound() -> list[bytes]:
 
 
 @cache
-def nsys_export() -> bytes:
+def nsys_export():
     """Return a database of Nsight Systems with rows of every kind that is read."""
     from nsys_database import allocation, call, copy, kernel, memset, range_, record, sync, write_export
 
@@ -186,7 +186,7 @@ def nsys_export() -> bytes:
 
 
 @cache
-def rocpd_database() -> bytes:
+def rocpd_database():
     """Return a database of rocprofv3."""
     from rocpd_sample import write_rocpd
 
@@ -197,7 +197,7 @@ def rocpd_database() -> bytes:
 # -- recordings -----------------------------------------------------------------------------------------
 
 
-def small(chance: random.Random) -> dict[str, Any]:
+def small(chance):
     """Return some events of a recording, with other names, shapes and times here and there."""
     document = json.loads(chance.choice(recordings()))
     marks = [event for event in document["traceEvents"] if "ProfilerStep" in str(event.get("name"))]
@@ -218,7 +218,7 @@ def small(chance: random.Random) -> dict[str, Any]:
     return document
 
 
-def memory(chance: random.Random) -> list[dict[str, Any]]:
+def memory(chance):
     """Return allocations and frees, most of them as an allocator does them."""
     rows, held = [], {}
     for _ in range(chance.choice((1, 3, 10, 40))):
@@ -234,11 +234,11 @@ def memory(chance: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
-def _text(document: Any) -> bytes:
+def _text(document):
     return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
-def kineto(chance: random.Random) -> Case:
+def kineto(chance):
     """Kineto's JSON, most of it with values that hardly fit."""
     document = small(chance) if chance.random() < 0.7 else json.loads(chance.choice(recordings()))
     if chance.random() < 0.6:
@@ -247,7 +247,7 @@ def kineto(chance: random.Random) -> Case:
     return Case("kineto", files, command(next(iter(files)), chance))
 
 
-def encoded(chance: random.Random) -> Case:
+def encoded(chance):
     """Text in other encodings, gzip within gzip, other formats, nothing at all."""
     text = json.dumps(small(chance), ensure_ascii=False).encode("utf-8", "surrogatepass")
     text = chance.choice((
@@ -259,7 +259,7 @@ def encoded(chance: random.Random) -> Case:
     return Case("encoding", {name: text}, command(name, chance))
 
 
-def ranks(chance: random.Random) -> Case:
+def ranks(chance):
     """Two files as two ranks, or two sides of a comparison."""
     pair = [tree_changed(small(chance), chance) if chance.random() < 0.5 else small(chance) for _ in "01"]
     files = {f"r/rank{rank}.json": _text(document) for rank, document in enumerate(pair)}
@@ -267,7 +267,7 @@ def ranks(chance: random.Random) -> Case:
     return Case("ranks", files, command(sides[0], chance, other=sides[1]))
 
 
-def vendors(chance: random.Random) -> Case:
+def vendors(chance):
     """Exports of Nsight Systems, files of rocprofv3 and of JAX with something wrong, or nothing."""
     from rocprof_text import AGENTS, CALLS, COPIES, KERNELS_NEW, KERNELS_OLD, process
     from xspace import training
@@ -295,7 +295,7 @@ def vendors(chance: random.Random) -> Case:
 # -- parquet --------------------------------------------------------------------------------------------
 
 
-def parquet(chance: random.Random) -> Case:
+def parquet(chance):
     """Rows, types, metadata and memory events that only someone with bad intent would write."""
     import pyarrow as pa
 
@@ -320,7 +320,7 @@ def parquet(chance: random.Random) -> Case:
     return Case(f"parquet {kind}", {"t.parquet": content}, command("t.parquet", chance))
 
 
-def allocations(chance: random.Random) -> Any:
+def allocations(chance):
     """Return a table of memory events."""
     import pyarrow as pa
 
@@ -372,7 +372,7 @@ TEXTS = (
 )
 
 
-def counters(chance: random.Random) -> Case:
+def counters(chance):
     """Files of counters of every format that is read, with other cells, or two of them mixed."""
     tables = (LONG, WIDE, SUMMARY, ROCPROF, OLD)
     if chance.random() < 0.6:
@@ -443,12 +443,12 @@ COMMANDS = [
 ]
 
 
-def values(chance: random.Random) -> Case:
+def values(chance):
     """Known options with odd values, on a sound trace."""
     return Case("options", {"t.parquet": chance.choice(sound())}, command("t.parquet", chance, wild=True))
 
 
-def words(chance: random.Random) -> Case:
+def words(chance):
     """Any words in any order."""
     first = chance.choice(COMMANDS)
     args = [first]
@@ -504,7 +504,7 @@ HEADS = (
 KNOBS = ("", "", ", *, a: float = 1.0", ", *, a=None", ", a=1", ", *, a: list = []", ", **more", ", *rest")
 
 
-def own_file(chance: random.Random) -> Case:
+def own_file(chance):
     """An optimization from a file, with a mistake in it."""
     lines = []
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -524,7 +524,7 @@ def own_file(chance: random.Random) -> Case:
     return Case("own file", files, ask.split())
 
 
-def measured_times(chance: random.Random) -> Case:
+def measured_times(chance):
     """A table of measured times with something wrong."""
     text = bytes_changed(b"name,duration_ns\nk,5\nampere_sgemm_32x32_tn,7\n", chance)
     ask = chance.choice(("amp", "gpu --name h100", "scale --factor 0.5 --on gpu")).split()
@@ -537,7 +537,7 @@ MAKERS: dict[Callable[[random.Random], Case], int] = {
 }  # fmt: skip
 
 
-def case_of(seed: int, number: int) -> Case:
+def case_of(seed, number):
     """Return a case: the same one for the same numbers."""
     chance = random.Random(f"{seed}/{number}")
     (maker,) = chance.choices(list(MAKERS), list(MAKERS.values()))

@@ -1,10 +1,6 @@
 """Command lines: every command that reads a trace, with options that it has, sane ones and others."""
 
-from __future__ import annotations
-
-import random
 from functools import cache
-from typing import Any
 
 NUMBERS = (
     "",
@@ -39,14 +35,14 @@ ASK = {  # TRACE, OTHER, NAME and CHANGED stand for what each case fills in, and
 
 
 @cache
-def optimizations() -> list[Any]:
+def optimizations():
     """Return the optimizations that ship."""
     from daydream.transforms.registry import loadable
 
     return loadable()[0]
 
 
-def command(trace: str, chance: random.Random, *, other: str | None = None, wild: bool = False) -> list[str]:
+def command(trace, chance, *, other=None, wild=False):
     """Return the words of one command about a trace; `wild` takes values that no option should."""
     (asked,) = chance.choices(list(ASK), list(ASK.values()))
     found = []
@@ -64,7 +60,7 @@ def command(trace: str, chance: random.Random, *, other: str | None = None, wild
     )
 
 
-def changed(chance: random.Random, *, wild: bool) -> list[str]:
+def changed(chance, *, wild):
     """Return an optimization and some of its options."""
     chosen = chance.choice(optimizations())
     words = [chosen.name]
@@ -78,7 +74,7 @@ def changed(chance: random.Random, *, wild: bool) -> list[str]:
     return words
 
 
-def value(option: Any, chance: random.Random, *, wild: bool) -> str:
+def value(option, chance, *, wild):
     """Return a value as it is typed."""
     if option.choices and not (wild and chance.random() < 0.3):
         return str(chance.choice(option.choices))

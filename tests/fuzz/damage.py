@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import io
-import random
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ CELLS = (
 )  # fmt: skip
 
 
-def bytes_changed(text: bytes, chance: random.Random) -> bytes:
+def bytes_changed(text, chance):
     """Flip, drop, cut or repeat some bytes."""
     data = bytearray(text)
     for _ in range(chance.choice((1, 3, 30))):
@@ -39,7 +38,7 @@ def bytes_changed(text: bytes, chance: random.Random) -> bytes:
     return bytes(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.2 else data)
 
 
-def tree_changed(document: Any, chance: random.Random) -> Any:
+def tree_changed(document, chance):
     """Replace or leave out a few values of a JSON document, wherever they stand."""
     for _ in range(chance.choice((1, 1, 2, 5, 30))):
         where = document
@@ -56,7 +55,7 @@ def tree_changed(document: Any, chance: random.Random) -> Any:
     return document
 
 
-def cells_changed(text: str, chance: random.Random, *, separator: str = ",") -> str:
+def cells_changed(text, chance, *, separator=","):
     """Replace a few cells of a table, or words of lines."""
     rows = [line.split(separator) for line in text.splitlines()]
     for _ in range(chance.choice((0, 1, 3))):
@@ -65,7 +64,7 @@ def cells_changed(text: str, chance: random.Random, *, separator: str = ",") -> 
     return "\n".join(separator.join(row) for row in rows) + "\n"
 
 
-def database_changed(content: bytes, chance: random.Random) -> bytes:
+def database_changed(content, chance):
     """Replace values of a database, delete rows, or drop a column."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.db"
@@ -94,7 +93,7 @@ def database_changed(content: bytes, chance: random.Random) -> bytes:
         return path.read_bytes()
 
 
-def columns_changed(table: Any, chance: random.Random) -> Any:
+def columns_changed(table, chance):
     """Give columns of an Arrow table other values or types, or drop, double, cut or empty them."""
     import pyarrow as pa
 
@@ -132,7 +131,7 @@ def columns_changed(table: Any, chance: random.Random) -> Any:
     return table
 
 
-def written(table: Any) -> bytes:
+def written(table):
     """Return a table as a parquet file's bytes."""
     from pyarrow import parquet
 
@@ -141,7 +140,7 @@ def written(table: Any) -> bytes:
     return target.getvalue()
 
 
-def packed(name: str, text: bytes, chance: random.Random) -> dict[str, bytes]:
+def packed(name, text, chance):
     """Return a file, now and then with changed bytes, cut off, or gzipped and then changed."""
     if chance.random() < 0.3:
         text = bytes_changed(text, chance)

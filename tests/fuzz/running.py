@@ -22,9 +22,9 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from fuzz.cases import Case, case_of, sound
+from fuzz.cases import case_of, sound
 
 RANK_SECONDS = 40  # fifty what-ifs
 CPU_SECONDS, WALL_SECONDS = 10, 90  # of one case; other programs may slow it, so CPU time is what counts
@@ -45,7 +45,7 @@ READERS = (
 )
 
 
-def outcome(case: Case, folder: Path) -> tuple[str, str]:
+def outcome(case, folder):
     """Run a case in this process; return ("answered", "refused" or what went wrong; what was printed)."""
     from daydream.cli import daydream
     from daydream.cli.errors import run
@@ -72,7 +72,7 @@ def outcome(case: Case, folder: Path) -> tuple[str, str]:
     return judged(case, code, shown, errors), errors + shown[-200:]
 
 
-def judged(case: Case, code: int, shown: str, told: str) -> str:
+def judged(case, code, shown, told):
     """Return what a command line ended in."""
     for word, what in FAILURES.items():
         if word in told:
@@ -98,7 +98,7 @@ def judged(case: Case, code: int, shown: str, told: str) -> str:
     return "refused" if code else "answered"
 
 
-def _child(numbers: range, seed: int, lines: BinaryIO) -> None:
+def _child(numbers, seed, lines):
     """Run cases and write a line about each: what it ended in."""
     limit = LARGEST_BYTES + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -126,7 +126,7 @@ def _child(numbers: range, seed: int, lines: BinaryIO) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def batch(numbers: range, seed: int) -> list[tuple[int, str, str, float]]:
+def batch(numbers, seed):
     """Run cases in children: return number, outcome, output and seconds; one may kill its child, the rest go on."""
     found: list[tuple[int, str, str, float]] = []
     while numbers:
@@ -149,7 +149,7 @@ def batch(numbers: range, seed: int) -> list[tuple[int, str, str, float]]:
     return found
 
 
-def prepare() -> None:
+def prepare():
     """Import everything, and make what cases are made from, in the parent."""
     import daydream
 
@@ -162,7 +162,7 @@ def prepare() -> None:
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
 
 
-def main(words: list[str] | None = None) -> int:
+def main(words=None):
     """Run the fuzzer from a command line; return its exit code."""
     asked = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     asked.add_argument("--cases", type=int, default=20_000)

@@ -7,12 +7,10 @@ from itertools import pairwise
 import numpy as np
 from graph.small_traces import launched, op, trace
 
-from daydream import Trace
-
 TRANSFER = 20
 
 
-def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None, meet=True) -> Trace:
+def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None, meet=True):
     """Return what two ranks would record: each step some CPU work, a kernel and an all-reduce.
 
     Launches take 5 and their work starts 5 after they began, or 1 behind the work before it. The all-reduce
