@@ -18,7 +18,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from machine.example import synthetic_gpu_trace
 
 import daydream
 from daydream.cli import main
@@ -152,12 +151,6 @@ def test_links_lead_somewhere(page):
 
 
 # The examples ------------------------------------------------------------------------------------
-
-
-def test_the_synthetic_example_is_what_the_machine_model_writes(tmp_path):
-    name = "synthetic_gpt_gpu.json.gz"
-
-    assert content(synthetic_gpu_trace(tmp_path / name)) == content(EXAMPLES / name)
 
 
 @pytest.mark.parametrize("name", ["synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"])

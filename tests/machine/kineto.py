@@ -34,10 +34,7 @@ GPU = {"id": DEVICE, "name": "Synthetic GPU (machine model)", "totalGlobalMem": 
 OWN_IDS = 1_000_000  # ids of the profiler's own rows, above those of the run
 
 
-def kineto(
-    run: Run, first_step: int, last_step: int, *, sync_rows: bool = False,
-    label: str = "synthetic: machine model",
-) -> dict[str, Any]:  # fmt: skip
+def kineto(run: Run, first_step: int, last_step: int, *, sync_rows: bool = False) -> dict[str, Any]:
     """Return the trace document; `sync_rows` are the device's own records of synchronizations and waits."""
     host, device = window(run, first_step, last_step)
     begin = run.step_starts[first_step]
@@ -58,7 +55,7 @@ def kineto(
         "deviceProperties": [GPU],
         "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
-        "traceName": label,
+        "traceName": "synthetic: machine model",
         "traceEvents": events,
         "baseTimeNanoseconds": BASE_NS,
     }
