@@ -1,7 +1,7 @@
 """The documentation keeps its word: commands run and print what is shown, the site builds without a warning.
 
-In the pages under docs/ every `console` block is run, in the order of the page and in one folder that has
-the examples. A comment before a block says what is special about it:
+In the README and the pages under docs/ every `console` block is run, in the order of the page and in one
+folder that has the examples. A comment before a block says what is special about it:
 
     <!-- exits with 1 -->      it fails (or with 3), and what it says on stderr is shown
     <!-- needs: torch -->      it trains: run by the slow tests, its figures vary and are not compared
@@ -149,7 +149,7 @@ def but_for_figures(shown, printed):
 # What is shown -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
+@pytest.mark.parametrize("page", [*(page for page in PAGES if page not in ELSEWHERE), "../README.md"])
 def test_a_page_shows_what_is_printed(page, folder):
     for block in blocks_of(page):
         if block.title:
