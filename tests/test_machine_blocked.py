@@ -1,6 +1,6 @@
 """Threads that are off the CPU, and what becomes of the time in which they were.
 
-Each program runs with latencies of its hand-offs of up to 1, 10 and 50 us and batches that vary by 0, 10 and
+Each program runs with latencies of its hand-offs of up to 1, 10 or 50 us and batches that vary by 0, 10 or
 30 %. Steps 24 to 29 are recorded, by Nsight Systems with the context switches of every thread or by Kineto
 without a word on who was blocked. Where the recording tells it, the answer is that of a real run with the
 change; where it does not, that lies inside the interval, or nothing is predicted.
@@ -20,7 +20,7 @@ from test_machine_whatif import CHANGES, TOLERANCE, as_recorded
 import daydream
 
 FIRST, LAST = 24, 29
-HAND_OFFS_US, VARIATIONS = (1, 10, 50), (0.0, 0.1, 0.3)
+HAND_OFFS_US, VARIATIONS = (1, 50), (0.0, 0.3)  # the ends; the default tests take 10 us and 10 %
 RECORDINGS = ("switches", "no switches", "Kineto")
 OTHERWISE = ("no switches", "Kineto")
 UNTOLD = {"process", "process_is_late"}  # switches tell when a thread was off the CPU, and not for what
