@@ -14,7 +14,6 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.arrays import unique
-from daydream.costs.counters.quantities import conflict_share
 from daydream.costs.device.measured import (
     NewShapes,
     TimeRequest,
@@ -43,6 +42,7 @@ from daydream.costs.kernels import (
 )
 from daydream.costs.workload.counters import (
     bound_by_l2,
+    conflict_share,
     counted_l2_bytes,
     entry_of_rows,
     reached_l2,
