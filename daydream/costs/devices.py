@@ -205,9 +205,9 @@ def device_of(graph: Graph) -> Device:
 
 def device_properties(graph: Graph) -> dict[str, Any]:
     """Return what the trace recorded about the device that ran most kernels; empty if nothing."""
-    trace = graph.trace
-    devices = list(trace.metadata.get("devices") or []) if trace is not None else []
-    if trace is None or not devices:
+    trace = graph.recorded
+    devices = list(trace.metadata.get("devices") or [])
+    if not devices:
         return {}
     if trace not in _busiest:
         used = trace["device"][trace.is_kind("kernel")]

@@ -87,13 +87,13 @@ def reachable_when_full(
     same resource binds; not more than is known to hold under load. As recorded: what edits
     made of a kernel's time or work is no evidence.
     """
-    rows = graph.columns["row"][selection.ids]
+    rows = graph.row[selection.ids]
     count = len(rows)
-    if graph.trace is None:
+    if not len(graph.recorded):
         return np.full(count, LEAST_REACHABLE), np.full(count, LEAST_REACHABLE)
-    work = work_of_rows(graph.trace, rows)
-    codes = np.where(rows >= 0, graph.trace["dtype"][np.maximum(rows, 0)], -1)
-    dtypes = np.array([*graph.trace.text("dtype"), None], dtype=object)[codes]
+    work = work_of_rows(graph.recorded, rows)
+    codes = np.where(rows >= 0, graph.recorded["dtype"][np.maximum(rows, 0)], -1)
+    dtypes = np.array([*graph.recorded.text("dtype"), None], dtype=object)[codes]
     formats = formats_of(dtypes, selection.name, matrix, device)
     duration, floor = recorded_duration_ns(selection).astype(np.float64), floor_ns(graph)
     body = np.maximum(duration - np.minimum(floor, duration), 1e-3)

@@ -93,15 +93,17 @@ NEAR_ROOF = 0.6  # of the highest rate: Nsight Compute speaks of a bottleneck fr
 def counted_l2_bytes(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return the bytes of each kernel to and from L2, float64, shape (kernels,), NaN where not counted."""
     found = np.full(len(kernels), np.nan)
-    if graph.trace is not None and graph.trace.metadata.get("counters") and len(kernels):
-        rows = graph.columns["row"][kernels.ids]
-        found = np.where(rows >= 0, counted_quantity(graph.trace, L2)[np.maximum(rows, 0)], np.nan)
+    if graph.recorded.metadata.get("counters") and len(kernels):
+        rows = graph.row[kernels.ids]
+        found = np.where(
+            rows >= 0, counted_quantity(graph.recorded, L2)[np.maximum(rows, 0)], np.nan
+        )
     return found
 
 
 def reached_l2(graph: Graph) -> float | None:
     """Return the highest rate through L2 of this recording's kernels, GB/s; None where none was counted."""
-    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
+    kernels = Selection(graph, np.flatnonzero((graph.kind == KERNEL) & graph.alive))
     nbytes = counted_l2_bytes(graph, kernels)
     known = np.isfinite(nbytes) & (kernels.duration_ns >= LEAST_NS)
     return float((nbytes[known] / kernels.duration_ns[known]).max()) if known.any() else None
