@@ -39,7 +39,7 @@ def work_tasks(graph: Graph) -> Selection:
     Raises:
         NotApplicableError: the trace records no operators.
     """
-    if graph.trace is None or not graph.trace.is_kind("operator").any():
+    if not graph.recorded.is_kind("operator").any():
         raise NotApplicableError(
             "this trace records no operators, so which kernels belong together is not known"
         )
@@ -124,14 +124,13 @@ def backward_chains(chains: Groups) -> Groups:
             all that is in it.
     """
     graph = chains.tasks.graph
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - chains are found in a trace
+    trace = graph.recorded
     rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
     parent = np.asarray(trace["parent"], np.int64)
     is_node = _is_node(graph)
     work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    up = graph.columns["row"][work.ids].astype(np.int64)
+    up = graph.row[work.ids].astype(np.int64)
     found_rows, found_places = [], []
     while (
         climbing := (up >= 0) & ~is_node[up]
@@ -173,8 +172,7 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     That of a library's operator is. A compiled call or another `autograd.Function` is one node for all
     the operators in it: it is the chain's if nearly all of that work, `ns` of it from each task below, is.
     """
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - chains are found in a trace
+    trace = graph.recorded
     whole = np.array(["::" not in text for text in trace.text("name")])[trace["name"][rows]]
     if not whole.any():
         return ~whole
@@ -182,7 +180,7 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     tasks = work_tasks(graph).where(
         lambda each: each.kind != "collective"
     )  # what it waits for is no work
-    up = graph.columns["row"][tasks.ids].astype(np.int64)
+    up = graph.row[tasks.ids].astype(np.int64)
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
         up = np.where(there, parent[up], -1)
@@ -241,7 +239,7 @@ def remove_with_operators(tasks: Selection) -> None:
     if (tasks.kind == "cpu").all():
         tasks.remove()
         return
-    has_operators = graph.trace is not None and bool(graph.trace.is_kind("operator").any())
+    has_operators = bool(graph.recorded.is_kind("operator").any())
     operators = tasks.operators() if has_operators else tasks.launches()
     tasks.remove()
     left = (operators & graph.select(kind="cpu")) - graph.select(on="gpu").launches()
@@ -290,31 +288,27 @@ def _forward(graph: Graph, tasks: Selection) -> Selection:
 
 def _innermost(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the innermost row around each task that is an autograd node or makes one, -1 for none."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
-    return innermost_makers(trace, graph.columns["row"][ids])
+    trace = graph.recorded
+    return innermost_makers(trace, graph.row[ids])
 
 
 def _is_node(graph: Graph) -> np.ndarray:
     """Return a mask of the rows of autograd nodes; the last entry is no row."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    trace = graph.recorded
     return np.append(nodes(trace), False)
 
 
 def _lane_and_step(tasks: Selection) -> np.ndarray:
-    columns = tasks.graph.columns
     lane, step = (
-        columns["lane"][tasks.ids].astype(np.int64),
-        columns["step"][tasks.ids].astype(np.int64),
+        tasks.graph.lane[tasks.ids].astype(np.int64),
+        tasks.graph.step[tasks.ids].astype(np.int64),
     )
     return lane * (int(step.max(initial=0)) + 2) + step + 1
 
 
 def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the letter of each task ("" for what does no work), and the number of its call, -1 for none."""
-    graph, trace = tasks.graph, tasks.graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    graph, trace = tasks.graph, tasks.graph.recorded
     union = "|".join(f"(?:{pattern})" for pattern in words.values())
     rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
     texts = trace.text("name")
@@ -333,7 +327,7 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
         )
     ] = OTHER
     works, around = _works(graph)
-    own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
+    own = np.where(rows >= 0, around[rows], works[graph.row[tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call
 
 
@@ -342,8 +336,7 @@ def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
     Their last entry is no row.
     """
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    trace = graph.recorded
     texts = [works(text) for text in trace.text("name")]
     working = trace.is_kind("operator") & np.array([*texts, False])[trace["name"]]
     parent = np.asarray(trace["parent"], np.int64)

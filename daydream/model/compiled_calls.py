@@ -149,9 +149,9 @@ def slowness(graph: Graph) -> dict[str, float]:
     A real script's caches are colder than those of the small programs that the costs were measured with, and
     the machine is another: the heads of operators tell both, as they do of the cost of recording.
     """
-    if graph.trace is None:
+    if not len(graph.recorded):
         return {phase: 1.0 for phase, _ in PASSES}
-    found = overhead_scale(graph.trace, TYPICAL)
+    found = overhead_scale(graph.recorded, TYPICAL)
     return {phase: min(max(found[phase], FASTEST), SLOWEST) for phase, _ in PASSES}
 
 
@@ -226,7 +226,7 @@ def _compile(
     ends = runs.last().gap_ns
     fixed = np.full(len(runs), fixed_ns)
     if once:
-        in_order = np.argsort(graph.columns["order"][runs.first().ids], kind="stable")
+        in_order = np.argsort(graph.order[runs.first().ids], kind="stable")
         _, in_steps = np.unique(runs.first().step[in_order], return_index=True)
         fixed[np.setdiff1d(np.arange(len(runs)), in_order[in_steps])] = 0
     loops = (region - library).stretches(others | library, on_lane=True)
@@ -287,8 +287,7 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
 
 def _library_calls(graph: Graph) -> str:
     """Return a pattern of the operators of this trace that stay calls of a matrix library, "" for none."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    trace = graph.recorded
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
     names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}

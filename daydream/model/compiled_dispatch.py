@@ -38,7 +38,7 @@ def remove_dispatch(
         breaks: graph breaks in each compiled forward call.
 
     """
-    if graph.trace is None or not graph.trace.is_kind("operator").any():
+    if not graph.recorded.is_kind("operator").any():
         return 0
     gone = 0
     parts = compiled_parts(graph, device, None) if isinstance(device, Selection) else device

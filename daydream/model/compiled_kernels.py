@@ -49,8 +49,7 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
         breaks: graph breaks in each forward call.
 
     """
-    graph, trace = compiled.graph, compiled.graph.trace
-    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    graph, trace = compiled.graph, compiled.graph.recorded
     added = np.zeros(len(graph.alive))
     family = work(graph, compiled).family.astype(str)
     stays = np.isin(compiled.ids, library.ids)
@@ -70,7 +69,7 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     added[compiled.ids[works[last]]] = STORE_NS * part * elements[works[last]]
 
     cuts = np.flatnonzero(compiled.op == "aten::threshold_backward")
-    forward = forward_rows(trace, graph.columns["row"][compiled.ids[cuts]])
+    forward = forward_rows(trace, graph.row[compiled.ids[cuts]])
     parent = np.asarray(trace["parent"], np.int64)
     of_row = np.zeros(len(parent) + 1)
     of_row[relu[last]] = part
@@ -180,10 +179,9 @@ def _last_in(loop: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     """Return the places of the tasks that compute the gradient of a dropout."""
-    graph, trace = compiled.graph, compiled.graph.trace
-    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    graph, trace = compiled.graph, compiled.graph.recorded
     products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
-    forward = forward_rows(trace, graph.columns["row"][compiled.ids[products]])
+    forward = forward_rows(trace, graph.row[compiled.ids[products]])
     around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
     products, around = products[around >= 0], around[around >= 0]
     dropouts = [DROPOUT.search(name) is not None for name in trace.values("name", around)]
@@ -202,8 +200,7 @@ DOUBT = 0.12  # what the measured ones were off by, nine in ten
 
 def channels_last_factors(library: Selection) -> np.ndarray:
     """Return the part of each task's time that is left: (tasks,); 1 if it is no convolution of images."""
-    graph, trace = library.graph, library.graph.trace
-    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    graph, trace = library.graph, library.graph.recorded
     factors = np.ones(len(library))
     rows = call_rows(graph, library.ids, CONVOLUTION)
     shapes = np.where(rows >= 0, trace["shapes"][rows], -1)

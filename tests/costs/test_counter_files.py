@@ -10,9 +10,9 @@ from shared import shared_trace
 
 import daydream
 from daydream import Trace
-from daydream.costs.counters.amounts import CountedKernel
-from daydream.costs.counters.attaching import attach_counters, read_counted
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import attach_counters, base_name
+from daydream.costs.counters.formats import read_counted
+from daydream.costs.counters.quantities import CountedKernel
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
 

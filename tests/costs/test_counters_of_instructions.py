@@ -13,12 +13,11 @@ import pytest
 from shared import shared_trace
 from test_counter_files import attached, kernels, read
 
-from daydream.costs.counters.attaching import attach_counters, read_counted
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import attach_counters, base_name
+from daydream.costs.counters.formats import Totals, read_counted
 from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
-from daydream.costs.counters.quantities import QUANTITIES, conflict_share, quantities_of
-from daydream.costs.counters.totals import Totals
-from daydream.costs.workload.counters import counted_work
+from daydream.costs.counters.quantities import QUANTITIES, quantities_of
+from daydream.costs.workload.counters import conflict_share, counted_work
 from daydream.errors import FileError
 
 HIST = (

@@ -64,8 +64,8 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
         `InPlace`; without tasks where the table says nothing of these calls, or there is none.
     """
     nothing = graph.tasks(np.empty(0, np.int64))
-    table, trace = graph.times, graph.trace
-    if table is None or trace is None or not table.in_place:
+    table = graph.times
+    if table is None or not len(graph.recorded) or not table.in_place:
         return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
     entry = _entries(graph, table)
     work = _work(graph)
@@ -81,7 +81,7 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
         return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
     mine = work.of(work.ids[found], "work of calls measured in place", ordered=True)
     old = mine.duration_ns.astype(np.float64)
-    repeat = graph.columns["repeat"][mine.ids].astype(np.int64)
+    repeat = graph.repeat[mine.ids].astype(np.int64)
     keys = np.stack([call[found], backward[found].astype(np.int64), repeat])
     which = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     total = np.bincount(which, old)[which]
@@ -141,8 +141,7 @@ def _work(graph: Graph) -> Selection:
 
 def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
     """Return for each row of the trace its place in the table, -1 for none; the last entry is no row."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - the caller has looked
+    trace = graph.recorded
     place = {key: number for number, key in enumerate(table.in_place)}
     names = {key[0] for key in place}
     found = np.full(len(trace) + 1, -1, np.int64)
@@ -161,9 +160,8 @@ def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
 
 def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row of each task's measured forward call, -1 for none; and whether it is backward work."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - the caller has looked
-    rows = graph.columns["row"][tasks.ids].astype(np.int64)
+    trace = graph.recorded
+    rows = graph.row[tasks.ids].astype(np.int64)
     own, which = np.unique(rows, return_inverse=True)
     which = which.reshape(-1)
     around = enclosing(trace["parent"], entry >= 0, own, inner=False)

@@ -96,8 +96,8 @@ def from_table(
         time = table.kernel(names[index]) if names[index] else None
         if time is not None:
             new[index], known[index] = time, True
-    trace = graph.trace
-    if trace is None:
+    trace = graph.recorded
+    if not len(trace):
         return new, known
     calls = calls_of(trace)
     which = np.where(task_work.call >= 0, calls.which[np.maximum(task_work.call, 0)], -1)
@@ -154,8 +154,7 @@ def types_of(selection: Selection) -> np.ndarray:
 
 def recorded_ns(graph: Graph) -> np.ndarray:
     """Return by row of the trace what an operator call took: its device work's time, on a CPU its own."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - for the type checker
+    trace = graph.recorded
     calls = calls_of(trace)
     duration = np.asarray(trace["duration_ns"], np.float64)
     device = np.flatnonzero(calls.owner >= 0)

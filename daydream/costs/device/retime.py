@@ -14,7 +14,6 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.arrays import unique
-from daydream.costs.counters.quantities import conflict_share
 from daydream.costs.device.measured import (
     NewShapes,
     TimeRequest,
@@ -43,6 +42,7 @@ from daydream.costs.kernels import (
 )
 from daydream.costs.workload.counters import (
     bound_by_l2,
+    conflict_share,
     counted_l2_bytes,
     entry_of_rows,
     reached_l2,
@@ -152,7 +152,7 @@ def say_evidence(graph: Graph, kernels: Selection) -> None:
         graph: the graph of the trace.
         kernels: those that a change is about, as they run today.
     """
-    told = graph.trace is not None and graph.trace.metadata.get("counters")
+    told = graph.recorded.metadata.get("counters")
     for sentence in evidence(graph, kernels):
         graph.facts.rules += [sentence] * (sentence not in graph.facts.rules)
         if told:
@@ -260,15 +260,15 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     Returns:
         parts, 0 to 1, shape (kernels,), float64.
     """
-    trace, found = graph.trace, np.full(len(kernels), np.nan)
-    entries = trace.metadata.get("counters") if trace is not None else None
-    if trace is None or not entries:
+    trace, found = graph.recorded, np.full(len(kernels), np.nan)
+    entries = trace.metadata.get("counters")
+    if not entries:
         return found
     device = device_or_none(graph)
     units = units_of(graph, device) if device is not None else 0
     shares = [conflict_share(entry.get("amounts", {}), units) for entry in entries]
     by_entry = np.array([*(np.nan if share is None else share for share in shares), np.nan])
-    rows = graph.columns["row"][kernels.ids]
+    rows = graph.row[kernels.ids]
     place = np.where(rows >= 0, entry_of_rows(trace)[np.maximum(rows, 0)], -1)
     return by_entry[place]
 

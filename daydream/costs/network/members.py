@@ -17,8 +17,8 @@ def workers_of(graph: Graph, workers: int | None) -> int:
         raise GraphError(f"workers must be 1 or more, not {workers}")
     found = workers
     collectives = graph.select(kind="collective")
-    if graph.trace is not None and (collectives.row >= 0).any():
-        size = graph.trace.metadata.get("world_size")
+    if (collectives.row >= 0).any():
+        size = graph.recorded.metadata.get("world_size")
         recorded = size if isinstance(size, int) and size > 1 else None
         if recorded is not None and workers not in {None, recorded}:
             raise GraphError(

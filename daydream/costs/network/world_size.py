@@ -30,15 +30,15 @@ class RecordedCollectives:
     """
 
     def __init__(self, graph: Graph, cluster: str | None) -> None:
-        sizes = {} if graph.trace is None else group_sizes(graph.trace)
+        sizes = group_sizes(graph.recorded)
         self.workers = sizes.get(None, 0)
-        if self.workers < 2 or graph.trace is None:
+        if self.workers < 2 or not len(graph.recorded):
             raise NotApplicableError(
                 "the trace has collectives but does not say of how many workers; record it with the "
                 "distributed information of the profiler"
             )
         tasks = graph.select(kind="collective")
-        tasks = graph.tasks(tasks.ids[graph.columns["row"][tasks.ids] >= 0])
+        tasks = graph.tasks(tasks.ids[graph.row[tasks.ids] >= 0])
         size = np.array(
             [sizes.get(group, self.workers) for group in tasks.group.tolist()], np.int64
         )
@@ -50,7 +50,7 @@ class RecordedCollectives:
             raise NotApplicableError(
                 "the trace has neither the operation nor the bytes of its collectives"
             )
-        self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.trace)
+        self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.recorded)
         self.messages = [
             (collective, bytes_of_message(collective, nbytes, self.workers))
             for collective, nbytes in zip(
