@@ -169,7 +169,6 @@ ENDS_AGREE_NS = (
 SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
 LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
 MOST_PAIRINGS = 500  # of two sequences that are tried
-LIKELIEST = 5  # of them are looked at row by row
 ALMOST = 0.8  # as many ends that meet: as good
 SAME_SIZE = (
     "all_reduce",
@@ -379,29 +378,22 @@ def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
 
     And whether that is certain: an iteration earlier or later may fit as well where all take the same time.
     """
-    shorter = min(len(one.rows), len(other.rows))
-    least = max(1, round(LEAST_SHARE * shorter))
+    least = max(1, round(LEAST_SHARE * min(len(one.rows), len(other.rows))))
     found = list(_pairings(one, other, least))
-    steady = sorted((each for each in found if each.in_time >= least), key=_Pairing.likely)
-    merged = [(each, _merge(one, other, each.offset_ns)) for each in steady[:LIKELIEST]]
-    merged = [(each, pairs) for each, pairs in merged if pairs.shape[1] >= least]
-    if merged:
-        best, pairs = max(merged, key=lambda each: (each[0].near, each[1].shape[1]))
-        shift = np.unique(pairs[0] - pairs[1])
-        for each in (
-            found if len(shift) == 1 else []
-        ):  # nothing is lost in between: the order alone tells
-            if not each.wrong and each.pairs[0, 0] - each.pairs[1, 0] == shift[0]:
-                pairs = each.pairs
-        alike = [
-            each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong
-        ]
-        return pairs, best.near or len(alike) < 2
-    # Clocks that drift: nothing but the order is left, and only a whole sequence shows that.
-    whole = [each for each in found if not each.wrong]
-    if not whole:
-        return None
-    return min(whole, key=lambda each: (-each.pairs.shape[1], each.stray_ns)).pairs, True
+    steady = [each for each in found if each.in_time >= least]
+    if (
+        not steady
+    ):  # clocks that drift: nothing but the order is left, and only a whole sequence shows that
+        whole = [each for each in found if not each.wrong]
+        whole.sort(key=lambda each: (-each.pairs.shape[1], each.stray_ns))
+        return (whole[0].pairs, True) if whole else None
+    best = min(steady, key=_Pairing.likely)
+    alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
+    pairs = _merge(one, other, best.offset_ns)
+    shift = best.pairs[0, 0] - best.pairs[1, 0]
+    if not best.wrong and (pairs[0] - pairs[1] == shift).all():
+        pairs = best.pairs  # nothing is lost in between: the order alone tells
+    return (pairs, best.near or len(alike) < 2) if pairs.shape[1] >= least else None
 
 
 def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
@@ -447,18 +439,9 @@ def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
             abs(apart) <= ENDS_AGREE_NS
             and _alike(one, other, np.array([here]), np.array([there]))[0]
         ):
-            if here + 1 < len(one.rows) and abs(
-                apart + one.end_ns[here + 1] - one.end_ns[here]
-            ) < abs(apart):
-                here += 1
-            elif there + 1 < len(other.rows) and abs(
-                apart - np.diff(other.end_ns[there : there + 2])[0]
-            ) < abs(apart):
-                there += 1
-            else:
-                pairs.append((here, there))
-                here += 1
-                there += 1
+            pairs.append((here, there))
+            here += 1
+            there += 1
         elif apart > 0:
             there += 1
         else:

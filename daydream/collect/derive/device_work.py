@@ -260,9 +260,9 @@ class Launches:
     work_ns: np.ndarray
     thread: np.ndarray
 
-    def of(self, thread: int) -> Launches:
-        """Return the calls of one thread."""
-        mine = self.thread == thread
+    def of(self, threads: np.ndarray) -> Launches:
+        """Return the calls of some threads."""
+        mine = np.isin(self.thread, threads)
         symbols = np.unique(self.symbols[mine], return_inverse=True)[1].astype(np.int32)
         return Launches(
             symbols,

@@ -6,7 +6,6 @@ import numpy as np
 
 from daydream.arrays import unique
 from daydream.collect.derive.by_parameter import (
-    ACCUMULATE,
     Layers,
     own_accumulated,
     own_bucket_rows,
@@ -128,19 +127,13 @@ def find_layers(
             recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0))
         )
         own[accumulated[before >= 0]] = own[before[before >= 0]]
-        own_accumulated(recording, accumulated, before, layers)
+        own_accumulated(recording, accumulated, layers)
         _like_inner_row(nesting.parent, own, accumulated, accumulated)
         # Inside a node: the innermost of module ranges (a recomputed forward) and nodes.
         holder = nearest((own >= 0) & host, nesting.parent)
         take = host & (own < 0) & (holder >= 0)
         own[take] = own[holder[take]]
-    own_updates(
-        recording,
-        nesting.parent,
-        phase,
-        accumulated[recording.named(ACCUMULATE)[accumulated]],
-        layers,
-    )
+    own_updates(recording, nesting.parent, phase, layers)
     own_bucket_rows(recording, nesting.parent, phase, layers)
     return own, texts
 
