@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CODED, TABLES, Facts, Lane
+from daydream.graph.tables import TABLES, Facts, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,23 +21,8 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 
-def is_plain(graph: Graph) -> bool:
-    """Return whether a graph is as it was built, so that all of it is kept: no edits, no times of a user."""
-    given = (graph.overrides, graph.scheduled, graph.modelled, graph.doubted, graph.resized)
-    if (
-        graph.trace is None
-        or any(given)
-        or graph.recorded_ns is not None
-        or graph.times is not None
-    ):
-        return False
-    as_read = graph.steps == graph.trace.metadata.get("steps")
-    return as_read and bool(graph.alive.all()) and set(graph.texts) == set(CODED)
-
-
 def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the document and the arrays of a graph that is plain."""
-    assert graph.trace is not None  # noqa: S101 - it is plain
+    """Return the document and the arrays of a graph that nobody edited."""
     arrays = {
         f"{table}.{name}": getattr(graph, table)[name]
         for table in TABLES
@@ -46,7 +31,7 @@ def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     document = {
         "lanes": [list(lane) for lane in graph.lanes],
         "texts": {
-            name: texts[len(graph.trace.text(name)) :] for name, texts in graph.texts.items()
+            name: texts[len(graph.recorded.text(name)) :] for name, texts in graph.texts.items()
         },
         "queue_depth": [list(pair) for pair in graph.queue_depth.items()],
         "facts": asdict(graph.facts),

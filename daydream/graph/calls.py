@@ -169,8 +169,7 @@ def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     A blocking call is cut into the call and its return, a long one into the time before it
     submits its work and the rest; the pieces are CPU tasks of one row.
     """
-    runtime = np.append(graph.recorded.is_kind("runtime"), False)
-    known = np.flatnonzero(runtime[graph.row[calls]])[::-1]
+    known = np.flatnonzero(graph.of_rows("runtime")[calls])[::-1]
     found, number = distinct(row_numbers(graph, np.arange(graph.size)))
     place = np.full(len(found), -1)
     place[number[calls[known]]] = known  # of several pieces of one call, the first

@@ -165,6 +165,10 @@ class Graph(NotebookTables):
         """The rank of each lane: int64, shape (lanes,); of a graph without lanes, one 0."""
         return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
 
+    def of_rows(self, *kinds: str) -> np.ndarray:
+        """Return whether each task is a piece of a row of these kinds (`runtime`, ...): bool, shape (ids,)."""
+        return np.append(self.recorded.is_kind(*kinds), False)[self.row]
+
     @property
     def in_background(self) -> np.ndarray:
         """Whether each task is on a thread that nothing waits for: bool, shape (ids,)."""

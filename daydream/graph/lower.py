@@ -111,7 +111,6 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         edges[:2] = rank[edges[:2]]
         doubtful[:2] = rank[doubtful[:2]]
     task, copy, lane, gap_of, release = own
-    src, dst, latency, from_start, cause = edges
     priority = np.zeros(graph.size, np.int64)
     for number, key in graph.scheduled.items():
         ids, values = priorities(graph, number, key)
@@ -121,13 +120,9 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         graph.duration_ns[task],
         graph.gap_ns[gap_of],
         release,
-        src,
-        dst,
-        latency,
-        from_start,
-        cause,
-        tuple(graph.scheduled),
-        priority[task] if graph.scheduled else None,
+        *edges,
+        scheduled=graph.scheduled,
+        priority=priority[task] if graph.scheduled else None,
     )
     return Lowered(plan, task, copy, gap_of, doubtful, copies, window)
 
@@ -154,17 +149,12 @@ def _released(graph: Graph, lowered: Lowered) -> Lowered:
     doubt = (graph.doubt + graph.gap_doubt)[lowered.task[plan.edge_src]]
     stays = (plan.edge_cause != Cause.OUTSIDE) | (doubt == 0)
     edges = plan.edge_src, plan.edge_dst, latency, plan.edge_from_start, plan.edge_cause
-    src, dst, latency, from_start, cause = (
-        np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)
-    )
-    tasks = plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns
     made = Plan.from_edges(
-        *tasks,
-        src,
-        dst,
-        latency,
-        from_start,
-        cause,
+        plan.lane,
+        plan.duration_ns,
+        plan.gap_ns,
+        plan.release_ns,
+        *(np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)),
         scheduled=plan.scheduled,
         priority=plan.priority,
     )

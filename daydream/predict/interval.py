@@ -247,7 +247,7 @@ def _longer_ns(comparison: Prediction, graph: Graph) -> float:
 def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
     """Return the steady state of another changed graph."""
     slowed = between(comparison.contention, comparison.replay.graph, graph)
-    return settle(graph, contention=slowed, copies=comparison.after.passes)
+    return settle(graph, contention=slowed)
 
 
 def _recording_ns(comparison: Prediction) -> float:
@@ -349,8 +349,7 @@ def paced_ns(comparison: Prediction) -> int:
 
 def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
     """Return for how long a step waits for what is outside the trace, or may wait for it, in ns."""
-    graph, steps = settled.timeline.graph, [*settled.step_times()]
-    path = settled.timeline.path(settled.copy, steps)
+    graph, path = settled.timeline.graph, settled.path()
     cause = codes_of(graph, path.task, path.edge)
     by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
     loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
@@ -359,7 +358,7 @@ def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
         waits |= long & (cause == PathCause.UNTRACED.code)
-    return int(path.ns[waits].sum()) // max(len(steps), 1)
+    return int(path.ns[waits].sum()) // max(len(settled.step_times()), 1)
 
 
 def _lasting_ns(comparison: Prediction) -> int:
@@ -367,7 +366,7 @@ def _lasting_ns(comparison: Prediction) -> int:
     before, graph, kept = comparison.replay.graph, comparison.graph, []
     if not _untold(graph):
         return comparison.simulated_ns
-    ranges = np.append(before.recorded.is_kind("annotation"), False)[before.row]  # their own time
+    ranges = before.of_rows("annotation")  # their own time
     for was, now, doubt in (
         (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, ranges)),
         (before.gap_ns, graph.gap_ns.copy(), 1),
@@ -421,8 +420,7 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
     """
     graph, after = comparison.graph, comparison.after
-    steps, timeline = [*after.step_times()], after.timeline
-    path = timeline.path(after.copy, steps)
+    path, timeline, steps = after.path(), after.timeline, max(len(after.step_times()), 1)
     links, src, dst = graph.links, graph.doubtful["src"], graph.doubtful["dst"]
     doubt = graph.doubt + graph.gap_doubt
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
@@ -436,7 +434,7 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
         timeline.end_ns[mine],
     )
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
-    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
+    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / steps
     if of_lane.sum() <= APART * comparison.simulated_ns:
         return None
     before, replayed_ns = comparison.replay.released, comparison.replayed_ns
@@ -446,7 +444,7 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     found = round(replayed_ns * before.mean_after(settled) / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
-    path = settled.timeline.path(settled.copy, [*settled.step_times()])
+    path = settled.path()
     late = path.ns[(path.edge == Cause.EVENT) & (graph.kind[path.task] == CPU)].sum()
     most = graph.lanes[of_lane.argmax()]
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS
@@ -455,4 +453,4 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
         f"{found / 1e6:,.4g} ms."
         + (f" A recording by {how} tells." if most.on_device or _untold(graph) else "")
     )
-    return found, late // max(len(steps), 1), words
+    return found, late // steps, words

@@ -287,10 +287,8 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     blocking[graph.syncs["task"]] = True
     waits = blocking[task] & on_cpu
     found[waits & work] = PathCause.SYNC.code
-    ranges = np.append(
-        graph.recorded.is_kind("annotation"), False
-    )  # a range's own time is in no operator
-    found[ranges[graph.row[task]] & on_cpu & work] = PathCause.UNTRACED.code
+    own = graph.of_rows("annotation")[task]  # a range's own time is in no operator
+    found[own & on_cpu & work] = PathCause.UNTRACED.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     between = PathCause.BETWEEN
     if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
@@ -315,10 +313,9 @@ def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
 
     It adds up to the mean of the steps.
     """
-    steps = list(state.step_times())
-    path = state.timeline.path(state.copy, steps)
+    path = state.path()
     codes = codes_of(state.timeline.graph, path.task, path.edge)
-    return per_step(sums(CAUSES, codes, path.ns), len(steps))
+    return per_step(sums(CAUSES, codes, path.ns), len(state.step_times()))
 
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:

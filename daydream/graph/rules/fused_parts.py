@@ -24,7 +24,7 @@ def part_fused(draft: Draft) -> None:
         return
     code = np.where(draft.row >= 0, trace["handle"][draft.row], -1)
     # The CPU time of launching belongs to the call, not to what it launched; a copy or a collective is one.
-    code[(draft.kind != KERNEL) & ~trace.is_kind("operator", "annotation")[draft.row]] = -1
+    code[(draft.kind != KERNEL) & ~draft.of_rows("operator", "annotation")] = -1
     for place, identifier in enumerate(handles):
         tasks = np.flatnonzero(code == place)
         if len(tasks):

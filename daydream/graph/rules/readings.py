@@ -44,7 +44,7 @@ def read_pauses(draft: Draft) -> None:
     Where it was recorded who ran, a pause of a thread that ran has one reading.
     """
     trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
-    calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
+    calls = draft.of_rows("runtime")
     inner = recorded & calls & ~draft.named(is_sync)
     lost = draft.named(COPY_CALL.search) & ~np.isin(
         np.arange(draft.size), draft.launch

@@ -94,7 +94,7 @@ def _find_callers(
     first, last = launch[ahead], launch[behind]
     order = np.minimum(start[lost] * ORDER_STEP, draft.order[last] - 1)
     have_work = launch[launch >= 0]
-    makes = np.isin(draft.name, draft.name[have_work]) | ~draft.trace.is_kind("runtime")[draft.row]
+    makes = np.isin(draft.name, draft.name[have_work]) | ~draft.of_rows("runtime")
     makes[have_work] = False
     of_thread = {on: draft.on(on)[makes[draft.on(on)]] for on in draft.threads()}
     both = [
