@@ -83,7 +83,7 @@ def sweep(
     contention: str = MEASURED,
     capacity: int | None = None,
     engine: Any = "local",
-    sort: Literal["step", "speedup", "order"] | None = None,
+    sort: Literal["throughput", "step", "speedup", "order"] | None = None,
     top: int = 12,
 ) -> None:
     r"""Predict every combination of some options' values, and sort.
@@ -96,7 +96,7 @@ def sweep(
     not apply are listed with the reason.
 
     Args:
-        sort: Sort by step time, speed-up, or the order asked for.
+        sort: Sort by throughput, step time, speed-up, or as asked for [default: throughput].
         top: Rows to show; --json and -o have all.
     """
     if change is None:
