@@ -30,7 +30,7 @@ from daydream.cli.options import (
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest
 from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
-from daydream.transforms.registry import find, names, options_of, typed
+from daydream.transforms.registry import canonical, find, names, options_of, typed
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
 ALL = "daydream.help_all"
 OWN = "option_"  # how values of an optimization's options are named among the command's parameters
-ALIASES = {
-    "bf16": "amp",
-    "fp16": "amp",
-    "mixed-precision": "amp",
-    "flash": "flash-attention",
-    "sdpa": "flash-attention",
-    "torch.compile": "compile",
-}
 ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
 WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
 
@@ -295,7 +287,7 @@ class Changes(Command):
 
         with refused(ctx):
             found = parts(spec)
-        chosen = [find(canonical(name)) for name in found]
+        chosen = [find(name) for name in found]
         with refused(ctx):
             check(chosen)
         return chosen
@@ -327,13 +319,6 @@ def is_known(spec: str) -> bool:
     """Return whether a word names changes."""
     known = names()
     return all(canonical(part) in known or part.endswith(".py") for part in spec.split("+"))
-
-
-def canonical(name: str) -> str:
-    """Return the name of an optimization that was typed in capitals or by an alias: `amp` for `BF16`."""
-    low = name.strip().lower().replace("_", "-")
-    low = ALIASES.get(low, low)
-    return low if low in names() else name
 
 
 def change_options(

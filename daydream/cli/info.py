@@ -11,7 +11,7 @@ import click
 from daydream.cli.commands import Change, Changes, command
 from daydream.cli.options import FORCE, HTML, NO_RANKING, SOME, TIMELINES, VERBOSE, output
 from daydream.cli.output import Output, trace_name
-from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.cli.source import TraceRequest, note_missing_engine, usage_error, working
 from daydream.errors import GraphError
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def info(request: TraceRequest, out: Output) -> None:
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
+    from msgspec import convert
+
+    from daydream.report.info import Info
     from daydream.report.overview import overview
     from daydream.report.view import view
 
@@ -38,8 +41,14 @@ def info(request: TraceRequest, out: Output) -> None:
         trace = request.load(progress)
         progress("replaying")
         found = overview(trace)
+    note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
-    out.emit(found, lambda: view(found, verbose=out.verbose), then=then, trace=request.trace)
+    out.emit(
+        convert(found.to_json(), Info),
+        lambda: view(found, verbose=out.verbose),
+        then=then,
+        trace=request.trace,
+    )
 
 
 @command(VERBOSE, TIMELINES, HTML, NO_RANKING, FORCE)

@@ -10,14 +10,16 @@ import copy
 import math
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.transforms.registry import Option as Described
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 ANSWER, OUTPUT, READING = "Answer", "Output", "Reading the trace"
 MEASURED = "measured"  # the default of --contention
@@ -203,6 +205,8 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
 
     Raises `ValueError` with what is wrong.
     """
+    from fractions import Fraction  # for those who type a list
+
     found: list[Fraction] = []
     parts = [part.strip() for part in text.split(",")]
     for place, part in enumerate(parts):

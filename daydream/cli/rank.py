@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from daydream.cli.commands import Change, canonical, command
+from daydream.cli.commands import Change, command
 from daydream.cli.options import FORCE, HTML, SOME, VERBOSE
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, working
@@ -114,7 +114,6 @@ def explain(
     with working() as progress, contextlib.ExitStack() as checks:
         replay = request.replay(progress)
         if whatif is not None:
-            whatif = "+".join(map(canonical, whatif.split("+")))
             checks.enter_context(Change(whatif, parse(whatif)).checked(replay.graph, request.words))
         found = explains.explain(replay, whatif, capacity=capacity, progress=progress)
         written = out.write_files(found, progress)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from daydream.cli.options import AUTO
-from daydream.cli.progress import Progress
+from daydream.cli.progress import PATIENCE_S, Progress
 from daydream.errors import TraceError
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
+SLOW = (
+    "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
+    "with a C compiler, `pip install` daydream again (in a checkout: pip install -e .)"
+)
 T = TypeVar("T")
 
 
@@ -203,8 +208,20 @@ def usage_error(text: str) -> click.UsageError:
 @contextlib.contextmanager
 def working() -> Iterator[Progress]:
     """Show progress; what others print meanwhile (a user's own file, a library) goes to stderr."""
+    begin = time.monotonic()
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
         yield progress
+    if time.monotonic() - begin > PATIENCE_S:
+        note_missing_engine()
+
+
+@cache  # once
+def note_missing_engine() -> None:
+    """Print a note on stderr where the compiled engine is missing or outdated, which nobody asked for."""
+    from daydream.compiled import VARIABLE, engine
+
+    if engine() is None and VARIABLE not in os.environ:
+        click.echo(SLOW, err=True)
 
 
 # The cache -----------------------------------------------------------------------------------------
@@ -234,6 +251,8 @@ def cache_entry(source: str, step_marker: str | None, steps: str | None) -> Cach
 
 
 def _key(source: str, asked: list[str]) -> str | None:
+    import hashlib
+
     import numpy as np
 
     import daydream
@@ -255,6 +274,8 @@ def _key(source: str, asked: list[str]) -> str | None:
 
 
 def _content(path: Path) -> bytes:
+    import hashlib
+
     digest = hashlib.blake2b()
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is not a file")

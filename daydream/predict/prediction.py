@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
-from daydream.costs.device.input_sizes import samples_per_step
 from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
@@ -216,6 +215,8 @@ class Prediction(Changed, NotebookFigure, eq=False):
         self.__post_init__()
         facts = self.graph.facts
         if facts.work != 1 and self.speedup:
+            from daydream.costs.device.input_sizes import samples_per_step
+
             gain, unit = facts.work * self.speedup, facts.work_unit
             told = any(name.endswith("recorded") and value for name, value in self.options.items())
             count = None if told else samples_per_step(replay.graph, unit)

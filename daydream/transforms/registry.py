@@ -45,6 +45,14 @@ ENTRY_POINTS = "daydream.optimizations"
 NOTHING = type(None)
 ARGUMENT = regex(r"^ {4}(\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
 Options = Mapping[str, Any]  # values by name
+ALIASES = {
+    "bf16": "amp",
+    "fp16": "amp",
+    "mixed-precision": "amp",
+    "flash": "flash-attention",
+    "sdpa": "flash-attention",
+    "torch.compile": "compile",
+}
 #: By the type of an option, what a value must be, in words and as types.
 SORTS: dict[type, tuple[str, Any]] = {
     int: ("a whole number", Integral),
@@ -167,8 +175,15 @@ def names() -> list[str]:
     return sorted({*_shipped(), *(point.name for point in _entry_points())})
 
 
+def canonical(name: str) -> str:
+    """Return the name of an optimization that was given in capitals or by an alias: `amp` for `BF16`."""
+    low = name.strip().lower().replace("_", "-")
+    low = ALIASES.get(low, low)
+    return low if low in _shipped() else name
+
+
 def find(name: str) -> Optimization:
-    """Return an optimization by name or by the path of a Python file.
+    """Return an optimization by name, an alias, or the path of a Python file; capitals do not matter.
 
     Raises `UnknownOptimizationError` with the nearest name, or `GraphError` if a file
     does not hold an optimization.
@@ -183,6 +198,7 @@ def find(name: str) -> Optimization:
         with _loading(name), own_code(name):
             spec.loader.exec_module(module)
         return _of_module(module, path.stem.replace("_", "-"))
+    name = canonical(name)
     if name in _shipped():
         with _loading(name):
             module = importlib.import_module(f"daydream.optimizations.{_shipped()[name]}")
