@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, HTML, MEASURED, NO_RANKING, TIME, TIMELINES, VERBOSE, Option
+from daydream.cli.options import MEASURED, TIME, Option
 from daydream.cli.output import Output, free_name, print_json
 from daydream.cli.source import TraceRequest, usage_error, working
 
@@ -25,11 +25,11 @@ UNBROKEN = "\0"  # stands for a space where a line must not end
 
 
 @command(
-    VERBOSE,
-    TIMELINES,
-    HTML,
-    NO_RANKING,
-    FORCE,
+    "verbose",
+    "output",
+    "html",
+    "no_ranking",
+    "force",
     Option("--list", "list_", is_flag=True, hidden=True),
     cls=Changes,
     types={"fail_above": TIME},
