@@ -118,8 +118,9 @@ class Session:
             found = [(key, torch_private.kernel_of(kind.op, key)) for key in keys]
             self._overrides[kind] = [
                 torch_private.Override(kind.op, key, self._override_of(kind, kernel))
-                for key, kernel in found if kernel is not None
-            ]  # fmt: skip
+                for key, kernel in found
+                if kernel is not None
+            ]
 
     def _leave_mode(self) -> None:
         """Leave the dispatch mode; if another was entered since, it stays until that one has ended."""
