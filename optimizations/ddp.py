@@ -105,6 +105,7 @@ def ddp(
         )
         if lane is not None:
             graph.link(graph.tasks(reduced.ids[number]), back)
+    graph.covers(workers)
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(

@@ -17,6 +17,7 @@ from daydream.results import Record
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "json.md"
 COMMANDS = {
+    "info": "daydream.report.info.Info",
     "whatif": "daydream.predict.prediction.Prediction",
     "rank": "daydream.predict.rank.Ranking",
     "replay": "daydream.predict.replay.ReplayFigures",

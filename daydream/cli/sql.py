@@ -5,14 +5,13 @@ from __future__ import annotations
 import click
 
 from daydream.cli.commands import command
-from daydream.cli.options import VERBOSE
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
 
 @command(
     click.Argument(["query"], required=False),
-    VERBOSE,
+    "verbose",
     types={"most": click.IntRange(1, 10_000_000)},
 )
 def sql(
@@ -86,7 +85,7 @@ def _show_schema(out: Output) -> None:
     out.emit({"tables": entries}, lambda: blocks)
 
 
-@command(click.Argument(["name"], required=False), VERBOSE)
+@command(click.Argument(["name"], required=False), "verbose")
 def tool(
     request: TraceRequest,
     out: Output,

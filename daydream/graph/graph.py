@@ -490,6 +490,11 @@ class Graph(NotebookTables):
             raise GraphError(f"a note must be text, not {sentence!r}")
         self.facts.notes.append(sentence)
 
+    def covers(self, times: float, unit: str = "samples") -> None:
+        """Let a step cover `times` as many samples, or tokens: answers then give the throughput, too."""
+        self.facts.work *= times
+        self.facts.work_unit = max(self.facts.work_unit, unit)  # more samples are more tokens, too
+
     def does_not_apply(self, reason: str) -> NoReturn:
         """Raise `NotApplicableError`: there is nothing to change in this trace, for this reason."""
         raise NotApplicableError(reason)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 
 from daydream.text import meant
 from daydream.tools.tool import MARK, ToolError
-from daydream.transforms.user_file import own_code
+from daydream.transforms.registry import load_file, loading
 
 ENTRY_POINTS = "daydream.tools"
 
@@ -37,14 +33,14 @@ def find_tool(name: str) -> type:
         ToolError: there is none, or its file cannot be loaded.
     """
     if name.endswith(".py") or "/" in name:
-        return _from_file(Path(name))
+        return _from_file(name)
     from daydream.tools import shipped
 
     own = _in(shipped)
     if name in own:
         return own[name]
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        with _loading(f"{name}, which is {point.value},"):
+        with loading(f"{name}, which is {point.value},"):
             loaded = point.load()
         if isinstance(loaded, type) and hasattr(loaded, MARK):
             return loaded
@@ -53,34 +49,14 @@ def find_tool(name: str) -> type:
     raise ToolError(f"unknown tool {name!r}. {hint}")
 
 
-def _from_file(path: Path) -> type:
+def _from_file(path: str) -> type:
     """Return the one tool that a Python file defines."""
-    if not path.is_file():
-        raise ToolError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"daydream_tool_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ToolError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with _loading(str(path)), own_code(str(path)):
-        spec.loader.exec_module(module)
-    found = _in(module)
+    found = _in(load_file(path))
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
         raise ToolError(f"{path} has no class under @daydream.tool")
     raise ToolError(f"{path} has {len(found)} tools ({', '.join(found)}); leave one of them in it")
-
-
-@contextmanager
-def _loading(what: str) -> Iterator[None]:
-    """Say whose code cannot be loaded: it may raise anything."""
-    try:
-        yield
-    except ToolError as error:
-        raise ToolError(f"{what}: {error}") from None
-    except Exception as error:
-        raise ToolError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _in(module: ModuleType) -> dict[str, type]:

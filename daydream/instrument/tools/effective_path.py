@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daydream.instrument.context import OpContext
-from daydream.instrument.errors import InstrumentError
-from daydream.instrument.tool import Tool
+from daydream.instrument.tool import InstrumentError, Tool
 
 
 class EffectivePath(Tool):

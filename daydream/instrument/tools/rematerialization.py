@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from daydream.instrument.context import OpContext
-from daydream.instrument.errors import InstrumentError
 from daydream.instrument.kinds import kind_of
-from daydream.instrument.tool import Tool
+from daydream.instrument.tool import InstrumentError, Tool
 from daydream.instrument.tools.choice import Where
 
 

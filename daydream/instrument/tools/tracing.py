@@ -33,9 +33,14 @@ class Tracing(Tool):
         args, kwargs = kind_of(op["op"]).split(list(inputs))
         flop = None if count is None else int(count(*args, **kwargs, out_val=made))
         tensors = [*tensors_in(inputs), *tensors_in(outputs)]
-        self.rows.append({
-            "op_id": op["op_id"], "type": op["type"], "layer": op["layer"], "phase": op["phase"],
-            "flop": flop,
-            "bytes": sum(each.numel() * each.element_size() for each in tensors),
-            "shapes": [tuple(each.shape) for each in tensors_in(inputs)],
-        })  # fmt: skip
+        self.rows.append(
+            {
+                "op_id": op["op_id"],
+                "type": op["type"],
+                "layer": op["layer"],
+                "phase": op["phase"],
+                "flop": flop,
+                "bytes": sum(each.numel() * each.element_size() for each in tensors),
+                "shapes": [tuple(each.shape) for each in tensors_in(inputs)],
+            }
+        )
