@@ -207,9 +207,8 @@ def scale(
         tasks = tasks - tasks.where(kind="collective")
     if only_gaps:
         tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
-        tasks.set(gap_ns=tasks.gap_ns * factor)
-        return
-    tasks.scale(factor, gaps="cpu" in (on, kind))
+    gaps = bool(only_gaps) or "cpu" in (on, kind)
+    tasks.scale(factor, durations=not only_gaps, gaps=gaps, exact=True)
 
 
 def roofline(graph: Graph, *, reach: float = 0.8) -> None:

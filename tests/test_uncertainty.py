@@ -352,3 +352,33 @@ def test_a_lane_that_a_change_empties_is_missed_nowhere():
     assert not len(comparison.graph.select(lane="stream 8"))
     assert comparison.affected.moved >= 40_000.0  # of its busiest lane
     assert comparison.uncertainty.model == pytest.approx(0, abs=1)  # all of it was hidden
+
+
+def test_a_factor_that_was_asked_for_is_off_by_no_models_error():
+    # The step waits for the long kernel from 6 to 66; at half of it for the short one, which ends at 51.
+    replay = daydream.replay(steps_behind_a_kernel())
+    found = daydream.whatif(replay, "scale", factor=0.5, name="^long_kernel")
+
+    assert found.affected == Affected(exact=30_000.0)
+    assert found.uncertainty.model == 0.0
+
+
+def test_a_factor_of_a_modelled_time_is_as_far_off_as_the_model():
+    def change(graph: Graph) -> None:
+        kernels = graph.select(name="^long_kernel", kind="kernel")
+        kernels.set(duration_ns=50_000)
+        kernels.scale(0.5, exact=True)
+
+    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), change).affected
+    assert found.exact == 0.0
+    assert found.kernels >= 25_000.0  # with the gap behind the last one
+
+
+def test_no_time_is_a_time_that_was_asked_for_whatever_it_was_before():
+    def change(graph: Graph) -> None:
+        kernels = graph.select(name="^long_kernel", kind="kernel")
+        kernels.set(duration_ns=50_000)
+        kernels.scale(0.0, exact=True)
+
+    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), change).affected
+    assert found == Affected(exact=60_000.0)

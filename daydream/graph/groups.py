@@ -180,8 +180,8 @@ class Groups(NotebookTables):
         """Do the work of each group again: `times` copies right behind its last task; return the copies.
 
         Device work brings its launches along, calls bring their waits, and links among the
-        tasks of a group are copied with them. With `before` (one task a group) the copies
-        come right before that task in program order, and their CPU work runs on its thread
+        tasks of a group are copied with them, those too that may be none. With `before` (one task
+        a group) the copies come right before that task in program order, and their CPU work runs on its thread
         unless it is to `stay` on those it was recorded on. Another thread's idle time behind its
         last task of a group is not copied.
         """
@@ -240,17 +240,18 @@ class Groups(NotebookTables):
             launch=np.where(launch[entry] >= 0, copies[number, call[entry]], -1),
             **given,
         )
-        # Rows of tables whose tasks were all copied; links within a group only. Of a task that several groups
-        # have, its copies in the first one count.
+        # Rows of tables whose tasks were all copied; links, and what may be one, within a group only. Of a task
+        # that several groups have, its copies in the first one count.
         place = first_of(ids, graph.size)
         for table, *names in (
             (graph.syncs, "task", "point"),
             (graph.waits, "record", "wait"),
             (graph.links, "src", "dst"),
+            (graph.doubtful, "src", "dst"),
         ):
             one, other = (place[table[name]] for name in names)
             both = (one >= 0) & (other >= 0)
-            if table is graph.links:
+            if "src" in names:
                 both &= group[one] == group[other]
             rows = {name: np.tile(table[name][both], times) for name in table}
             ends = (copies[:, end[both]].reshape(-1) for end in (one, other))

@@ -341,10 +341,13 @@ class Selection(NotebookTables):
 
     # changing
 
-    def scale(self, factor: Any, *, gaps: bool = False) -> Selection:
-        """Multiply durations (with `gaps`, the untraced time after them too), rounding half up.
+    def scale(
+        self, factor: Any, *, durations: bool = True, gaps: bool = False, exact: bool = False
+    ) -> Selection:
+        """Multiply `durations`, and with `gaps` the untraced time after them, rounding half up.
 
-        The factor is one number, or one for each task.
+        The factor is one number, or one for each task. It is `exact` where it is what the question asks for,
+        and no model's: then the range holds no error of these times.
         """
         graph = self.to_edit().graph
         ids = self.ids
@@ -355,7 +358,9 @@ class Selection(NotebookTables):
         if not (np.isfinite(factors).all() and (factors >= 0).all()):
             raise GraphError(f"a factor must be 0 or more, not {factor}")
         factors = one_each(factors, len(ids), "factors")
-        for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
+        if exact:
+            graph.exact.append((ids, factors))
+        for name in ("duration_ns",) * durations + ("gap_ns",) * gaps:
             what = f"{name} times {factors.max():g}"
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
         return self

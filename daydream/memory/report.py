@@ -97,8 +97,8 @@ def _device(
         recorded_reserved_bytes=recorded,
     )
     said: list[str] = []
-    needed = reserved_for(held, rank, device, settings=settings, cached=True)
-    as_recorded = needed if settings is None else reserved_for(held, rank, device, cached=True)
+    needed = reserved_for(held, rank, device, settings=settings)
+    as_recorded = needed if settings is None else reserved_for(held, rank, device)
     if needed is not None and as_recorded is not None:
         replayed = as_recorded.peak_reserved_bytes
         more = 0

@@ -24,22 +24,19 @@ def reserved_for(
     device: int,
     *,
     settings: Settings | None = None,
-    cached: bool = False,
 ) -> Usage | None:
     """Return what the allocator needs for a GPU's allocations; None for memory of the CPU, which has none.
 
     Args:
-        held: the allocations, as recorded or after a change.
+        held: the allocations as recorded.
         rank: of the process.
         device: index of the GPU, -1 for the CPU.
         settings: of the allocator. With those of the recording (None) what was held before lies where it lay,
             with others all of it is asked for anew.
-        cached: memory that was reserved before the recording and held nothing counts. It is there as
-            recorded; after a change the steps before would have needed other memory.
     """
     if device < 0:
         return None
-    start = start_of(held, rank, device, cached=cached) if settings is None else None
+    start = start_of(held, rank, device) if settings is None else None
     if start is None:
         return usage(requests_of(held, rank, device), settings=settings)
     grows = any(segment.expandable for segment in start.segments)

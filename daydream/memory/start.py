@@ -3,7 +3,7 @@
 The list has sizes and addresses, and the table of allocations has rows: a row that is freed within the
 recording lies at the address of that free, others lie in blocks of their size, in order of address. What the
 totals hold together and nobody told apart lies in the blocks that are left. A block that no row is found for
-is free: a change has taken what it held.
+is free.
 """
 
 from __future__ import annotations
@@ -34,25 +34,19 @@ class Start:
     inside: dict[int, int]
 
 
-def start_of(held: Allocations, rank: int, device: int, *, cached: bool) -> Start | None:
+def start_of(held: Allocations, rank: int, device: int) -> Start | None:
     """Return what a GPU's allocator held before the recording, None where that is not listed, or cannot be.
 
     Args:
-        held: the allocations; those that a change has resized have no place yet.
+        held: the allocations as recorded.
         rank: of the process.
         device: index of the GPU.
-        cached: segments that hold nothing are there, too: what steps before the recording needed.
     """
     told = _told(held, rank, device)
     if not told or contradictory(held, rank, device):
         return None
     ids, inside = _placed(held, rank, device, blocks_in_use(told))
-    segments = [_segment(each, ids) for each in told]
-    if not cached:
-        segments = [
-            each for each in segments if any(part.requested is not None for part in each.blocks)
-        ]
-    return Start(tuple(segments), inside)
+    return Start(tuple(_segment(each, ids) for each in told), inside)
 
 
 def _told(held: Allocations, rank: int, device: int) -> list[dict[str, Any]]:

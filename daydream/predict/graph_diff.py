@@ -27,7 +27,16 @@ from daydream.graph.calls import (
     within,
 )
 from daydream.graph.select import among, matching, of_tasks
-from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY, covered_steps, phase_code, step_rank
+from daydream.graph.tables import (
+    COLLECTIVE,
+    COSTS,
+    CPU,
+    MEMCPY,
+    covered_steps,
+    nanoseconds,
+    phase_code,
+    step_rank,
+)
 from daydream.model import trained_parameters
 from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
 
@@ -59,7 +68,7 @@ class Affected(NamedTuple):
     affected, since something waits less or more: moved time, too. `doubt` is how far kernels may be off
     beyond what kernels are as a rule, where the model that gave their times says so: an error, and no time
     affected. `waiting` is how far transfers are off, either way, if what was recorded of them was waiting
-    for peers.
+    for peers. `exact` is what a factor changes that is the question itself: no error is in that.
     """
 
     moved: float = 0.0
@@ -70,11 +79,12 @@ class Affected(NamedTuple):
     waits: float = 0.0
     doubt: float = 0.0
     waiting: float = 0.0
+    exact: float = 0.0
 
     @property
     def together(self) -> float:
         """All sorts together."""
-        return sum(self[:6])
+        return sum(self[:6]) + self.exact
 
     def by_sort(self) -> dict[str, float]:
         """Return the ns of each sort of `MODEL_ERROR`."""
@@ -129,6 +139,7 @@ class GraphDiff:
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
         longer_ns: how much longer each of them takes with the gap behind it.
         affected_ns: by sort of `MODEL_ERROR`, how much time of each of them is affected.
+        exact_ns: how much time of each a factor changes that is the question itself.
         doubt_ns: by how much each may be off beyond that.
         waiting_ns: by how much each is longer if it waited for peers (see `Affected`).
     """
@@ -164,6 +175,9 @@ class GraphDiff:
         transfer = np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
+        exact = self._exact()[ids]
+        self.exact_ns = np.abs(self.longer_ns) * exact
+        ns = ns * ~exact
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),
@@ -179,6 +193,17 @@ class GraphDiff:
         self.doubt_ns = (
             np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
         )
+
+    def _exact(self) -> np.ndarray:
+        """Return which tasks take what exact factors make of their times before, and nothing else changed."""
+        found = np.zeros(self.after.size, bool)
+        for ids, factors in self.after.exact:
+            fits = self.was_there[ids] & self.after.alive[ids]
+            for name in COSTS:
+                was, now = self.old(name)[ids], self.after.columns[name][ids]
+                fits &= (now == was) | (now == nanoseconds(was * factors))
+            found[ids] |= fits
+        return found
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
@@ -208,9 +233,10 @@ class GraphDiff:
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
-        times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
+        times = *self.affected_ns.values(), self.exact_ns, self.doubt_ns, np.abs(self.waiting_ns)
         *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
-        return Affected._make([*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting])
+        waits = max(abs(changes_by_ns) - sum(found), 0.0)
+        return Affected._make([*found[:-1], waits, doubt, waiting, found[-1]])
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
