@@ -340,7 +340,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     say_evidence(graph, norms.where(kind="kernel"))
     by_counters = counted_kind(graph, norms)
     # Half the bytes are half the time of what moves bytes; counters may tell otherwise.
-    halved = graph.tasks(norms.ids[(by_counters != "compute") & (by_counters != "latency")])
+    halved = norms[(by_counters != "compute") & (by_counters != "latency")]
     stay = len(norms) - len(halved)
     if len(halved):
         halved.scale(0.5)

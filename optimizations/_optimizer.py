@@ -181,7 +181,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         fused = groups.fuse("multi_tensor_apply", duration_ns=together - fixed)
         kept = kept | graph.select(on="gpu", phase="optimizer").launches()
         for count in np.unique(parts[parts > 1]).tolist():
-            graph.tasks(fused.ids[parts == count]).split(count, launched=True)
+            fused[parts == count].split(count, launched=True)
         gone = (updates - kept).where(kind="cpu")
     else:
         kept = operators

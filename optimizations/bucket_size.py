@@ -143,7 +143,7 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
     except NotApplicableError:
         found, known = gradients_of(graph, old.total("bytes") / MIB), False
     kept = np.isin(found.nodes.step, old.step)
-    nodes, makers = (graph.tasks(tasks.ids[kept]) for tasks in (found.nodes, found.makers))
+    nodes, makers = (tasks[kept] for tasks in (found.nodes, found.makers))
     order = graph.columns["order"]
     within = np.searchsorted(order[old.launch], order[_ends_of_hooks(graph, nodes)[0]])
     within = np.minimum(within, len(old) - 1)

@@ -130,7 +130,7 @@ def compile(  # noqa: A001 - the command is `compile`
             "fuse, and whether they are compiled already, cannot be told from a replay"
         )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
-    compiled = compiled | graph.tasks(device.ids[fused_parts(graph)[device.ids]]) | _by_xla(device)
+    compiled = compiled | device[fused_parts(graph)[device.ids]] | _by_xla(device)
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
@@ -142,11 +142,9 @@ def compile(  # noqa: A001 - the command is `compile`
     for part in parts:
         kernels = part.tasks.where(kind="kernel")
         family = work(graph, kernels).family.astype(str)
-        by_name = kernels.of(kernels.ids[family == "None"], kernels.words).where(
-            lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES)
-        )
-        fusible = kernels.of(kernels.ids[np.isin(family, FUSIBLE)], kernels.words) | by_name
-        products = kernels.of(kernels.ids[np.isin(family, PRODUCTS)], kernels.words)
+        by_name = kernels[family == "None"].where(lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES))
+        fusible = kernels[np.isin(family, FUSIBLE)] | by_name
+        products = kernels[np.isin(family, PRODUCTS)]
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
@@ -195,7 +193,7 @@ def _by_xla(device: Selection) -> Selection:
     """Return the device work of XLA programs of several operators: these were compiled together."""
     runs = device.where(within=XLA_RUN).group_by(within=XLA_RUN)
     several = [len(set(zip(run.op.tolist(), run.name.tolist(), strict=True))) > 1 for run in runs]
-    return runs.where(np.array(several, bool)).tasks if any(several) else device.of(device.ids[:0], "")
+    return runs.where(np.array(several, bool)).tasks if any(several) else device[:0]
 
 
 def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks: int) -> None:

@@ -243,7 +243,7 @@ def _units(
     place = {key: number for number, key in enumerate(zip(step.tolist(), one.tolist(), strict=True))}
     number = np.array([place[key] for key in zip(steps.number.tolist(), label.tolist(), strict=True)])
     nbytes = np.bincount(number, gradients.nbytes).astype(np.int64)
-    nodes = graph.tasks(gradients.nodes.ids[last])
+    nodes = gradients.nodes[last]
     return Units(graph.tasks(forward), graph.tasks(backward), nodes, nbytes, turn == 1, step, number, what)
 
 
@@ -400,9 +400,9 @@ class _Sharding:
         frees = np.flatnonzero((held >= own) | backward & (step[np.maximum(held, 0)] == step))
         if len(frees):
             begun = ready if self.shards is not None else gathered
-            graph.link(graph.tasks(taken.ids[held[frees]]), graph.tasks(begun.ids[frees]))
+            graph.link(taken[held[frees]], begun[frees])
         if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
-            starts = graph.tasks(asked.ids[opens & ~backward]) if self.overlap else asked
+            starts = asked[opens & ~backward] if self.overlap else asked
             starts.wait_for(self.lane, on=INTO if self.shards is not None else LANE)
         if done is not None:
             self._stand_still(done)
@@ -435,7 +435,7 @@ class _Sharding:
         )
         same = np.flatnonzero(units.step[1:] == units.step[:-1])
         if len(same):
-            graph.link(graph.tasks(scattered.ids[same]), graph.tasks(into.ids[same + 1]))
+            graph.link(scattered[same], into[same + 1])
         self._stand_still(end if done is None else end | done)
 
     def _uses(self, *, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -93,8 +93,14 @@ class Groups(NotebookTables):
         """The tasks of all groups, those of one group behind one another."""
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
-    def total(self, column: str) -> np.ndarray:
-        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit."""
+    def total(self, column: str | np.ndarray) -> np.ndarray:
+        """Return the sum over each group of a column where it is known, or of one value a task that was grouped.
+
+        Shape (groups,), in its unit.
+        """
+        if isinstance(column, np.ndarray):
+            known = self.number >= 0
+            return np.bincount(self.number[known], column[known], len(self))
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")

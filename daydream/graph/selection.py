@@ -73,8 +73,11 @@ class Selection(NotebookTables):
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Selection]:
-        for task in self.ids.tolist():
-            yield self.of(np.array([task]), self.words, ordered=True)
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, places: Any) -> Selection:
+        """Return the tasks at some places (a number, a slice, an array), or where a mask holds."""
+        return self.of(np.atleast_1d(self.ids[places]), self.words, ordered=True)
 
     def __repr__(self) -> str:
         return f"<Selection of {len(self):,} tasks{': ' + self.words if self.words else ''}>"
@@ -102,15 +105,23 @@ class Selection(NotebookTables):
         return self._with(other, either, f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
-        return self._with(other, self.ids[self._among(other)], f"{self.words}, {other.words}")
+        return self._with(other, self.ids[self.is_in(other)], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
-        left = self.ids[~self._among(other)]
+        left = self.ids[~self.is_in(other)]
         return self._with(other, left, f"{self.words} without ({other.words})")
 
-    def _among(self, other: Selection) -> np.ndarray:
+    def is_in(self, other: Selection) -> np.ndarray:
+        """Return which of these tasks are among others: bool, shape (tasks,)."""
         same_graph(self.graph, other)
         return among(self.graph, other.ids)[self.ids]
+
+    def next_after(self, others: Selection) -> np.ndarray:
+        """Return the place among these tasks of the next one behind each of the others in program order.
+
+        int64, shape (others,): the number of these tasks where none follows.
+        """
+        return np.searchsorted(self.order, others.order, side="right")
 
     def _with(self, other: Selection, ids: np.ndarray, words: str) -> Selection:
         ids = in_program_order(self.graph, ids)
