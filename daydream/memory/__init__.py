@@ -30,20 +30,23 @@ if TYPE_CHECKING:
         renumber,
         repeat,
     )
-    from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
-    from daydream.memory.eight_bits import hold_8_bits
+    from daydream.memory.before import let_states_shrink
     from daydream.memory.growth import drop_scores, fuse, resize_input, within
-    from daydream.memory.in_16_bits import hold_16_bits
-    from daydream.memory.kept import KeptCalls, kept_calls
-    from daydream.memory.prediction import unchanged
-    from daydream.memory.readers import (
+    from daydream.memory.liveness import (
+        KeptCalls,
+        block_of_rows,
+        calls_that_made,
+        in_phase,
         input_of_parts,
+        kept_calls,
+        nearest,
         next_call,
         read_behind,
         until_next_call,
         used_until,
     )
-    from daydream.memory.sharded import shard
+    from daydream.memory.narrow import hold_8_bits, hold_16_bits
+    from daydream.memory.prediction import unchanged
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -52,30 +55,48 @@ if TYPE_CHECKING:
         hold_throughout,
         let_go_behind,
         scale_owned,
+        shard,
     )
-    from daydream.memory.states import let_states_shrink
 
 _HOMES = {
     "daydream.memory.allocations": (
-        "parts_of", "place_before", "put_away", "renumber", "repeat", "Allocations", "Moved",
+        "Allocations",
+        "Moved",
         "Parts",
+        "parts_of",
+        "place_before",
+        "put_away",
+        "renumber",
+        "repeat",
     ),
-    "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
-    "daydream.memory.eight_bits": ("hold_8_bits",),
+    "daydream.memory.before": ("let_states_shrink",),
     "daydream.memory.growth": ("drop_scores", "fuse", "resize_input", "within"),
-    "daydream.memory.in_16_bits": ("hold_16_bits",),
-    "daydream.memory.kept": ("KeptCalls", "kept_calls"),
+    "daydream.memory.liveness": (
+        "KeptCalls",
+        "block_of_rows",
+        "calls_that_made",
+        "in_phase",
+        "input_of_parts",
+        "kept_calls",
+        "nearest",
+        "next_call",
+        "read_behind",
+        "until_next_call",
+        "used_until",
+    ),
+    "daydream.memory.narrow": ("hold_8_bits", "hold_16_bits"),
     "daydream.memory.prediction": ("unchanged",),
-    "daydream.memory.readers": (
-        "input_of_parts", "next_call", "read_behind", "until_next_call", "used_until",
-    ),
     "daydream.memory.shares": (
-        "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
+        "add_buckets",
+        "add_copies",
+        "divide",
+        "gradient_bytes",
+        "hold_throughout",
+        "let_go_behind",
         "scale_owned",
+        "shard",
     ),
-    "daydream.memory.sharded": ("shard",),
-    "daydream.memory.states": ("let_states_shrink",),
-}  # fmt: skip
+}
 
 __all__ = [
     "Allocations",

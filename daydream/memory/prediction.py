@@ -201,7 +201,7 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
 
 def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
     """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
-    from daydream.memory.reserved import recorded_reserved, reserved_for
+    from daydream.memory.replay import recorded_reserved, reserved_for
 
     if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
         return recorded

@@ -7,10 +7,9 @@ from recordings import PARAMETER, Recording
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
+from daydream.memory.replay import reserved_for, start_of
 from daydream.memory.report import memory_of
-from daydream.memory.reserved import reserved_for
 from daydream.memory.settings import Settings
-from daydream.memory.start import start_of
 
 MIB = 2**20
 WEIGHT = {**PARAMETER, "device": "cuda:0", "shape": [3 * MIB // 4], "gradient_bytes": 0}  # 3 MiB
