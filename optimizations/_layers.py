@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -295,10 +294,7 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     layer = np.array(held.texts("layer"), object)
     is_idle = np.isin(layer.astype(str), sorted(idle))
     ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
-    keeps_input = re.compile(nodes_that(lambda op: op.is_linear))  # for its weight's gradient
-    nodes = np.array(
-        [keeps_input.search(text or "") is not None for text in held.texts("op", at="end")], bool
-    )
+    nodes = held.where(end_op=nodes_that(lambda op: op.is_linear))  # for its weight's gradient
 
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     dropped = (end_block >= 0) & nodes | ends_idle

@@ -272,17 +272,15 @@ def _begin(graph: Graph, gradients: Gradients, first: int, *, opens: bool) -> in
 
     Before the first gradient of a step none comes: the backward pass begins after the forward pass.
     """
-    order, makers = graph.columns["order"], gradients.makers.ids
     lane, on_cpu = compute_lane(graph), str(gradients.nodes.lane[0])
     where = {"kind": "kernel", "lane": lane} if lane is not None else {"kind": "cpu", "lane": on_cpu}
-    tasks = graph.select(phase="backward", **where).ids
-    ahead = graph.select(phase=("forward", "loss")).ids if opens else tasks[:0]
-    before, own = makers[max(first - 1, 0)], makers[first]
-    if len(ahead):
-        before = ahead[max(np.searchsorted(order[ahead], order[own]) - 1, 0)]
-    at = np.searchsorted(order[tasks], order[before], side="right")
-    begins = tasks[min(at, len(tasks) - 1)]
-    return int(begins if order[begins] <= order[own] else own)
+    tasks = graph.select(phase="backward", **where)
+    own = gradients.makers[first]
+    before = gradients.makers[max(first - 1, 0)]
+    if opens and len(ahead := graph.select(phase=("forward", "loss"))):
+        before = ahead[max(int(ahead.next_after(own)[0]) - 1, 0)]
+    begins = tasks[min(int(tasks.next_after(before)[0]), len(tasks) - 1)]
+    return int((begins if begins.order[0] <= own.order[0] else own).ids[0])
 
 
 def _padded_bytes(gradients: Gradients, workers: int) -> np.ndarray:

@@ -248,14 +248,13 @@ def _update(
     parts = None if by_server else _parts(graph, gradients, device, calls)
     if not by_server and parts is None:
         waiting = users.ids.copy()
-        order = graph.columns["order"]
         steps = gradients.nodes.group_by("step", "rank")
         by_step = (device if len(device) else calls).group_by("step", "rank")
         for number, (key, nodes) in enumerate(steps.items()):
-            ids = by_step[key].ids if key in by_step.keys else users.ids[:0]
-            ids = ids[order[ids] > order[nodes.ids].max()]
-            if len(ids):
-                waiting[steps.number == number] = ids[np.argmin(order[ids])]
+            updates = by_step[key] if key in by_step.keys else device[:0]
+            following = int(updates.next_after(nodes).max(initial=0))
+            if following < len(updates):
+                waiting[steps.number == number] = updates.ids[following]
         return waiting, (
             "The worker updates all parameters together, as far as the trace shows, so the update waits for "
             "the last gradient and the forward pass for the update; `--update server` shows what the order "

@@ -66,8 +66,7 @@ class Groups(NotebookTables):
         return len(self.keys)
 
     def __iter__(self) -> Iterator[Selection]:
-        for number in range(len(self)):
-            yield self._group(number)
+        return map(self._group, range(len(self)))
 
     def __getitem__(self, key: Any) -> Selection:
         if key not in self.keys:
@@ -93,14 +92,8 @@ class Groups(NotebookTables):
         """The tasks of all groups, those of one group behind one another."""
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
-    def total(self, column: str | np.ndarray) -> np.ndarray:
-        """Return the sum over each group of a column where it is known, or of one value a task that was grouped.
-
-        Shape (groups,), in its unit.
-        """
-        if isinstance(column, np.ndarray):
-            known = self.number >= 0
-            return np.bincount(self.number[known], column[known], len(self))
+    def total(self, column: str) -> np.ndarray:
+        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit."""
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")
@@ -108,11 +101,11 @@ class Groups(NotebookTables):
 
     def first(self) -> Selection:
         """Return the first task of each group, one a group."""
-        return self.selection.of(self._ids[self._starts[:-1]], f"first of {self!r}", ordered=True)
+        return self.by_group[self._starts[:-1]]
 
     def last(self) -> Selection:
         """Return the last task of each group, one a group."""
-        return self.selection.of(self._ids[self._starts[1:] - 1], f"last of {self!r}", ordered=True)
+        return self.by_group[self._starts[1:] - 1]
 
     def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
@@ -197,7 +190,7 @@ class Groups(NotebookTables):
             raise GraphError(f"work is repeated 0 or more times, not {times!r}")
         if times == 0:
             graph.write("repeat", tasks.ids, graph.repeat[tasks.ids])  # counts as an edit
-            return tasks.of(tasks.ids[:0], "repetitions")
+            return tasks[:0]
         if before is not None and (before.graph is not graph or len(before) != len(self)):
             raise GraphError(
                 f"{len(self)} groups need as many tasks to come before, not {len(before)}"

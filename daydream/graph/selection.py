@@ -177,17 +177,15 @@ class Selection(NotebookTables):
 
     def first(self) -> Selection:
         """Return the first task in program order."""
-        return self.head(1)
+        return self.need_some()[:1]
 
     def last(self) -> Selection:
         """Return the last task in program order."""
-        self.need_some()
-        return self.of(self.ids[-1:], f"last of {self.words}", ordered=True)
+        return self.need_some()[-1:]
 
     def head(self, count: int) -> Selection:
         """Return the first tasks in program order."""
-        self.need_some()
-        return self.of(self.ids[:count], f"first {count} of {self.words}", ordered=True)
+        return self.need_some()[:count]
 
     def launches(self) -> Selection:
         """Return the calls that launched these device tasks."""
@@ -213,7 +211,7 @@ class Selection(NotebookTables):
     def waiting(self) -> Selection:
         """Return the calls among these that wait for device work."""
         waits = np.isin(self.ids, self.graph.syncs["task"])
-        return self.of(self.ids[waits], f"{self.words}, waiting")
+        return self.of(self.ids[waits], f"{self.words}, waiting", ordered=True)
 
     def waited_for(self) -> Selection:
         """Return the points of the program that these calls wait for: records of events, or the calls."""
@@ -224,7 +222,7 @@ class Selection(NotebookTables):
     def on_lanes_of(self, others: Selection) -> Selection:
         """Return the tasks on those lanes, threads or streams, that run some of the others."""
         lane = self.graph.lane
-        return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
+        return self[np.isin(lane[self.ids], lane[others.ids])]
 
     def group_by(
         self,
@@ -383,9 +381,7 @@ class Selection(NotebookTables):
         what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
         shorter where it is below 0, and not the other way: it widens the range at one end.
         """
-        self.graph.doubted.append(
-            (self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape))
-        )
+        self.graph.doubted.append((self.ids, np.asarray(error)))
         return self
 
     def set(self, **columns: Any) -> Selection:

@@ -9,8 +9,8 @@ allocator, replayed, tells what is reserved for it.
     parts_of, repeat, put_away     parts of the program; to run one once more; what is gone between two places
     fuse, hold_16_bits, shard      calls that become one; 16 bits; shares of several workers
 
-These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
-Files below are the package's own, and may change.
+What `__all__` names is promised to optimizations (docs/extending.md); the other names here are those of
+optimizations that ship. All are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -100,40 +100,22 @@ _HOMES = {
 
 __all__ = [
     "Allocations",
-    "KeptCalls",
     "Moved",
     "Parts",
-    "add_buckets",
-    "add_copies",
-    "block_of_rows",
     "calls_that_made",
-    "divide",
-    "drop_scores",
     "fuse",
-    "gradient_bytes",
-    "hold_8_bits",
-    "hold_16_bits",
-    "hold_throughout",
     "in_phase",
     "input_of_parts",
-    "kept_calls",
-    "let_go_behind",
     "let_states_shrink",
-    "nearest",
-    "next_call",
     "parts_of",
     "place_before",
     "put_away",
-    "read_behind",
     "renumber",
     "repeat",
     "resize_input",
-    "scale_owned",
     "shard",
     "unchanged",
-    "until_next_call",
     "used_until",
-    "within",
-]  # fmt: skip
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

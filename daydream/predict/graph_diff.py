@@ -76,15 +76,15 @@ class Affected(NamedTuple):
     computed: float = 0.0
     kernels: float = 0.0
     transfers: float = 0.0
+    exact: float = 0.0
     waits: float = 0.0
     doubt: float = 0.0
     waiting: float = 0.0
-    exact: float = 0.0
 
     @property
     def together(self) -> float:
         """All sorts together."""
-        return sum(self[:6]) + self.exact
+        return sum(self[:7])
 
     def by_sort(self) -> dict[str, float]:
         """Return the ns of each sort of `MODEL_ERROR`."""
@@ -175,9 +175,14 @@ class GraphDiff:
         transfer = np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        exact = self._exact()[ids]
-        self.exact_ns = np.abs(self.longer_ns) * exact
-        ns = ns * ~exact
+        exact = np.zeros(after.size, bool)
+        for each, factors in after.exact:  # if these made all of the difference
+            exact[each] = was_there[each] & there[each]
+            for name in COSTS:
+                was, is_ = self.old(name)[each], after.columns[name][each]
+                exact[each] &= (is_ == was) | (is_ == nanoseconds(was * factors))
+        self.exact_ns = np.abs(self.longer_ns) * exact[ids]
+        ns *= ~exact[ids]
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),
@@ -193,17 +198,6 @@ class GraphDiff:
         self.doubt_ns = (
             np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
         )
-
-    def _exact(self) -> np.ndarray:
-        """Return which tasks take what exact factors make of their times before, and nothing else changed."""
-        found = np.zeros(self.after.size, bool)
-        for ids, factors in self.after.exact:
-            fits = self.was_there[ids] & self.after.alive[ids]
-            for name in COSTS:
-                was, now = self.old(name)[ids], self.after.columns[name][ids]
-                fits &= (now == was) | (now == nanoseconds(was * factors))
-            found[ids] |= fits
-        return found
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
@@ -235,8 +229,7 @@ class GraphDiff:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
         times = *self.affected_ns.values(), self.exact_ns, self.doubt_ns, np.abs(self.waiting_ns)
         *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
-        waits = max(abs(changes_by_ns) - sum(found), 0.0)
-        return Affected._make([*found[:-1], waits, doubt, waiting, found[-1]])
+        return Affected._make([*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting])
 
     def longer(self, affected: Affected) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
