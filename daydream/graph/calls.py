@@ -283,7 +283,7 @@ def in_replays(tasks: Selection) -> Selection:
     call = graph.launch[tasks.ids]
     replays = _named(graph, call, lambda name: GRAPH_LAUNCH in name)
     found = (call >= 0) & replays & device_work(graph)[tasks.ids]
-    return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
+    return tasks[found]
 
 
 def mostly_replayed(tasks: Selection) -> bool:

@@ -172,12 +172,14 @@ class Allocations:
         end_phase: str | Sequence[str] | None = None,
         layer: str | None = None,
         op: str | None = None,
+        end_op: str | None = None,
         on: str | None = None,
     ) -> np.ndarray:
         """Return which allocations match all that is given: bool, shape (rows,).
 
         `layer` is a glob over the layer that asked, `op` a regular expression over the operator that
-        asked, `phase` and `end_phase` the phase of the beginning and of the end, `on` is `cpu` or `gpu`.
+        asked, `end_op` over the one that freed it, `phase` and `end_phase` the phase of the beginning and of
+        the end, `on` is `cpu` or `gpu`.
         """
         found = np.ones(len(self), bool)
         if kind is not None:
@@ -196,9 +198,10 @@ class Allocations:
             paths = self.texts("layer")
             fits = {path: path is not None and fnmatchcase(path, layer) for path in set(paths)}
             found &= np.fromiter((fits[path] for path in paths), bool, len(self))
-        if op is not None:
-            hits = rows_that(self.trace, re.compile(op).search, "op")
-            found &= np.append(hits, False)[self["begin_row"]]
+        for at, pattern in (("begin_row", op), ("end_row", end_op)):
+            if pattern is not None:
+                hits = rows_that(self.trace, re.compile(pattern).search, "op")
+                found &= np.append(hits, False)[self[at]]
         if on is not None:
             found &= (self["device"] < 0) == (on == "cpu")
         return found
@@ -250,10 +253,6 @@ class Allocations:
             name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])])
             for name in TYPES
         }
-
-    def free_at(self, which: np.ndarray, places: np.ndarray | float) -> None:
-        """Let some allocations (bool, shape (rows,)) end at other places."""
-        self["end"][which] = places
 
     # What it holds
 

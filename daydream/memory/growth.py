@@ -29,8 +29,8 @@ from daydream.graph.calls import call_rows
 from daydream.graph.groups import Groups
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, rounded
-from daydream.memory.asked import in_phase, nearest
-from daydream.memory.enclosing import rows_that
+from daydream.memory.enclosing import has_tensors, rows_that
+from daydream.memory.liveness import in_phase, nearest
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -124,11 +124,6 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
     """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
     return nearest(held, rows_that(held.trace, has_tensors, "shapes"))[rows]
-
-
-def has_tensors(text: str) -> bool:
-    """Tell whether there are elements in the shapes of a call's arguments."""
-    return any(elements(part) for part in parse_shapes(text) or [])
 
 
 _known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], _Sizes]] = WeakKeyDictionary()

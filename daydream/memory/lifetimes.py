@@ -19,8 +19,7 @@ from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
-from daydream.memory.enclosing import innermost, rows_that
-from daydream.memory.moments import Moments, moments
+from daydream.memory.enclosing import Moments, innermost, moments, rows_that
 from daydream.memory.pairing import paired
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents

@@ -4,24 +4,34 @@ Products read and write 16 bits, some operators 32, all others what they are giv
 for the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the
 order of the forward pass. A sum of two activations is as wide as the wider one, and one of them is the
 stream that an earlier sum, or the first operator, began.
+
+And of products in 8 bits: casts of their operands.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
-from daydream.memory.argument_bytes import arguments_of
-from daydream.memory.asked import forward_calls, nearest
-from daydream.memory.enclosing import rows_that
-from daydream.memory.growth import has_tensors
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
+from daydream.memory.liveness import (
+    calls_that_made,
+    first_factor,
+    forward_calls,
+    nearest,
+    next_call,
+    used_until,
+)
 from daydream.memory.onednn import (
     LAYER,
     add_scratch,
@@ -29,18 +39,22 @@ from daydream.memory.onednn import (
     resize_scratch,
     resize_workspaces,
 )
-from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
-WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
-FLOAT = "float32"
-OWN_ERROR_ON_GPU = (
-    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
-)
 
+def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - those of any optimization
+    """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
 
-def narrow(held: Allocations) -> None:
-    """Let allocations hold 16 bits where `daydream.memory.in_16_bits` says so."""
+    A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
+    pass is done. What an operator keeps in 32 bits for itself (the probabilities of an attention that is
+    written out) has a copy for the product that reads it. Gradients of weights come in 16 bits and are cast
+    to 32. The loss is expected inside of autocast, in 32 bits, as in torch's recipe for it; outside, where
+    it follows the model's output, is the least.
+
+    Args:
+        held: the allocations.
+        **options: of the optimization, whatever they are.
+    """
     types = _Types(held)
     if types.on_gpu:
         held.own_error = max(held.own_error, OWN_ERROR_ON_GPU)
@@ -95,6 +109,48 @@ def narrow(held: Allocations) -> None:
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     add_scratch(held, np.flatnonzero(half | casts))
     renumber(held)
+
+
+def hold_8_bits(held: Allocations) -> None:
+    """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
+
+    At the least a linear layer saves its input so, as libraries do that keep the cast.
+
+    Args:
+        held: the allocations.
+    """
+    pattern = operators_that(lambda op: op.is_linear or op.name == "matmul")
+    call = calls_that_made(held, pattern)
+    products = parts_of(
+        held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call
+    )
+    sizes = []
+    for row in products.keys[:, -1].tolist():
+        arguments = map(elements, arguments_of(held.trace, row))
+        sizes.append(sum(sorted(arguments, reverse=True)[:2]))
+    like = np.full(len(products), UNKNOWN)
+    rows = np.flatnonzero(products.of >= 0)
+    like[products.of[rows]] = rows
+    ends = place_before(held, products.until)
+    held.add(
+        like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary"
+    )
+    last = forward_calls(held, at="end")
+    linear = np.append(rows_that(held.trace, re.compile(pattern).search), False)
+    saved = held.where(kind="activation") & (last >= 0) & linear[last]
+    widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
+    width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
+    held.scale(
+        saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum())))
+    )
+    renumber(held)
+
+
+WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+FLOAT = "float32"
+OWN_ERROR_ON_GPU = (
+    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
+)
 
 
 def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:

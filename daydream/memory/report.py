@@ -13,11 +13,10 @@ from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
 from daydream.memory.enclosing import innermost, rows_that
 from daydream.memory.lifetimes import allocations
-from daydream.memory.reserved import recorded_reserved, reserved_for
+from daydream.memory.replay import contradictory, recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.settings import Settings
-from daydream.memory.start import contradictory
-from daydream.memory.workspace import description_of
+from daydream.memory.weights import description_of
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -97,8 +96,8 @@ def _device(
         recorded_reserved_bytes=recorded,
     )
     said: list[str] = []
-    needed = reserved_for(held, rank, device, settings=settings, cached=True)
-    as_recorded = needed if settings is None else reserved_for(held, rank, device, cached=True)
+    needed = reserved_for(held, rank, device, settings=settings)
+    as_recorded = needed if settings is None else reserved_for(held, rank, device)
     if needed is not None and as_recorded is not None:
         replayed = as_recorded.peak_reserved_bytes
         more = 0

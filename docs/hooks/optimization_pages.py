@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -71,10 +72,43 @@ def page(optimization: Optimization) -> str:
     lines += ["", "## Can `confirm` make it?", "", confirmable(optimization)]
     lines += ["", "## On the example traces", "", *on_examples(optimization)]
     lines += ["", "## Together with others", "", together(optimization)]
-    path = Path(inspect.getsourcefile(optimization.function) or "")
-    code = "\n".join(f"    {line}".rstrip() for line in path.read_text(encoding="utf-8").splitlines())
-    lines += ["", f'??? note "The whole of optimizations/{path.name}"', "", "    ```python", code, "    ```"]
+    path = _path(optimization)
+    code = "\n".join(f"    {line}".rstrip() for line in own_code(name, path).splitlines())
+    lines += ["", f'??? note "Its code, of optimizations/{path.name}"', "", "    ```python", code, "    ```"]
     return "\n".join(lines) + "\n"
+
+
+def own_code(name: str, path: Path) -> str:
+    """Return the function of a command, and what no other command of its file uses."""
+    text = path.read_text(encoding="utf-8")
+    lines, places, said = text.splitlines(), {}, {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS":
+            said = {key.value: {each.id for each in ast.walk(of) if isinstance(each, ast.Name)}
+                    for key, of in zip(node.value.keys, node.value.values, strict=True)}  # fmt: skip
+        elif not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
+            own = [node.name] if hasattr(node, "name") else [each.id for each in ast.walk(node.targets[0])
+                                                             if isinstance(each, ast.Name)]  # fmt: skip
+            places |= dict.fromkeys(own, node)
+    ends = {"STAGE", "EXCLUDES", "CODE", "memory", "apply", "tool"}
+
+    def used(command: str) -> set[str]:
+        found, left = set(), [command.replace("-", "_"), *said.get(command, ()), *ends]
+        while left:
+            if (one := left.pop()) in places and one not in found:
+                found.add(one)
+                left += [each.id for each in ast.walk(places[one]) if isinstance(each, ast.Name)]
+        return found
+
+    others = (other for other in names() if other != name and _path(find(other)) == path)
+    own = used(name) - set().union(*map(used, others)) | {name.replace("-", "_")}
+    kept = sorted({(node.lineno - len(getattr(node, "decorator_list", ())), node.end_lineno) for each, node in
+                   places.items() if each in own})  # fmt: skip
+    return "\n\n".join("\n".join(lines[first - 1 : last]) for first, last in kept)
+
+
+def _path(optimization: Optimization) -> Path:
+    return Path(inspect.getsourcefile(optimization.function) or "")
 
 
 def parts(text: str) -> tuple[str, list[str], list[str]]:
