@@ -26,7 +26,7 @@ def step(at, *kernels, layer="fc", operator="aten::mm"):
     rows, start = [op(operator, at, at + 40, op=operator, layer=layer)], at + 10
     for number, (name, time) in enumerate(kernels):
         there = {"op": operator, "layer": layer}
-        rows += launched(name, at + 6 * number + 1, start, start + time, at * 1000 + number, **there)
+        rows += launched(name, at + 6 * number + 1, start, start + time, **there)
         start += time + 1
     return rows
 

@@ -34,7 +34,7 @@ def graph():
     """Two steps of a call, its kernel and an operator."""
     rows = [
         part for at in (0, 40)
-        for part in (launched("k", at, at + 5, at + 15, at + 1), op("aten::mm", at + 20, at + 30))
+        for part in (launched("k", at, at + 5, at + 15), op("aten::mm", at + 20, at + 30))
     ]  # fmt: skip
     return daydream.build(trace(rows, steps=(0, 40, 80)))
 

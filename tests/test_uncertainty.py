@@ -32,12 +32,12 @@ def steps_behind_a_kernel(long="kernel"):
     #  stream 8           +6 |k short 40         |                          ends 15 before the other
     rows = []
     for n in range(4):
-        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
+        at = 100 * n
         rows += [
             {**row, "kind": long} if row["kind"] == "kernel" else row
-            for row in launched("long_kernel", at, at + 6, at + 66, one)
+            for row in launched("long_kernel", at, at + 6, at + 66)
         ]
-        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
+        rows += launched("short_kernel", at + 5, at + 11, at + 51, stream=8)
         rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
     return trace(rows, steps=tuple(100.0 * n for n in range(5)))
 
@@ -114,7 +114,7 @@ def loading_steps(load, between=0):
     #  stream 7          +6 |first 60 |
     #  stream 8                          +6 |second 40     |
     rows, borders = [], [0.0]
-    for n in range(4):
+    for _n in range(4):
         at = borders[-1] + load
         behind = at + 5 + between
         end = max(at + 66, behind + 46) + 2
@@ -122,8 +122,8 @@ def loading_steps(load, between=0):
             op("aten::load", borders[-1], at, op="aten::load"),
             op("aten::between", at + 5, behind, op="aten::between"),
         ]
-        rows += launched("first", at, at + 6, at + 66, 2 * n + 1)
-        rows += launched("second", behind, behind + 6, behind + 46, 2 * n + 2, stream=8)
+        rows += launched("first", at, at + 6, at + 66)
+        rows += launched("second", behind, behind + 6, behind + 46, stream=8)
         rows.append(call("cudaDeviceSynchronize", behind + 5, end))
         borders.append(end)
     return trace(rows, steps=tuple(borders))
@@ -167,7 +167,7 @@ def test_a_drivers_start_up_in_the_only_step_is_no_part_of_the_step_of_the_answe
     #  thread 1  |cudaStreamCreate 9,000|launch 6|launch 6|launch 6|  ...  |data 900|     a step: 10,000
     rows = [call("cudaStreamCreate", 0, 9_000)]
     for n in range(10):
-        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8, n + 1)
+        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8)
     rows += [op("data", 9_100, 10_000, op="data"), op("data", 10_000, 20_000, op="data")][:steps]
     made = trace(rows, steps=(0.0, 10_000.0, 20_000.0)[: steps + 1])
     made.metadata["steps"][0]["covered"] = True

@@ -10,9 +10,9 @@ from graph.small_traces import call, launched, op, trace
 def steps(number=4):
     rows = []
     for n in range(number):
-        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
-        rows += launched("long_kernel", at, at + 6, at + 66, one)
-        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
+        at = 100 * n
+        rows += launched("long_kernel", at, at + 6, at + 66)
+        rows += launched("short_kernel", at + 5, at + 11, at + 51, stream=8)
         rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
     # Of no profiler that is known to cost anything: figures are those of the recorded step.
     return trace(rows, steps=tuple(100.0 * n for n in range(number + 1)), profiler="by hand")

@@ -26,6 +26,9 @@ from fuzz.damage import (
 )  # fmt: skip
 
 NAMES = [
+    "\x1b[31mred",
+    "\x1b[2J",
+    "",
     "aten::mm",
     "aten::addmm",
     "aten::linear",

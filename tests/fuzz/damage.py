@@ -107,7 +107,9 @@ def columns_changed(table, chance):
         try:
             if how == "values":
                 odd = (
-                    [*INTEGERS, chance.randrange(rows)] if pa.types.is_integer(kind) else ["", "x", "[[-5]]"]
+                    [*INTEGERS, None, chance.randrange(rows)]
+                    if pa.types.is_integer(kind)
+                    else ["", "x", "[[-5]]"]
                 )
                 for _ in range(chance.choice((1, 1, 2, rows))):
                     values[chance.randrange(rows)] = chance.choice((*odd, chance.choice(values)))

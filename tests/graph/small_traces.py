@@ -16,6 +16,7 @@ from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 
 Row = dict[str, Any]
 PID = 100
+LEAST_MADE = 1_000_000  # the first correlation that no test gives
 NO_COST: dict[str, Any] = {
     "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
     "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
@@ -45,9 +46,10 @@ def kernel(name, start, end, correlation=-1, *, stream=7, **columns):
     return row(columns.pop("kind"), name, start, end, correlation=correlation, stream=stream, **columns)
 
 
-def launched(name, at, start, end, correlation, **columns):
-    """A kernel and the call of 5 us that launched it at `at`."""
+def launched(name, at, start, end, correlation=None, **columns):
+    """A kernel and the call of 5 us that launched it at `at`; the trace numbers them unless they are."""
     tid, rank = columns.pop("tid", 1), columns.get("rank", 0)
+    correlation = object() if correlation is None else correlation
     launch = call("cudaLaunchKernel", at, at + 5, correlation, tid=tid, rank=rank)
     return [launch, kernel(name, start, end, correlation, **columns)]
 
@@ -58,7 +60,10 @@ def sync_row(kind, start, correlation, **columns):
 
 def trace(*given, steps=(), **metadata):
     """Return the trace of these rows, with steps between these borders, all but the first covered."""
-    rows = _flat(given)
+    rows, made = [dict(each) for each in _flat(given)], {}
+    for each in rows:
+        if type(each.get("correlation")) is object:
+            each["correlation"] = made.setdefault(each["correlation"], LEAST_MADE + len(made))
     rows.sort(key=lambda each: (each.get("rank") or 0, each["start_ns"], -each["duration_ns"]))
     _find_parents(rows)
     borders = [round(1000 * at) for at in steps]

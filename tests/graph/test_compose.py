@@ -157,7 +157,7 @@ def test_who_edits_nothing_does_not_apply():
 
 
 def test_a_trace_that_gives_nothing_to_do_says_why():
-    recorded = trace(launched("k", 0, 10, 20, 1), launched("k", 100, 110, 120, 2), steps=(0, 100, 200))
+    recorded = trace(launched("k", 0, 10, 20), launched("k", 100, 110, 120), steps=(0, 100, 200))
 
     with pytest.raises(NotApplicableError, match="this trace has no kernels in the forward or backward pass"):
         daydream.whatif(recorded, "amp")

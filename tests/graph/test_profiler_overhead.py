@@ -114,7 +114,7 @@ def test_the_recording_of_memory_costs_where_it_happened():
 def test_kernels_and_waits_are_left_alone():
     rows = [
         op("a", 0, 10), call("cudaLaunchKernel", 2, 5, 1), kernel("k", 6, 40, 1),
-        call("cudaDeviceSynchronize", 12, 42, 2), op("b", 44, 50),
+        call("cudaDeviceSynchronize", 12, 42), op("b", 44, 50),
     ]  # fmt: skip
     before = build(trace(*rows, profiler_cost=COST))
     after = without_profiler(before)

@@ -28,7 +28,7 @@ def busy(**metadata):
         at = n * PERIOD
         rows += [op("op", at + 6 * k, at + 6 * k + 6, phase="forward") for k in range(10)]
         rows += [call("cudaLaunchKernel", at + 1, at + 3, n + 1), kernel("k", at + 7, at + 97, n + 1)]
-        rows += [call("cudaDeviceSynchronize", at + 60, at + 100, 100 + n)]
+        rows += [call("cudaDeviceSynchronize", at + 60, at + 100)]
         borders.append(at + PERIOD)
     return trace(*rows, steps=tuple(borders), **{"profiler_cost": None, **metadata})
 
@@ -87,7 +87,7 @@ def test_a_step_that_never_waits_for_the_cpu_is_estimated_too_and_as_long():
         rows += [op("op", at, at + 5), call("cudaLaunchKernel", at + 1, at + 3, n + 1)]
         rows += [
             kernel("k", at + 5, at + 995, n + 1),
-            call("cudaDeviceSynchronize", at + 6, at + 1000, 100 + n),
+            call("cudaDeviceSynchronize", at + 6, at + 1000),
         ]
         borders.append(at + 1000.0)
     found = daydream.whatif(trace(*rows, steps=tuple(borders), profiler_cost=None), faster(0.9))

@@ -108,9 +108,7 @@ def test_threads_and_ranks_have_lanes_of_their_own():
 def test_a_stream_runs_in_the_order_of_the_launches():
     #  thread 1  |launch a|launch b|        b started first on stream 8: no matter
     graph = build(
-        trace(
-            launched("a", 0, 20, 30, 1), launched("b", 5, 40, 50, 2), launched("c", 10, 15, 18, 3, stream=8)
-        )
+        trace(launched("a", 0, 20, 30), launched("b", 5, 40, 50), launched("c", 10, 15, 18, stream=8))
     )
 
     assert graph.select(lane="stream 7").name.tolist() == ["a", "b"]
@@ -129,7 +127,7 @@ def test_several_devices_and_ranks_are_told_apart():
 def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():
     #  thread 1        |launch b|
     #  stream 7  |a 10|    ...   |b 5|       a was launched before the window
-    graph = build(trace(kernel("a", 2, 12, 9), launched("b", 20, 30, 35, 1)))
+    graph = build(trace(kernel("a", 2, 12, 9), launched("b", 20, 30, 35)))
     timeline = simulate(graph)
     starts = dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
 

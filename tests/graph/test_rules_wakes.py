@@ -119,7 +119,7 @@ def lock_trace(*more, times=2):
     for n in range(times):
         at, ids = PERIOD * n, 10 * n
         rows += [
-            *launched("k", at, at + 10, at + 1_000, ids + 1),
+            *launched("k", at, at + 10, at + 1_000),
             call("cudaMemcpyAsync", at + 20, at + 1_010, ids + 2),
             kernel("Memcpy DtoH (Device -> Pageable)", at + 1_000, at + 1_002, ids + 2, kind="memcpy"),
             call("cudaMemcpyAsync", at + 100, at + 1_060, ids + 3, tid=2),
@@ -164,7 +164,7 @@ def spinning_trace(*, longer=500, steps=()):
         at, spun = 10_000 * n, 2_500 + longer * n
         rows += [
             note("dispatch", at, at + spun + 10),
-            *launched("k", at, at + 100, at + spun + 30, n + 1),
+            *launched("k", at, at + 100, at + spun + 30),
             op("empty", at + spun, at + spun + 4),
         ]
     return trace(rows, steps=steps)
@@ -201,7 +201,7 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
 def pausing_trace(*, kernel_us=990, ran_us=None):
     #  thread 1   |launch 10|   nothing recorded, 990    |launch 10|   ...
     #  stream 7        |k: 990 or less .................||k
-    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us, n + 1) for n in range(8)]
+    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us) for n in range(8)]
     if ran_us is not None:
         time = {"pid": PID, "tid": 1, "cpu_ns": round(1_000 * ran_us)}
         rows += [[row("blocked", BY_CLOCK, 1_000 * n, 1_000 * n + 1_000, **time)] for n in range(8)]
@@ -252,8 +252,8 @@ def full_device_trace(*apart):
     for n, before in enumerate(apart):
         at = 5_000 * n
         rows += [
-            *launched("a", at, at + 10, at + 510, 10 * n + 1),
-            *launched("b", at + 6, at + 510 - before, at + 610 - before, 10 * n + 2, stream=8),
+            *launched("a", at, at + 10, at + 510),
+            *launched("b", at + 6, at + 510 - before, at + 610 - before, stream=8),
             op("step", at + 2_000, at + 2_100),
         ]
     return trace(rows)

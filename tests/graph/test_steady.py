@@ -82,8 +82,8 @@ def test_gradients_of_two_batches_take_two_passes_in_every_step():
 def catching_up():
     #  thread 1  |op 25|launch 5| a step, 30; the device was held up by 267 in the first and catches up
     #  stream 7          |k0: 33 to 300|1|k1 20|1|k2 20|1|k3 20|
-    rows = [launched("k", 25, 33, 300, 0)]
-    rows += [launched("k", 30 * n + 25, 280 + 21 * n, 300 + 21 * n, n) for n in (1, 2, 3)]
+    rows = [launched("k", 25, 33, 300)]
+    rows += [launched("k", 30 * n + 25, 280 + 21 * n, 300 + 21 * n) for n in (1, 2, 3)]
     return trace([op("work", 30 * n, 30 * n + 25) for n in range(4)], rows, steps=(0, 30, 60, 90, 120))
 
 
