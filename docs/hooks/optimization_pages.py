@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
+import runpy
 import shlex
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import daydream
@@ -23,6 +22,9 @@ ABOUT_EXAMPLES = (
     "them on public traces of real GPUs."
 )
 TRACES = ("synthetic_gpt_gpu", "mlp_cpu")
+COMMAND = re.compile(r'^    "([\w-]+)": (\{(?:.*\}|(?s:.*?)^    \})),$', re.MULTILINE)
+USED = re.compile(r"\b_?[A-Z]\w+|\b_\w+|\w+(?=\()")  # names of what is of a file itself, or called
+ENDS = ("STAGE", "EXCLUDES", "CODE", "memory", "apply", "tool")  # what a file says of all its commands
 SENTENCE_END = re.compile(r"(?<=[.!?)])(?<!e\.g\.)(?<!i\.e\.)(?<!al\.) (?=[A-Z`])")
 NOT_MODELLED = re.compile(r"\bnot modelled\b", re.IGNORECASE)
 SEE = re.compile(r"\bsee ([a-z][a-z0-9-]+)\b")
@@ -80,31 +82,24 @@ def page(optimization: Optimization) -> str:
 
 def own_code(name: str, path: Path) -> str:
     """Return the function of a command, and what no other command of its file uses."""
-    text = path.read_text(encoding="utf-8")
-    lines, places, said = text.splitlines(), {}, {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS":
-            said = {key.value: {each.id for each in ast.walk(of) if isinstance(each, ast.Name)}
-                    for key, of in zip(node.value.keys, node.value.values, strict=True)}  # fmt: skip
-        elif not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
-            own = [node.name] if hasattr(node, "name") else [each.id for each in ast.walk(node.targets[0])
-                                                             if isinstance(each, ast.Name)]  # fmt: skip
-            places |= dict.fromkeys(own, node)
-    ends = {"STAGE", "EXCLUDES", "CODE", "memory", "apply", "tool"}
+    lines, parts = path.read_text(encoding="utf-8").splitlines(), dict[str, str]()
+    for node in ast.parse("\n".join(lines)).body:
+        part = "\n".join(lines[node.lineno - 1 - len(getattr(node, "decorator_list", ())) : node.end_lineno])
+        head = part if isinstance(node, ast.Assign) else getattr(node, "name", "")
+        parts |= dict.fromkeys(re.findall(r"\w+", head.partition(" =")[0]), part)
+    said = dict(COMMAND.findall(parts.pop("COMMANDS", "")))
 
     def used(command: str) -> set[str]:
-        found, left = set(), [command.replace("-", "_"), *said.get(command, ()), *ends]
+        found, left = set(), [command.replace("-", "_"), *USED.findall(said.get(command, "")), *ENDS]
         while left:
-            if (one := left.pop()) in places and one not in found:
+            if (one := left.pop()) in parts and one not in found:
                 found.add(one)
-                left += [each.id for each in ast.walk(places[one]) if isinstance(each, ast.Name)]
+                left += USED.findall(parts[one])
         return found
 
-    others = (other for other in names() if other != name and _path(find(other)) == path)
-    own = used(name) - set().union(*map(used, others)) | {name.replace("-", "_")}
-    kept = sorted({(node.lineno - len(getattr(node, "decorator_list", ())), node.end_lineno) for each, node in
-                   places.items() if each in own})  # fmt: skip
-    return "\n\n".join("\n".join(lines[first - 1 : last]) for first, last in kept)
+    others = (used(other) for other in names() if other != name and _path(find(other)) == path)
+    own = used(name) - set().union(*others) | {name.replace("-", "_")}
+    return "\n\n".join(dict.fromkeys(part for each, part in parts.items() if each in own))
 
 
 def _path(optimization: Optimization) -> Path:
@@ -169,10 +164,8 @@ def values(option: Option) -> str:
 
 def default(option: Option) -> str:
     """Return an option's default in words."""
-    if option.required:
-        return "needed"
-    if option.type is bool:
-        return "not given"
+    if option.required or option.type is bool:
+        return "needed" if option.required else "not given"
     return "not set" if option.default is None else f"`{option.default}`"
 
 
@@ -227,8 +220,7 @@ def together(optimization: Optimization) -> str:
     others = (name for name in names() if optimization.name in find(name).excludes)
     excluded = {*optimization.excludes, *others}
     known = names()
-    linked_names = (f"[`{name}`]({name}.md)" if name in known else f"`{name}`" for name in sorted(excluded))
-    said = ", ".join(linked_names)
+    said = ", ".join(f"[`{name}`]({name}.md)" if name in known else f"`{name}`" for name in sorted(excluded))
     return f"Applied in the stage *{stages.TITLES[optimization.stage]}*. " + (
         f"Cannot be combined with {said}." if said else "Excludes no other."
     )
@@ -242,15 +234,4 @@ def _replay(name: str) -> daydream.Replay:
 @cache
 def _public_examples() -> dict[str, dict[str, Any]]:
     """Return the options that validation/optimizations_page.py gives."""
-    return getattr(_module(ROOT / "validation" / "optimizations_page.py"), "EXAMPLES", {})
-
-
-def _module(path: Path) -> ModuleType:
-    import sys
-
-    spec = importlib.util.spec_from_file_location(f"daydream_docs_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runpy.run_path(str(ROOT / "validation" / "optimizations_page.py")).get("EXAMPLES", {})
