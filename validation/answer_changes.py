@@ -234,15 +234,15 @@ def reserved_as_recorded(row: Row) -> bool:
     """Reserved memory is what the totals tell, and after a change as much is unused; workspaces of 32 MiB (H200)."""
     told = row.sides.now.get("memory", {})
     recorded = max((told[path] or 0 for path in told if path.endswith("recorded_reserved_bytes")), default=0)
-    found = re.search(r"(.*)/(\w+_reserved_bytes|fits)$", row.key)
-    now = row.sides.now.get(row.question, {})
-    before, after, reserved = (now.get(f"{found and found[1]}/{name}_bytes") or 0
-                               for name in ("before", "after", "before_reserved"))  # fmt: skip
+    now, (place, _, key) = row.sides.now.get(row.question, {}), row.key.rpartition("/")
+    before, after, reserved = (
+        now.get(f"{place}/{one}_bytes") or 0 for one in ("before", "after", "before_reserved")
+    )
     on_h200 = "train_gpt_h200" in row.trace and row.is_now(row.before, 80 * AGREE)
-    if row.key.endswith(("by_kind/unknown", "by_kind/workspace")):
+    if place.endswith("by_kind"):
         return "train_gpt_h200" in row.trace and abs(row.now - row.before) == 2 * (32 << 20) - 17_039_360
     ends = any(row.is_now(each, 0) for each in (recorded, after + reserved - before))
-    return bool(found) and (found[2] == "fits" or on_h200 or ends)
+    return key == "fits" or (key.endswith("_bytes") and (on_h200 or ends))
 
 
 def asked_for_exactly(row: Row) -> bool:

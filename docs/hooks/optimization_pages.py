@@ -48,12 +48,10 @@ def pages() -> dict[str, str]:
 
 def navigation() -> list[dict[str, list[str]]]:
     """Return the pages under a heading for each stage."""
-    found = []
-    for stage, title in stages.TITLES.items():
-        here = [f"optimizations/{name}.md" for name in names() if find(name).stage == stage]
-        if here:
-            found.append({_capital(title): here})
-    return found
+    by_stage: dict[str, list[str]] = {_capital(title): [] for title in stages.TITLES.values()}
+    for name in names():
+        by_stage[_capital(stages.TITLES[find(name).stage])].append(f"optimizations/{name}.md")
+    return [{title: here} for title, here in by_stage.items() if here]
 
 
 def linked(text: str) -> str:
@@ -132,17 +130,14 @@ def _capital(text: str) -> str:
 
 def _with_links(text: str) -> str:
     text = DOCUMENT.sub(r"[docs/\1.md](../\1.md)", text)
-    return SEE.sub(lambda found: _link(found.group(1)) if found.group(1) in names() else found.group(0), text)
-
-
-def _link(name: str) -> str:
-    return f"see [`{name}`]({name}.md)"
+    return SEE.sub(
+        lambda found: f"see [`{found[1]}`]({found[1]}.md)" if found[1] in names() else found[0], text
+    )
 
 
 def usage(optimization: Optimization) -> str:
     """Return the shortest command that asks for it."""
-    required = [option for option in optimization.options if option.required]
-    needed = [f"{option.flag} {option.type.__name__.upper()}" for option in required]
+    needed = [f"{each.flag} {each.type.__name__.upper()}" for each in optimization.options if each.required]
     return " ".join(["daydream whatif", optimization.name, *needed, "TRACE"])
 
 
@@ -157,9 +152,8 @@ def options(optimization: Optimization) -> list[str]:
 
 def values(option: Option) -> str:
     """Return what may be typed for an option."""
-    if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
-    return {int: "whole number", float: "number", bool: "switch", str: "text"}[option.type]
+    sort = {int: "whole number", float: "number", bool: "switch", str: "text"}[option.type]
+    return ", ".join(f"`{choice}`" for choice in option.choices) or sort
 
 
 def default(option: Option) -> str:
@@ -176,11 +170,12 @@ def confirmable(optimization: Optimization) -> str:
             "No: daydream cannot make this change in a running script. Make it yourself, record again, and "
             "[compare](../compare.md) the two traces."
         )
-    told = " ".join((inspect.getdoc(optimization.apply) or "").split())
-    told = _capital(told.removeprefix("Make the change for real: "))
+    told = " ".join((inspect.getdoc(optimization.apply) or "").split()).removeprefix(
+        "Make the change for real: "
+    )
     return (
         f"Yes: `daydream confirm {optimization.name} train.py` [predicts it, makes it and measures both]"
-        f"(../guides/confirm.md). {told}"
+        f"(../guides/confirm.md). {_capital(told)}"
     )
 
 
@@ -197,8 +192,7 @@ def on_examples(optimization: Optimization) -> list[str]:
         except daydream.DaydreamError as error:
             lines.append(f"| {before} | does not apply: {_escaped(' '.join(str(error).split()))} | |")
         else:
-            after = f"{answer.predicted_ns / 1e6:.3f}&nbsp;ms"
-            lines.append(f"| {before} | {after} | {answer.speedup:.2f}x |")
+            lines.append(f"| {before} | {answer.predicted_ns / 1e6:.3f}&nbsp;ms | {answer.speedup:.2f}x |")
     return lines
 
 
@@ -226,12 +220,8 @@ def together(optimization: Optimization) -> str:
     )
 
 
-@cache
-def _replay(name: str) -> daydream.Replay:
-    return daydream.replay(ROOT / "examples" / f"{name}.json.gz")
-
-
-@cache
-def _public_examples() -> dict[str, dict[str, Any]]:
-    """Return the options that validation/optimizations_page.py gives."""
-    return runpy.run_path(str(ROOT / "validation" / "optimizations_page.py")).get("EXAMPLES", {})
+_replay = cache(lambda name: daydream.replay(ROOT / "examples" / f"{name}.json.gz"))
+# The options that validation/optimizations_page.py gives.
+_public_examples = cache(
+    lambda: runpy.run_path(str(ROOT / "validation" / "optimizations_page.py"))["EXAMPLES"]
+)
