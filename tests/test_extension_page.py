@@ -34,12 +34,10 @@ WORDS = (  # of classes, besides public methods
 def imports(tree):
     """Yield module and name of everything of daydream that a file imports, at its top or later."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "daydream")
-        elif isinstance(node, ast.ImportFrom) and (
-            node.level or str(node.module).split(".")[0] == "daydream"
-        ):
-            yield from (("." * node.level + (node.module or ""), alias.name) for alias in node.names)
+        for each in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            module = getattr(node, "module", each.name) or ""
+            if module.split(".")[0] in {"daydream", ""}:
+                yield module, each.name
 
 
 def is_promised(module, name):

@@ -371,4 +371,4 @@ def test_a_factor_of_a_modelled_time_is_as_far_off_as_the_model(factor, exact):
 
     found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), change).affected
     assert found.exact == exact
-    assert (found.kernels >= 25_000.0) == (exact == 0.0)  # with the gap behind the last one
+    assert bool(found.kernels) != bool(exact)

@@ -381,7 +381,7 @@ class Selection(NotebookTables):
         what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
         shorter where it is below 0, and not the other way: it widens the range at one end.
         """
-        self.graph.doubted.append((self.ids, np.asarray(error)))
+        self.graph.doubted.append((self.ids, np.broadcast_to(error, self.ids.shape)))
         return self
 
     def set(self, **columns: Any) -> Selection:

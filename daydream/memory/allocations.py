@@ -25,7 +25,7 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
-from daydream.memory.enclosing import rows_that
+from daydream.memory.enclosing import rows_that, take
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -73,7 +73,6 @@ class Allocations:
         notes: sentences that a reader should know before trusting the result.
         parameters: those of each rank, as the metadata lists them or operators' shapes show them.
         case: which end of what is not known counts, see `among`.
-        doubted: the cases differ.
         recorded_graph: the graph of the trace before any change, if there is one already.
         worked_out: figures of this table as it is, which `copy` leaves out.
         doubted_cases: those of "least" and "most" that differ from what is expected.
@@ -87,7 +86,6 @@ class Allocations:
     notes: list[str] = field(default_factory=list)
     parameters: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     case: Literal["least", "expected", "most"] = "expected"
-    doubted: bool = False
     recorded_graph: Graph | None = None
     worked_out: dict[Any, Any] = field(default_factory=dict)
     doubted_cases: set[str] = field(default_factory=set)
@@ -123,7 +121,6 @@ class Allocations:
         """
         for case, end in (("least", least), ("most", most)):
             if not np.array_equal(end, expected):
-                self.doubted = True
                 self.doubted_cases.add(case)
         return {"least": least, "expected": expected, "most": most}[self.case]
 
@@ -201,7 +198,7 @@ class Allocations:
         for at, pattern in (("begin_row", op), ("end_row", end_op)):
             if pattern is not None:
                 hits = rows_that(self.trace, re.compile(pattern).search, "op")
-                found &= np.append(hits, False)[self[at]]
+                found &= take(hits, self[at], False)
         if on is not None:
             found &= (self["device"] < 0) == (on == "cpu")
         return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,12 @@ from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
+
+
+def take(values: np.ndarray, rows: Any, default: Any = UNKNOWN) -> np.ndarray:
+    """Return the values of some rows, `default` for the row -1: shape of `rows`."""
+    found: np.ndarray = np.append(values, default)[rows]
+    return found
 
 
 def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:
@@ -32,7 +39,7 @@ def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name")
 def innermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the first of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
     parent, up = np.asarray(trace["parent"], np.int64), places.copy()
-    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
+    while (climbing := np.flatnonzero((up >= 0) & ~take(rows, up, False))).size:
         up[climbing] = parent[up[climbing]]
     return up
 
@@ -43,7 +50,7 @@ def outermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
     found = np.full(len(places), UNKNOWN, np.int64)
     while ((up := innermost(trace, up, rows)) >= 0).any():
         found = np.where(up >= 0, up, found)
-        up = np.append(parent, UNKNOWN)[up]
+        up = take(parent, up)
     return found
 
 
@@ -148,15 +155,15 @@ def moments(trace: Trace, events: MemoryEvents) -> Moments:
     row = enclosing_rows(trace, events)
     codes = [PHASES.index(text) if text in PHASES else UNKNOWN for text in trace.text("phase")]
     of_rows = np.array([*codes, UNKNOWN], np.int64)[trace["phase"]]  # the last: no phase
-    phase = np.append(of_rows, UNKNOWN)[row]
+    phase = take(of_rows, row)
     bare = np.flatnonzero(phase < 0)
     before = rows_before(trace, events.take(bare), of_rows >= 0)
-    phase[bare] = np.append(of_rows, UNKNOWN)[before]
+    phase[bare] = take(of_rows, before)
     return Moments(row, phase, _steps(trace, events, row), _passes(events, phase))
 
 
 def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
-    step = np.append(np.asarray(trace["step"], np.int64), UNKNOWN)[row]
+    step = take(np.asarray(trace["step"], np.int64), row)
     steps = trace.metadata.get("steps", [])
     bare = step < 0
     for rank in np.unique(events["rank"][bare]).tolist():

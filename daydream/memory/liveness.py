@@ -26,14 +26,14 @@ from daydream.memory.allocations import (
     place_before,
     rounded,
 )
-from daydream.memory.enclosing import has_tensors, innermost, outermost, rows_that
+from daydream.memory.enclosing import has_tensors, innermost, outermost, rows_that, take
 from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
 
 
 def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.ndarray:
     """Return a column of the trace's row that began (or, `at="end"`, ended) each, -1 for none: int64."""
-    return np.append(np.asarray(held.trace[column], np.int64), UNKNOWN)[held[f"{at}_row"]]
+    return take(np.asarray(held.trace[column], np.int64), held[f"{at}_row"])
 
 
 def block_of_rows(
@@ -151,7 +151,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
 
     def behind(call: np.ndarray) -> np.ndarray:
         """Return the first allocation of each one's part that is asked for behind a call, -1 for none."""
-        found = np.append(mine, UNKNOWN)[np.searchsorted(asked, parts.of[rows] * span + end[call])]
+        found = take(mine, np.searchsorted(asked, parts.of[rows] * span + end[call]))
         return np.where(
             (call >= 0) & (found >= 0) & (parts.of[found] == parts.of[rows]), found, UNKNOWN
         )
@@ -197,8 +197,8 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     asked = held["begin_row"][order]
     node = np.where(asked >= 0, nodes_above(held.trace, np.maximum(asked, 0)), UNKNOWN)
     # What the engine does behind a node's own function, as sums over samples, is in the call around it.
-    above = np.append(np.asarray(held.trace["parent"], np.int64), UNKNOWN)[node]
-    node = np.where(np.append(nodes(held.trace), False)[above], above, node)
+    above = take(np.asarray(held.trace["parent"], np.int64), node)
+    node = np.where(take(nodes(held.trace), above, False), above, node)
     node = np.where(node >= 0, node, asked)
     rank = held["rank"][order]
     changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
@@ -392,7 +392,7 @@ def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> Kep
     calls = parts_of(held, made & (in_phase(held, "forward") | in_phase(held, "loss")), call)
     nodes = parts_of(held, made & in_phase(held, "backward"), call)
     at = nodes.find(calls.keys)
-    node = np.where(at >= 0, np.append(nodes.until, 0)[at], -np.inf)
+    node = np.where(at >= 0, take(nodes.until, at, 0), -np.inf)
     node[at >= 0] = place_before(held, node[at >= 0])
     done = place_before(held, calls.until)
     stays = np.flatnonzero((calls.of >= 0) & (held["end"] > np.append(done, np.inf)[calls.of]))

@@ -23,7 +23,7 @@ from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
-from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
 from daydream.memory.liveness import (
     calls_that_made,
     first_factor,
@@ -62,7 +62,7 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     call = forward_calls(held)
     backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
     maker = np.where(backward, call, begin_row)
-    made_in = np.append(types.result, 0)[types.outermost[maker]]
+    made_in = take(types.result, types.outermost[maker], 0)
     of_product = types.in_product[maker]
     is_float = (
         types.float32[begin_row]
@@ -90,10 +90,7 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     wide = made_in == 32
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
     into_32 = (
-        backward
-        & of_product
-        & ~gradient
-        & (np.append(types.given, 0)[types.outermost[maker]] == 32)
+        backward & of_product & ~gradient & (take(types.given, types.outermost[maker], 0) == 32)
     )
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
     recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
@@ -242,12 +239,12 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
     ends = np.where(
-        passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"]
+        passes.of >= 0, place_before(held, take(passes.until, passes.of, 0)), held["end"]
     )
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
-    begins = there[np.append(types.is_first | types.reads_result, False)[found[there, 1]]]
+    begins = there[take(types.is_first | types.reads_result, found[there, 1], False)]
     ends = np.maximum(done[begins], first[begins])
     _hold(held, leader[begins], types.input_elements(found[begins, 1]), first[begins], ends)
 
@@ -314,8 +311,8 @@ class _Types:
         self.in_math = self.math.copy()
         inner = np.asarray(trace["parent"], np.int64)
         for _ in range(DEEPEST):  # calls lie a few deep in it
-            self.in_math |= np.append(self.in_math, False)[inner]
-        self.in_product = np.append(self.product, False)[outermost] & (outermost >= 0)
+            self.in_math |= take(self.in_math, inner, False)
+        self.in_product = take(self.product, outermost, False) & (outermost >= 0)
         dtype = trace.text("dtype")
         codes = np.array([*(text == FLOAT for text in dtype), True])
         self.float32 = np.append(codes[trace["dtype"]], False)

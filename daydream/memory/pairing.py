@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
-from daydream.memory.enclosing import Moments, moments
+from daydream.memory.enclosing import Moments, moments, take
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
@@ -134,10 +134,10 @@ def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> A
         "parameter": np.full(len(of), UNKNOWN),
     }
     for at, event in (("begin", begin), ("end", end)):
-        columns[f"{at}_row"] = np.append(when.row, UNKNOWN)[event]  # the last: not recorded
+        columns[f"{at}_row"] = take(when.row, event)  # the last: not recorded
     for names, values in ((("step", "end_step"), when.step), (("phase", "end_phase"), when.phase)):
         for name, event in zip(names, (begin, end), strict=True):
-            columns[name] = np.append(values, UNKNOWN)[event]
+            columns[name] = take(values, event)
     held = _held_throughout(events, columns)
     columns = {name: np.concatenate([column, held[name]]) for name, column in columns.items()}
     return Allocations(trace, columns, notes)

@@ -21,8 +21,9 @@ from daydream.memory.allocations import (
     renumber,
 )
 from daydream.memory.before import let_states_shrink
+from daydream.memory.enclosing import take
 from daydream.memory.liveness import block_of_rows, codes_of_rows, forward_calls, in_phase
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import PHASES
 
 
 def gradient_bytes(held: Allocations, rank: int, device: int) -> int:
@@ -366,7 +367,7 @@ def _of_loss(held: Allocations) -> np.ndarray:
     """Return what the loss asks for, and in the backward pass its own gradient: bool, shape (rows,)."""
     call = forward_calls(held)
     loss = held.trace.code("phase", "loss")
-    return np.asarray((call >= 0) & (np.append(held.trace["phase"], UNKNOWN)[call] == loss))
+    return np.asarray((call >= 0) & (take(held.trace["phase"], call) == loss))
 
 
 def _span(parts: Parts, key: Key) -> tuple[float, float]:

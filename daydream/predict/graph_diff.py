@@ -175,14 +175,15 @@ class GraphDiff:
         transfer = np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        exact = np.zeros(after.size, bool)
+        exact = np.zeros_like(there)
         for each, factors in after.exact:  # if these made all of the difference
-            exact[each] = was_there[each] & there[each]
+            exact[each] = True
             for name in COSTS:
                 was, is_ = self.old(name)[each], after.columns[name][each]
                 exact[each] &= (is_ == was) | (is_ == nanoseconds(was * factors))
-        self.exact_ns = np.abs(self.longer_ns) * exact[ids]
-        ns *= ~exact[ids]
+        exact = exact[ids] & alive & ~is_new
+        self.exact_ns = np.abs(self.longer_ns) * exact
+        ns *= ~exact
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),
