@@ -7,7 +7,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 |---|---|---|
 | `threads` | CPU time cut into tasks in thread order | `threads` |
 | `streams` | device tasks in launch order | `streams` |
-| `graphs.holes` | nodes of a CUDA graph that the profiler left out | `device_graphs` |
+| `graphs.holes` | nodes of a CUDA graph that the profiler left out | `streams` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
 | `blocked` | threads that the recording says were blocked: what ended the wait | `recurrent_waits` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
@@ -26,7 +26,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
 | `readings` | pauses that may be work or waits have both readings | `readings` |
 | `background` | threads that nothing waits for complete no step | `threads` |
-| `graphs.heads` | work ahead of a stream's first task, launched before the window | `device_graphs` |
+| `graphs.heads` | work ahead of a stream's first task, launched before the window | `streams` |
 | `typical` | launch latency and start-up as they typically are | `latencies` |
 | `latencies` | launch latency and start-up of each device task as measured | `latencies` |
 | `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
@@ -42,7 +42,6 @@ from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.lower import CycleError, lower
 from daydream.graph.rules.communication import match_ranks
-from daydream.graph.rules.device_graphs import fill_heads, fill_holes
 from daydream.graph.rules.events import WAYS, follow_what_held
 from daydream.graph.rules.fused_parts import part_fused
 from daydream.graph.rules.gloo import run_on_threads
@@ -57,7 +56,13 @@ from daydream.graph.rules.recurrent_waits import (
     wait_outside,
     wake_up,
 )
-from daydream.graph.rules.streams import find_device_work, follow_the_device, order_streams
+from daydream.graph.rules.streams import (
+    fill_heads,
+    fill_holes,
+    find_device_work,
+    follow_the_device,
+    order_streams,
+)
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads, tell_background
 from daydream.trace.trace import Trace

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from daydream.graph.draft import Draft
-from daydream.graph.edits import follow_instead
+from daydream.graph.lower import follow_instead
 from daydream.graph.tables import KERNEL, phase_code
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from daydream.graph.calls import GRAPH_LAUNCH
 from daydream.graph.draft import Draft
-from daydream.graph.edits import follow_instead
+from daydream.graph.lower import follow_instead
 from daydream.graph.plan import around
 from daydream.graph.rules.thresholds import (
     RETURN_CLOCK_NS,
