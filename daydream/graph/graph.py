@@ -35,7 +35,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
 from daydream.graph.interop import from_networkx, to_networkx
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
 from daydream.graph.select import in_program_order, lanes_named, priorities, read_column
 from daydream.graph.selection import Selection
