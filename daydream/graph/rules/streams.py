@@ -134,7 +134,8 @@ def _find_callers(
     place = np.searchsorted(known, lost)
     between = (place > 0) & (place < len(known))
     ahead, lost, behind = by_time[[known[place[between] - 1], lost[between], known[place[between]]]]
-    first, last = launch[ahead], launch[behind]
+    first = launch[ahead]
+    last = launch[behind]
     order = np.minimum(start[lost] * ORDER_STEP, draft.order[last] - 1)
     have_work = launch[launch >= 0]
     makes = np.isin(draft.name, draft.name[have_work]) | ~draft.of_rows("runtime")
@@ -249,11 +250,14 @@ def follow_the_device(draft: Draft) -> None:
     if len(draft.launched()):
         return
     tasks = draft.on_streams()
-    start, end, before = draft.start_ns, draft.end_ns, draft.ended_before(tasks)
+    start = draft.start_ns
+    end = draft.end_ns
+    before = draft.ended_before(tasks)
     source = ended_beside(draft, tasks)
     late = (start[tasks] - before > BACK_TO_BACK_NS) & (source >= 0) & (end[source] > before)
     late &= start[source] < start[tasks]  # as in the recording: nothing waits for itself
-    tasks, source = tasks[late], source[late]
+    tasks = tasks[late]
+    source = source[late]
     draft.release_ns[tasks] = 0
     draft.link(source, tasks, latency_ns=start[tasks] - end[source], cause=Cause.EVENT)
 

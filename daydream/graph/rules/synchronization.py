@@ -250,7 +250,8 @@ def _array_waits(draft: Draft) -> Waits:
     the call returned. Where all had ended, the call waited for all.
     """
     calls = np.flatnonzero(draft.named(ARRAY_WAIT.search) & (draft.kind == CPU))
-    ranks, order = draft.ranks[draft.lane], draft.order
+    ranks = draft.ranks[draft.lane]
+    order = draft.order
     waits = []
     for call in calls.tolist():
         tasks = np.flatnonzero((draft.kind != CPU) & (ranks == ranks[call]) & (order < order[call]))
