@@ -199,13 +199,11 @@ class _Tiles:
 
     def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
-        found: np.ndarray = self.graph.order[task] + copy * self.shift[self.graph.lane[task]]
-        return found
+        return np.asarray(self.graph.order[task] + copy * self.shift[self.graph.lane[task]])
 
     def calls(self, entries: np.ndarray) -> np.ndarray:
         """Return the entry of the call that launched each entry, or -1."""
-        found: np.ndarray = self.at[self.copy[entries], self.graph.launch[self.task[entries]]]
-        return found
+        return np.asarray(self.at[self.copy[entries], self.graph.launch[self.task[entries]]])
 
     def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the last entry of each lane up to a task's place in the program, and the first behind it.

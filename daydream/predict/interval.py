@@ -359,8 +359,8 @@ def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
     graph = settled.timeline.graph
     path = settled.path()
     cause = codes_of(graph, path.task, path.edge)
-    by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
-    loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
+    by_workers = graph.named(lambda name: WORKER_LOADER in name, path.task)
+    loads = (cause == PathCause.LOADING.code) & by_workers
     waits = loads | (cause == PathCause.OUTSIDE.code)
     if _untold(graph):
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
