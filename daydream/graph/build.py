@@ -29,7 +29,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `graphs.heads` | work ahead of a stream's first task, launched before the window | `streams` |
 | `typical` | launch latency and start-up as they typically are | `streams` |
 | `latencies` | launch latency and start-up of each device task as measured | `streams` |
-| `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
+| `fused` | a task for each operator and layer that owns a part of fused work | `streams` |
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import CycleError, lower
 from daydream.graph.rules.communication import match_ranks, run_on_threads
 from daydream.graph.rules.events import WAYS, follow_what_held
-from daydream.graph.rules.fused_parts import part_fused
 from daydream.graph.rules.handoff import hand_over
 from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import (
@@ -61,6 +60,7 @@ from daydream.graph.rules.streams import (
     follow_the_device,
     measure_latencies,
     order_streams,
+    part_fused,
     typical_latencies,
 )
 from daydream.graph.rules.synchronization import bound_queues, wait_in_calls
