@@ -35,9 +35,15 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
 from daydream.graph.interop import from_networkx, to_networkx
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
-from daydream.graph.select import in_program_order, lanes_named, priorities, read_column
+from daydream.graph.select import (
+    in_program_order,
+    lanes_named,
+    of_tasks,
+    priorities,
+    read_column,
+)
 from daydream.graph.selection import Selection
 from daydream.graph.tables import (
     CODED,
@@ -243,6 +249,11 @@ class Graph(NotebookTables):
         return Selection(
             self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         )
+
+    def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
+        """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
+        chosen = self.tasks(np.arange(self.size) if tasks is None else tasks)
+        return of_tasks(chosen, "name", lambda name: name is not None and match(name), bool)
 
     def copy(self) -> Graph:
         """Return an independent copy; the trace is shared."""

@@ -181,8 +181,7 @@ class Plan(Struct, frozen=True, eq=False):
     def edge_delay_ns(self) -> np.ndarray:
         """From the start of each edge's source to the earliest start of its destination, int64."""
         after = np.where(self.edge_from_start, 0, self.duration_ns[self.edge_src])
-        delay: np.ndarray = after + self.edge_latency_ns
-        return delay
+        return np.asarray(after + self.edge_latency_ns)
 
     def by_lane(self) -> np.ndarray:
         """Return the tasks ordered by (lane, id)."""

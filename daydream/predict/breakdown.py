@@ -353,7 +353,8 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
     chain = trace_back(state, of)
-    graph, number = chain.graph, len(chain.steps)
+    graph = chain.graph
+    number = len(chain.steps)
     task = chain.timeline.task[chain.entry]  # a gap is of the task behind it here
     by_cause = per_step(dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), number)
     layers = ["unknown", *graph.texts["layer"]]

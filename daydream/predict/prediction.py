@@ -13,7 +13,7 @@ from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.tables import step_rank
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis

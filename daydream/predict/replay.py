@@ -21,12 +21,11 @@ from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.cache import Contents
-from daydream.graph.cached import cached_graph, graph_contents
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
-from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, step_rank
+from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, TABLES, Facts, Lane, step_rank
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -423,13 +422,18 @@ def _contents(made: Replay, trace: Trace) -> Contents:
     base = made.recording.graph
     settled = made.recording.settled
     of_trace = trace_contents(trace)
-    graph, arrays = graph_contents(base)
     families, work = work_contents(trace)
-    arrays |= of_trace.arrays | work | {START: settled.timeline.start_ns}
+    arrays = of_trace.arrays | work | {START: settled.timeline.start_ns}
+    for table in TABLES:
+        columns = getattr(base, table)
+        arrays |= {f"{table}.{name}": columns[name] for name in columns}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
     document = {  # of the replay's fields all but its graph, its times and its recording
-        "graph": graph,
+        "lanes": [list(lane) for lane in base.lanes],
+        "texts": {name: texts[len(trace.text(name)) :] for name, texts in base.texts.items()},
+        "queue_depth": [list(pair) for pair in base.queue_depth.items()],
+        "facts": asdict(base.facts),
         "passes": settled.passes,
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
@@ -445,7 +449,18 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
     document = found.document["replay"]
     arrays = found.arrays
-    graph = cached_graph(trace, document["graph"], arrays)
+    graph = Graph(trace)
+    for table in TABLES:
+        columns = getattr(graph, table)
+        for name in columns:
+            columns.put(name, arrays[f"{table}.{name}"])
+    graph.texts = {name: [*trace.text(name), *document["texts"][name]] for name in graph.texts}
+    for lane in document["lanes"]:
+        graph.add_lane(Lane(*lane))
+    graph.steps = [dict(step) for step in trace.metadata["steps"]]
+    graph.queue_depth = dict(document["queue_depth"])
+    graph.facts = Facts(**document["facts"])
+    graph.freeze()
     start = arrays[START]
     lowered = lower(graph, document["passes"], repeatable(graph))
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)

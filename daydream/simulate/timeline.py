@@ -85,8 +85,7 @@ class Timeline(NotebookFigure):
         """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
         ahead = self.plan.before_on_lane()[entries]
         ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
-        waits: np.ndarray = self.start_ns[entries] - ready
-        return waits
+        return np.asarray(self.start_ns[entries] - ready)
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""

@@ -379,7 +379,9 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         outer = (
             begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]
         )  # it has the name of its call
-        rows, begin, end = waits[outer], begin[outer], end[outer]
+        rows = waits[outer]
+        begin = begin[outer]
+        end = end[outer]
         tasks = draft.on(lane)
         starts = draft.start_ns[tasks]
         first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
