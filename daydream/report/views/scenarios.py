@@ -113,7 +113,7 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
         Row(
             (
                 *([each.trace] if several else []), *(_value(each.options[name]) for name in found.varied),
-                each.throughput and each.throughput.gain,
+                each.throughput.gain if each.throughput else None,
                 "unknown" if each.predicted_ns is None else each.predicted_ns, interval(each), gain(each),
                 *memory_cells(each.memory), len(each.notes) or None,
             ),
