@@ -106,8 +106,7 @@ def tool(
     """
     from daydream.report.blocks import Facts
     from daydream.report.views.records import records
-    from daydream.tools.finding import find_tool, tools
-    from daydream.tools.run import run_tool
+    from daydream.tools.run import find_tool, run_tool, tools
 
     if list_:
         known = tools()

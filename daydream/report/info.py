@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from daydream.results import Record
 from daydream.trace.recorded_time import RecordedTime
 
 
 class Verdict(Record):
-    """Whether a trace is good enough for something, and why."""
+    """Whether a trace is good enough for something, `yes`, `partly` or `no`, and why."""
 
-    answer: Literal["yes", "partly", "no"]
+    answer: str
     why: str
 
 

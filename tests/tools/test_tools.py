@@ -18,7 +18,7 @@ from shared import TRACES, shared_trace
 import daydream
 from daydream.errors import DaydreamError
 from daydream.tools.events import Events
-from daydream.tools.finding import find_tool, tools
+from daydream.tools.run import find_tool, tools
 from daydream.tools.tool import ToolError
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS

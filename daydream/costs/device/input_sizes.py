@@ -121,12 +121,12 @@ def samples_per_step(graph: Graph, unit: str = "samples") -> int | None:
     """Return how many samples or tokens a recorded step covers; None where the trace does not tell."""
     passes = graph.select(kind="cpu", phase=("forward", "backward"))
     passes = passes.where(lambda tasks: tasks.step >= 0)
-    order = np.argsort(graph.columns["order"][passes.ids], kind="stable")
-    backward = np.asarray(passes.phase == "backward")[order]
-    begun = np.count_nonzero(backward[1:] & ~backward[:-1])
+    order = graph.columns["order"][passes.ids].argsort()
+    backward = (passes.phase == "backward")[order]
+    begun = (backward[1:] & ~backward[:-1]).sum()
+    trained = np.unique(passes.step[order[backward]])
     # A step of several batches, or ranks, covers more than the batch that shapes show.
-    trained = len(set(passes.step[order][backward].tolist()))
-    if not begun or begun != trained or len(graph.select(kind="collective")):
+    if not begun or begun > len(trained) or len(graph.select(kind="collective")):
         return None
     try:
         batch, length = recorded_batch(graph), recorded_length(graph) if unit == "tokens" else 1
