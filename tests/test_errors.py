@@ -55,6 +55,7 @@ def graph():
         (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
         (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
         (read_counted, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
+        (read_counted, "a.json", b"{<", "cannot be read as Kineto JSON"),
         (read_snapshot, "a.json", b'{"segments": 1}', "its segments or device_traces are not lists"),
         (daydream.load, "a.json", b" ", "is empty"),
     ],
