@@ -12,7 +12,7 @@ import daydream
 from daydream.collect.derive.steps import find_steps
 from daydream.costs.counters.attaching import path_and_window
 from daydream.costs.counters.formats import kernels_of_table, read_counted
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import DEVICES
 from daydream.costs.network.cluster_names import read_cluster
 from daydream.costs.network.nccl_tests import read_nccl_tests

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         scaled_time,
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
-    from daydream.costs.device.in_place import InPlace, in_place, replace_cost, take_measured
     from daydream.costs.device.input_sizes import (
         Shares,
         is_channel_size,
@@ -41,7 +40,14 @@ if TYPE_CHECKING:
         shares_of_growth,
     )
     from daydream.costs.device.launch_grids import GridGrowth, grown_time, growth_by_grids
-    from daydream.costs.device.measured import NewShapes
+    from daydream.costs.device.measured import (
+        InPlace,
+        KernelTable,
+        NewShapes,
+        in_place,
+        replace_cost,
+        take_measured,
+    )
     from daydream.costs.device.retime import (
         Retimed,
         at_peak_ns,
@@ -55,7 +61,6 @@ if TYPE_CHECKING:
         sped_up,
     )
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
-    from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
     from daydream.costs.kernel_names import (
         OVER_LINK,
@@ -67,11 +72,10 @@ if TYPE_CHECKING:
     )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
-    from daydream.costs.network.clusters import PROTOCOLS, Cluster, Protocol
-    from daydream.costs.network.collectives import Link, bytes_of_message
-    from daydream.costs.network.members import workers_of
+    from daydream.costs.network.clusters import PROTOCOLS, Cluster, Link, Protocol, bytes_of_message
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
+    from daydream.costs.network.world_size import workers_of
     from daydream.costs.operators import Operator, nodes_that, operator, operators_that
     from daydream.costs.resize.growth import Growth, growth_of
     from daydream.costs.resize.new_shapes import parameter_shapes
@@ -90,25 +94,29 @@ _HOMES = {
         "retime", "retime_untyped", "say_evidence", "sped_up", "Retimed",
     ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
-    "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost", "take_measured"),
     "daydream.costs.device.input_sizes": (
         "Shares", "is_channel_size", "is_feature_size", "need_batch", "need_shapes", "need_size",
         "only_grids_tell",
         "recorded_batch", "recorded_length", "resized_time", "shares_of_growth",
     ),
     "daydream.costs.device.launch_grids": ("GridGrowth", "grown_time", "growth_by_grids"),
-    "daydream.costs.device.measured": ("NewShapes",),
+    "daydream.costs.device.measured": (
+        "InPlace",
+        "KernelTable",
+        "NewShapes",
+        "in_place",
+        "replace_cost",
+        "take_measured",
+    ),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "runs_in_tf32"),
-    "daydream.costs.device.table": ("KernelTable",),
     "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
     "daydream.costs.kernel_names": (
         "OVER_LINK", "PAGEABLE", "TO_DEVICE", "TO_HOST", "kernels_are", "names_fit",
     ),
     "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "is_matrix", "work"),
     "daydream.costs.network.cluster_names": ("find_cluster",),
-    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "Protocol"),
-    "daydream.costs.network.collectives": ("Link", "bytes_of_message"),
-    "daydream.costs.network.members": ("workers_of",),
+    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "Link", "Protocol", "bytes_of_message"),
+    "daydream.costs.network.world_size": ("workers_of",),
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
     "daydream.costs.network.simulated_times": ("simulated_times",),
     "daydream.costs.resize.growth": ("Growth", "growth_of"),

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from daydream.arrays import unique
 from daydream.costs.device.measured import (
+    KernelTable,
     NewShapes,
     TimeRequest,
     from_table,
@@ -26,7 +27,6 @@ from daydream.costs.device.roofline import (
     Change,
     device_or_none,
 )
-from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, device_of, find_device
 from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
 from daydream.costs.kernels import (
