@@ -10,7 +10,7 @@ import daydream
 from daydream.collect.derive.steps import find_steps
 from daydream.costs.counters.attaching import path_and_window
 from daydream.costs.counters.formats import kernels_of_table, read_counted
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import DEVICES
 from daydream.costs.network.cluster_names import read_cluster
 from daydream.costs.network.nccl_tests import read_nccl_tests
@@ -52,6 +52,7 @@ def graph():
         (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
         (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
         (read_counted, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
+        (read_counted, "a.json", b"{<", "cannot be read as Kineto JSON"),
         (read_snapshot, "a.json", b'{"segments": 1}', "its segments or device_traces are not lists"),
         (daydream.load, "a.json", b" ", "is empty"),
     ],

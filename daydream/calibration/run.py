@@ -13,8 +13,14 @@ import numpy as np
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.process import Worker
 from daydream.costs.device.call_scaling import works
-from daydream.costs.device.measured import device_name, recorded_ns, types_of
-from daydream.costs.device.table import CPU, KernelTable, save_times
+from daydream.costs.device.measured import (
+    CPU,
+    KernelTable,
+    device_name,
+    recorded_ns,
+    save_times,
+    types_of,
+)
 from daydream.costs.kernels import work
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import calls_of

@@ -3,6 +3,13 @@
 A chain is found in program order: every call gets a letter by its operator's name, and a
 regular expression over the letters says which calls are one operation. The backward
 nodes of a chain are found by the sequence numbers that autograd gives both.
+
+Bounds of fusion: what one kernel can contain, whatever names and sequence numbers say.
+
+Sequence numbers count the nodes that a thread makes, so an operator that makes none has the number of the
+next one that does, and two threads have the same numbers: a chain may be given a node that is not its
+own, and with it half a backward pass. No fused kernel holds a matrix product, a collective or a copy over
+the link; it runs on one stream, and nothing that it computes is waited for, or multiplied, in between.
 """
 
 from __future__ import annotations
@@ -15,8 +22,10 @@ import numpy as np
 
 from daydream.arrays import distinct_rows, unique
 from daydream.costs.device.call_scaling import memory_bandwidth, works
+from daydream.costs.device.fusion import parting_calls
+from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
-from daydream.costs.operators import operators_that
+from daydream.costs.operators import MATRIX_FAMILIES, operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
@@ -24,7 +33,6 @@ from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_lau
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-from daydream.model.chain_bounds import can_fuse
 
 REDUCTIONS = ("reduction", "softmax", "normalization")
 CAST = r"^aten::(to|_to_copy)$"
@@ -70,7 +78,7 @@ def find_chains(
             outermost that has one.
         pattern: regular expression over the letters.
         unseen: tasks that part no chain.
-        one_kernel: leave out chains with something that one kernel cannot do (`daydream.model.chain_bounds`).
+        one_kernel: leave out chains with something that one kernel cannot do (`daydream.model.chains`).
 
     Returns:
         `Groups`, a group a chain.
@@ -394,3 +402,50 @@ def _typed_ends(chains: Groups) -> tuple[Selection, Selection]:
     if len(typed) != len(chains):
         return chains.first(), chains.last()
     return typed.first(), typed.last()
+
+
+def can_fuse(groups: Groups) -> Groups:
+    """Return the groups that one kernel can do: of one lane and step, no product in or between them."""
+    if not len(groups):
+        return groups
+    tasks = groups.by_group
+    graph = tasks.graph
+    columns, number = graph.columns, np.repeat(np.arange(len(groups)), groups.sizes)
+    starts = np.append(0, np.cumsum(groups.sizes))[:-1]
+    first, last = (
+        each(columns["order"][tasks.ids], starts)
+        for each in (np.minimum.reduceat, np.maximum.reduceat)
+    )
+    allowed = np.ones(len(groups), bool)
+    for name in ("lane", "step"):
+        values = columns[name][tasks.ids]
+        allowed &= np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
+    allowed[number[np.isin(tasks.ids, _unfusible(tasks).ids)]] = False
+    lane = columns["lane"][groups.first().ids]
+    for each in np.unique(lane).tolist():
+        mine = np.flatnonzero(lane == each)
+        mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
+        parting = np.concatenate([_unfusible(mates).ids, parting_calls(graph, each)])
+        points = np.sort(columns["order"][parting])
+        crossed = np.searchsorted(points, last[mine]) - np.searchsorted(
+            points, first[mine], side="right"
+        )
+        allowed[mine[crossed > 0]] = False
+    return groups.where(allowed)
+
+
+def _unfusible(tasks: Selection) -> Selection:
+    """Return products, collectives and copies over the link among some tasks."""
+    amounts = work(tasks.graph, tasks)
+    products = tasks.where(lambda _: amounts.is_of(*MATRIX_FAMILIES))
+    unknown = tasks.where(lambda _: amounts.is_of(None))
+    by_name = unknown.where(kind="kernel").where(
+        lambda kernels: kernels_are(kernels, *MATRIX_CLASSES, "collective", "partial sum")
+    )
+    by_name = by_name | unknown.where(op=operators_that(lambda op: op.is_matrix))
+    return (
+        products
+        | by_name
+        | tasks.where(kind="collective")
+        | tasks.where(kind="memcpy", name=OVER_LINK)
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph

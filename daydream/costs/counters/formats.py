@@ -130,22 +130,33 @@ COUNTER = regex(
 LONG_METRIC, ITEMS = ("Metric Name", "Metric Value"), ("Grid_Size", "Workgroup_Size")
 LAYOUTS = (
     Layout(
-        {"Kernel_Name", "Counter_Name", "Counter_Value"}, "Kernel_Name",
-        ("Process_Id", "Dispatch_Id", "Correlation_Id"), ("Counter_Name", "Counter_Value"), items=ITEMS,
+        {"Kernel_Name", "Counter_Name", "Counter_Value"},
+        "Kernel_Name",
+        ("Process_Id", "Dispatch_Id", "Correlation_Id"),
+        ("Counter_Name", "Counter_Value"),
+        items=ITEMS,
     ),
     Layout({"KernelName", "grd", "wgr"}, "KernelName", metrics=COUNTER, items=("grd", "wgr")),
     Layout(
-        {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"}, "Kernel_Name", metrics=COUNTER, items=ITEMS,
+        {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"},
+        "Kernel_Name",
+        metrics=COUNTER,
+        items=ITEMS,
     ),
     Layout(
-        {"Kernel Name", "Metric Name", "Invocations", "Average"}, "Kernel Name", ("Kernel Name",),
+        {"Kernel Name", "Metric Name", "Invocations", "Average"},
+        "Kernel Name",
+        ("Kernel Name",),
         ("Metric Name", "Average"),
     ),
     Layout({"ID", "Kernel Name", *LONG_METRIC}, "Kernel Name", ("Process ID", "ID"), LONG_METRIC),
     Layout(
-        {"ID", "Kernel Name"}, "Kernel Name", metrics=regex(r".*__"), grid=("launch__grid_size", "Grid Size"),
+        {"ID", "Kernel Name"},
+        "Kernel Name",
+        metrics=regex(r".*__"),
+        grid=("launch__grid_size", "Grid Size"),
     ),
-)  # fmt: skip
+)
 WIDE = LAYOUTS[-1]
 UNIT = regex(r"^([KMGTkmgt]?)(bytes?|inst|cycles?|sector|request|warp)$")
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
