@@ -79,6 +79,7 @@ def _bodies_of_groups(
 
 
 ACCUMULATE = regex(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")
+COMPILED_NODE = regex(r"CompiledFunctionBackward")
 BUCKET_COPY = regex(r"reducer::copy_bucket_to_grad$")
 BUCKET_VIEW = regex(r"^aten::as_strided$")
 SCALAR = "[]"
@@ -127,38 +128,59 @@ class Layers:
         self.own[row] = self._codes[layer]
 
 
-def own_accumulated(recording: Recording, rows: np.ndarray, layers: Layers) -> None:
+def own_accumulated(
+    recording: Recording, rows: np.ndarray, node_before: np.ndarray, layers: Layers
+) -> None:
     """Give rows that accumulate a gradient the layer that owns the parameter.
 
-    They hold the layer of the node before, which used the parameter. That is the owner where it has a
-    parameter of the gradient's shape. A module may hand its part's parameters to a function and never call
-    the part (`out_proj` of `nn.MultiheadAttention`): then it is the one owner of that shape among such
-    parts, else below the layer, else of all. A gradient of no parameter's shape is that of an input, and stays.
+    They hold the layer of the node before, which used the parameter. That is the owner, but for a
+    module that hands its part's parameters to a function and never calls the part
+    (`out_proj` of `nn.MultiheadAttention`): the gradient's shape then tells whose it is. Where several
+    parameters of one shape can be meant, they come in reverse order of use, taken to be that of registration;
+    behind a compiled backward pass, which hands over many at once, they do not, and the layer stays. So it
+    does where a layer has no such parameter, but for the one owner of all: the gradient is that of an input.
     """
-    owners: dict[str | None, set[str]] = {}
-    for one in described(recording).values():
-        owners.setdefault(one.shape, set()).add(one.layer)
+    parameters = list(described(recording).values())
+    inner = recording.named(ACCUMULATE)[rows]
     called = set(recording.texts_of("layer", np.flatnonzero(recording.is_kind("module"))))
-    inner = rows[recording.named(ACCUMULATE)[rows]]
-    for row, shape in zip(inner.tolist(), _first_shapes(recording, inner), strict=True):
-        layer = layers.text(row)
-        alike = owners.get(shape, set())
-        if layer is None or layer in alike:
-            continue
-        below = {one for one in alike if one.startswith(f"{layer}.")}
-        (owner, *others) = [*((below - called) or below or alike), None]
-        if owner is not None and others == [None]:
-            layers.set(row, owner)
+    compiled = np.append(recording.named(COMPILED_NODE), False)[node_before[inner]].tolist()
+    inner = rows[inner]
+    groups: dict[tuple[str | None, str | None], list[tuple[int, bool]]] = {}
+    for row, shape, many in zip(
+        inner.tolist(), _first_shapes(recording, inner), compiled, strict=True
+    ):
+        groups.setdefault((layers.text(row), shape), []).append((row, many))
+    for (layer, shape), members in groups.items():
+        alike = [one.layer for one in reversed(parameters) if one.shape == shape]
+        below = [one for one in alike if one.startswith(f"{layer}.")]
+        owners = [one for one in alike if one == layer or (one in below and one not in called)]
+        if not owners:
+            owners = below or alike
+            owners = owners if len(set(owners)) == 1 else []
+        several = len(set(owners)) > 1
+        for index, (row, many) in enumerate(members):
+            if owners and not (several and many):
+                layers.set(row, owners[index % len(owners)])
 
 
 def own_updates(
-    recording: Recording, parent: np.ndarray, phase: np.ndarray, layers: Layers
+    recording: Recording,
+    parent: np.ndarray,
+    phase: np.ndarray,
+    accumulated: np.ndarray,
+    layers: Layers,
 ) -> None:
     """Give an optimizer's operators the layer of the parameter they update, where it goes one by one.
 
+    It goes through all parameters, or those only that gradients were accumulated for: the rows `accumulated`.
     `foreach` and `fused` updates are of all parameters at once and have no layer.
     """
     parameters = described(recording)
+    inner = accumulated[recording.named(ACCUMULATE)[accumulated]]
+    used = {
+        (layers.text(row), shape)
+        for row, shape in zip(inner.tolist(), _first_shapes(recording, inner), strict=True)
+    }
     ranges = np.flatnonzero(
         recording.is_kind("operator", "annotation") & recording.named(OPTIMIZER_RANGE)
     )
@@ -179,15 +201,14 @@ def own_updates(
                 [parameters[one] for one in group["parameters"] if one in parameters]
                 for group in groups
             ]
-            flat = [one for group in known for one in group]
-            owners = cut_by_parameter(
-                names, shapes, [[one.shape for one in group] for group in known if group]
-            )
-            if owners:
-                top[rows] = True
-                for row, place in zip(rows.tolist(), owners, strict=True):
-                    layers.set(row, flat[place].layer)
-                break
+            in_use = [[one for one in group if (one.layer, one.shape) in used] for group in known]
+            for chosen in (known, in_use):
+                parts = [[one.shape for one in group] for group in chosen if group]
+                owners = [] if top[rows].any() else cut_by_parameter(names, shapes, parts)
+                flat = [one.layer for group in chosen for one in group]
+                for row, place in zip(rows.tolist(), owners, strict=False):
+                    layers.set(row, flat[place])
+                    top[row] = True
     if top.any():
         above = nearest(top, parent)
         inside = (above >= 0) & ~top & ~recording.is_kind("module")

@@ -113,43 +113,34 @@ def host_meetings(trace: Trace, rows: np.ndarray) -> list[np.ndarray]:
     """
     calls = calls_of(trace, rows)
     begun = np.where(calls >= 0, trace["start_ns"][calls], trace["start_ns"][rows])
-    rows = rows[np.argsort(begun, kind="stable")]
-    rank = np.maximum(trace["rank"], 0)
-    runs = [rows[rank[rows] == one] for one in np.unique(rank[rows]).tolist()]
-    longest = max(runs, key=len)
-    slots: list[list[tuple[int, int]]] = [[(int(rank[row]), int(row))] for row in longest]
+    runs = _runs(trace, rows[np.argsort(begun, kind="stable")], ONE_SIZE_ON_HOST)
+    longest = max(runs, key=lambda run: len(run.rows))
+    slots: list[list[tuple[int, int]]] = [[(longest.rank, int(row))] for row in longest.rows]
     for run in runs:
-        if run is longest:
-            continue
-        for here, there in _line_up(trace, longest, run):
-            slots[here].append((int(rank[run[there]]), int(run[there])))
+        for here, there in _line_up(trace, longest, run) if run is not longest else ():
+            slots[here].append((run.rank, int(run.rows[there])))
     return [np.array([row for _, row in sorted(slot)]) for slot in slots if len(slot) > 1]
 
 
-def _line_up(trace: Trace, one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+def _line_up(trace: Trace, one: _Run, other: _Run) -> list[tuple[int, int]]:
     """Return the places of two ranks' sequences that pair up; empty if they do not fit."""
     start = trace["start_ns"]
-    end = trace["start_ns"] + trace["duration_ns"]
-    what = np.array(operations(trace, one))
-    theirs = np.array(operations(trace, other))
-    same_size = np.isin(what, ONE_SIZE_ON_HOST)
-    nbytes = np.asarray(trace["bytes"], np.int64)
+    middle = len(one.rows) - len(other.rows)
     best: tuple[int, int] | None = None
     pairs: list[tuple[int, int]] = []
-    for shift in range(1 - len(other), len(one)):
-        here = np.arange(max(shift, 0), min(len(one), len(other) + shift))
-        a = one[here]
-        b = other[here - shift]
-        sizes = (nbytes[a] == nbytes[b]) | (nbytes[a] < 0) | (nbytes[b] < 0) | ~same_size[here]
-        if not (sizes & (what[here] == theirs[here - shift])).all():
+    for shift in range(1 - len(other.rows), len(one.rows)):
+        here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
+        there = here - shift
+        if not _alike(one, other, here, there).all():
             continue
-        together = (end[a] + CLOCKS_AGREE_NS >= start[b]) & (end[b] + CLOCKS_AGREE_NS >= start[a])
-        fits = (int(together.sum()), -abs(2 * shift - len(one) + len(other)))
-        needed = np.isin(what[here], NEED_ALL)
+        together = one.end_ns[here] + CLOCKS_AGREE_NS >= start[other.rows[there]]
+        together &= other.end_ns[there] + CLOCKS_AGREE_NS >= start[one.rows[here]]
+        fits = (int(together.sum()), -abs(2 * shift - middle))
+        needed = np.isin(one.what[here], NEED_ALL)
         if (together.any() or not needed.any()) and (best is None or fits > best):
             best = fits
             met = together | ~needed
-            pairs = list(zip(here[met].tolist(), (here[met] - shift).tolist(), strict=True))
+            pairs = list(zip(here[met].tolist(), there[met].tolist(), strict=True))
     return pairs
 
 
@@ -219,10 +210,14 @@ class _Run(Struct, frozen=True):
 
     rank: int
     rows: np.ndarray
-    what: np.ndarray
-    pairwise: np.ndarray
-    nbytes: np.ndarray
+    what: np.ndarray  # the operations by name
+    nbytes: np.ndarray  # -1 of operations whose members need not have one size
     end_ns: np.ndarray
+
+    @property
+    def pairwise(self) -> np.ndarray:
+        """Which are messages between two."""
+        return np.isin(self.what, POINT_TO_POINT)
 
 
 def match_collectives(trace: Trace) -> MatchedCollectives:
@@ -313,37 +308,24 @@ def _groups(trace: Trace) -> Iterator[list[_Run]]:
     """Yield the runs of each process group that two or more of the ranks took part in."""
     rows = np.flatnonzero(trace.is_kind("collective"))
     rows = rows[np.argsort(trace["start_ns"][rows], kind="stable")]
-    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
     group = np.asarray(trace["group"], np.int64)[rows]
-    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
-    what, names = _operations(trace, rows)
-    same_size = [code for code, name in enumerate(names) if name in SAME_SIZE]
-    pairwise = np.isin(what, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
-    nbytes = np.where(np.isin(what, same_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
     for one in np.unique(group).tolist():
-        runs = []
-        for member in np.unique(rank[group == one]).tolist():
-            mine = (group == one) & (rank == member)
-            runs.append(
-                _Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine])
-            )
+        runs = _runs(trace, rows[group == one], SAME_SIZE)
         if len(runs) > 1:
             yield runs
 
 
-def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Return a number for each row's operation and the operations' names, by the kernel's where unknown."""
-    texts = trace.text("collective")
-    codes = {text: code for code, text in enumerate(texts)}
-    named = np.array(
-        [
-            codes.setdefault(collective_of_name(name) or name, len(codes))
-            for name in trace.text("name")
-        ],
-        np.int64,
-    )
-    said = np.asarray(trace["collective"], np.int64)[rows]
-    return np.where(said >= 0, said, named[trace["name"][rows]]), list(codes)
+def _runs(trace: Trace, rows: np.ndarray, one_size: tuple[str, ...]) -> list[_Run]:
+    """Return the rows of each rank, in their order; all members of some operations have one size."""
+    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
+    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
+    what = np.array(operations(trace, rows), dtype=str)
+    nbytes = np.where(np.isin(what, one_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
+    return [
+        _Run(one, rows[mine], what[mine], nbytes[mine], end[mine])
+        for one in np.unique(rank).tolist()
+        for mine in [rank == one]
+    ]
 
 
 class _Pairing(Struct, frozen=True):

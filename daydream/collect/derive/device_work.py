@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,7 @@ def communicates(name: str) -> bool:
     )
 
 
+@cache
 def collective_of_name(name: str) -> str | None:
     """Return the collective a call, kernel or argument names: all_reduce, all_to_all, ..."""
     return next((collective for collective, pattern in COLLECTIVES if pattern.search(name)), None)

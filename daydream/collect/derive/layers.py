@@ -127,13 +127,13 @@ def find_layers(
             recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0))
         )
         own[accumulated[before >= 0]] = own[before[before >= 0]]
-        own_accumulated(recording, accumulated, layers)
+        own_accumulated(recording, accumulated, before, layers)
         _like_inner_row(nesting.parent, own, accumulated, accumulated)
         # Inside a node: the innermost of module ranges (a recomputed forward) and nodes.
         holder = nearest((own >= 0) & host, nesting.parent)
         take = host & (own < 0) & (holder >= 0)
         own[take] = own[holder[take]]
-    own_updates(recording, nesting.parent, phase, layers)
+    own_updates(recording, nesting.parent, phase, accumulated, layers)
     own_bucket_rows(recording, nesting.parent, phase, layers)
     return own, texts
 
