@@ -29,7 +29,7 @@ from shared import shared_trace
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.export import split_ranks
+from daydream.collect.importers.nsys.reader import split_ranks
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
@@ -154,7 +154,7 @@ def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
         ("annotation", "a registered range", 20, 10, PID, OTHER),
         ("annotation", "Backward", 50, 10, PID, MAIN),
     ]
-    assert recording.metadata["notes"] == ["1 row without an end, or with one before the start, left out."]
+    assert recording.metadata["notes"] == ["1 row had no readable time and was left out."]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,10 @@ def test_rows_without_a_proper_end_are_left_out_and_counted(tmp_path):
     recording = read(tmp_path, {"KERNEL": rows})
 
     assert len(recording) == 1
-    assert recording.metadata["notes"] == ["4 rows without an end, or with one before the start, left out."]
+    assert recording.metadata["notes"] == [
+        "1 row ended before it began and was left out.",
+        "3 rows had no readable time and were left out.",
+    ]
 
 
 def test_device_properties_are_named_as_from_kineto(tmp_path):

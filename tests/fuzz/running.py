@@ -231,9 +231,7 @@ def prepare() -> None:
             importlib.import_module(module.name)
     import daydream.collect.importers.kineto.reader
     import daydream.collect.importers.nsys.reader
-    import daydream.collect.importers.rocprof.database
-    import daydream.collect.importers.rocprof.reader
-    import daydream.collect.importers.rocprof.tables
+    import daydream.collect.importers.rocprof
     import daydream.collect.importers.xplane.reader
 
     option_cases.sound()

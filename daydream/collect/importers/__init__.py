@@ -159,7 +159,7 @@ def _of_tables(
     max_unpacked: int | None,
 ) -> list[tuple[Path, list[Recording]]]:
     """Return the recordings of runs whose rows stand in several CSV tables, with a file of each run."""
-    from daydream.collect.importers.rocprof.tables import read_rocprof_tables, runs_of_tables
+    from daydream.collect.importers.rocprof import read_tables, runs_of_tables
 
     odd = next(
         (path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None
@@ -170,10 +170,7 @@ def _of_tables(
         )
     runs = runs_of_tables(files)
     say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
-    return [
-        (run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)])
-        for run in runs
-    ]
+    return [(run[0], [read_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
 
 
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
@@ -200,9 +197,9 @@ def _read(
         return _of_database(path, max_unpacked)
     say = None if progress is None else (lambda share: progress(path.name, share))
     if kind == "rocprof":
-        from daydream.collect.importers.rocprof.reader import read_rocprof_json
+        from daydream.collect.importers.rocprof import read_json
 
-        return read_rocprof_json(path, progress=say, max_unpacked=max_unpacked)
+        return read_json(path, progress=say, max_unpacked=max_unpacked)
     if kind == "xplane":
         from daydream.collect.importers.xplane.reader import read_xplane
 
@@ -214,15 +211,14 @@ def _read(
 
 def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
-    from daydream.collect.importers.formats import open_database
-    from daydream.collect.importers.nsys.export import Export, split_ranks
-    from daydream.collect.importers.nsys.reader import read_export
-    from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
+    from daydream.collect.importers.databases import open_database
+    from daydream.collect.importers.nsys.reader import read_export, split_ranks
+    from daydream.collect.importers.rocprof import is_rocpd, read_rocpd
 
-    with open_database(path, max_unpacked) as connection:
-        if is_rocpd(connection):
-            return read_rocpd(connection, path)
-        return split_ranks(read_export(Export(connection, path)))
+    with open_database(path, max_unpacked) as database:
+        if is_rocpd(database):
+            return read_rocpd(database)
+        return split_ranks(read_export(database))
 
 
 def _need_etdump(files: Sequence[Path], formats: Sequence[str], etrecord: StrPath | None) -> None:

@@ -1,21 +1,14 @@
-"""Which files are read, and of which format each is: told by content, before their readers are loaded.
-
-SQLite files of profilers, opened read-only; gzipped ones are unpacked for the time.
-"""
+"""Which files are read, and of which format each is: told by content, before their readers are loaded."""
 
 from __future__ import annotations
 
 import gzip
 import re
-import shutil
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from daydream.errors import TraceError
-from daydream.files.atomic import own_folder
-from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
+from daydream.files.input_files import GZIP_MAGIC, StrPath, marked_encoding, reading
 from daydream.lazy import regex
 
 ETDUMP_MAGIC = b"ED00"
@@ -122,7 +115,6 @@ TABLES = (".csv", ".csv.gz")
 SPACES = (".pb", ".pb.gz")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
 HEAD = 1024  # bytes that tell the format
 STAND_INS = {  # how files begin that stand in for the one that was meant, and what gets that one
     rb"version https://(git-lfs|hawser)": "a Git LFS pointer, not the file itself; run `git lfs pull`",
@@ -230,77 +222,3 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts rank2 before rank10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-MAGIC = b"SQLite format 3\x00"
-
-
-@contextmanager
-def open_database(path: StrPath, max_unpacked: int | None) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only.
-
-    Args:
-        path: the file, `.gz` too.
-        max_unpacked: the most bytes that a packed one may have.
-
-    Raises:
-        TraceError: the file is missing, damaged or no database, at once or, where SQLite notices later,
-            from within the block.
-
-    """
-    with own_folder("daydream") as folder:
-        database = _unpacked(Path(path), folder, max_unpacked)
-        connection = None
-        try:
-            # immutable: nothing else writes the file, and no lock or journal appears beside it
-            connection = sqlite3.connect(
-                f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True
-            )
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield connection
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            said = str(error)
-            raise TraceError(
-                f"{path} is damaged or cut off (SQLite: {said!r}); export it again."
-            ) from None
-        finally:
-            if connection is not None:
-                connection.close()
-
-
-def quoted(name: str) -> str:
-    """Return the name of a table or a column as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
-    """Return a path to a plain SQLite file with the database in it."""
-    with reading(path):
-        with path.open("rb") as file:
-            packed_file = file.read(2) == b"\x1f\x8b"
-        if packed_file:
-            target = folder / "unpacked.sqlite"
-            with gzip.open(path) as packed, target.open("wb") as plain:
-                shutil.copyfileobj(
-                    Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20
-                )
-        else:
-            target = path
-        size = target.stat().st_size
-        with target.open("rb") as file:
-            header = file.read(100)
-    if header[: len(MAGIC)] != MAGIC:
-        if ".nsys-rep" in path.name or ".qdrep" in path.name:
-            raise TraceError(
-                f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`."
-            )
-        raise TraceError(
-            f"{path} is not an SQLite database; `nsys export --type sqlite` writes one."
-        )
-    page = int.from_bytes(header[16:18], "big")
-    pages = int.from_bytes(header[28:32], "big")
-    if len(header) < 100 or size < pages * (65536 if page == 1 else page):
-        raise TraceError(
-            f"{path} is cut off: {size:,} bytes, but its header promises more; export it again."
-        )
-    return target

@@ -22,10 +22,9 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.importers.formats import COLUMN
-from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.files.input_files import check_regular, most_unpacked, opened, too_large
 from daydream.handles.builder import layer_path, operator_name, source_line
 from daydream.lazy import regex
 from daydream.text import counted

@@ -32,7 +32,6 @@ from daydream.collect.importers.kineto.events import (
     Header,
     is_kind,
     launch_with_neighbours,
-    small_ids,
 )
 from daydream.collect.importers.kineto.rows import MODULE, Rows
 from daydream.collect.importers.kineto.values import (
@@ -45,6 +44,7 @@ from daydream.collect.importers.kineto.values import (
     plain_text,
     triple,
 )
+from daydream.collect.importers.row_builder import small_ids
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.lazy import regex

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.collect.importers.xplane.programs import (
@@ -44,6 +43,7 @@ from daydream.collect.importers.xplane.space import (
     stats_of,
 )
 from daydream.errors import TraceError
+from daydream.files.input_files import opened
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN, Document
 from daydream.trace.valid import is_amount
