@@ -31,6 +31,7 @@ from daydream.collect.importers.formats import (
     COUNTERS,
     KERNELS,
     OTHER,
+    Options,
     columns_of,
     table_of,
 )
@@ -344,22 +345,19 @@ BUFFERS = {
 }
 
 
-def read_json(
-    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
-) -> list[Recording]:
+def read_json(path: Path, options: Options) -> list[Recording]:
     """Return the recordings in a JSON or JSON.gz file of rocprofv3: one for each process that is in it.
 
     Raises `TraceError` if the file is damaged, holds counters or no row.
     """
     try:
-        with opened(path, max_unpacked) as (file, _, _):
+        with opened(path, options.max_unpacked) as (file, _, _):
             text = file.read()
         document = msgspec.json.decode(text, type=_Document)
         recordings = []
         for number, process in enumerate(document.processes):
             recordings.append(_of_json(path, process))
-            if progress is not None:
-                progress((number + 1) / len(document.processes))
+            options.read((number + 1) / len(document.processes))
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise TraceError(f"{path} is not as rocprofv3 writes it ({str(error)[:200]}).") from None
     except msgspec.DecodeError as error:
@@ -530,20 +528,16 @@ def runs_of_tables(paths: Sequence[Path]) -> list[list[Path]]:
     return [list(paths)] if len(sorts) == len(paths) else list(named.values())
 
 
-def read_tables(
-    paths: Sequence[Path],
-    *,
-    progress: Callable[[float], None] | None,
-    max_unpacked: int | None,
-) -> Recording:
+def read_tables(first: Path, options: Options) -> list[Recording]:
     """Return the recording of one run, of its CSV or CSV.gz tables.
 
     Raises `TraceError` if a table is damaged, is of counters, or none has a row.
     """
-    found = _Rows(paths[0])
+    found = _Rows(first)
     others = []
+    paths = [first, *options.beside]
     for number, path in enumerate(paths):
-        with opened(path, max_unpacked) as (file, _, _):
+        with opened(path, options.max_unpacked) as (file, _, _):
             text = file.read().decode("utf-8", "replace").replace("\0", "\ufffd")
         header, _, body = text.lstrip().partition("\n")
         names = columns_of(header)
@@ -562,8 +556,7 @@ def read_tables(
             continue
         for columns in _of_table(path, body, names, found.builder.left_out):
             _add_table(found, sort, columns)
-        if progress is not None:
-            progress((number + 1) / len(paths))
+        options.read((number + 1) / len(paths))
     found.agents = dict(sorted(found.agents.items()))
     if others:
         told = f"Left out, as it holds no rows of a trace: {', '.join(sorted(others))}."
@@ -571,7 +564,7 @@ def read_tables(
     recording = found.recording()
     if len(paths) > 1:
         recording.metadata["source"] += f" and {len(paths) - 1} more"
-    return recording
+    return [recording]
 
 
 def _add_table(found: _Rows, sort: str, columns: dict[str, list[str]]) -> None:

@@ -171,6 +171,12 @@ def whole(values: Sequence[Any]) -> np.ndarray:
     return np.where((found < 0) | (found > LARGEST), UNKNOWN, found)
 
 
+def times(values: Sequence[Any]) -> np.ndarray:
+    """Return times from numbers of ns or their digits, `NO_TIME` where a value is none or is out of range."""
+    found = whole(values)
+    return np.where(found < 0, NO_TIME, found)
+
+
 def _number(value: Any) -> int:
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str):

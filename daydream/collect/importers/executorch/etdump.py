@@ -30,7 +30,7 @@ from daydream.collect.importers.executorch.inspector import (
     of_kernel,
     recording_of,
 )
-from daydream.collect.importers.formats import ETDUMP_MAGIC, is_etdump
+from daydream.collect.importers.formats import ETDUMP_MAGIC, Options, is_etdump
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, reading
@@ -407,15 +407,16 @@ NANOSECONDS = (
 )
 
 
-def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | None) -> Recording:
+def read_executorch(path: Path, options: Options) -> list[Recording]:
     """Return the recording of an ETDump. Raises `TraceError` if one of the two files is not usable."""
     events = read_events(path)
     notes = [NANOSECONDS]
     entries: dict[str, list[Handle]] = {}
+    etrecord = options.etrecord
     if etrecord is None:
         notes.append(NO_RECORD)
     else:
-        record = read_etrecord(etrecord, max_unpacked=max_unpacked)
+        record = read_etrecord(etrecord, max_unpacked=options.max_unpacked)
         # `OPERATOR_CALL` and the kernel within share an instruction; the kernel's name tells more.
         for event in sorted(events, key=lambda event: not event.name.startswith(KERNEL)):
             identifier = _identifier(event)
@@ -428,7 +429,7 @@ def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | No
         Row(_name(event), event.start, event.end, event.delegated, _identifier(event))
         for event in events
     ]
-    return recording_of(rows, entries, path, notes, rule="bytes")
+    return [recording_of(rows, entries, path, notes, rule="bytes")]
 
 
 def _doubts(

@@ -22,6 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
+from daydream.collect.importers.formats import Options
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader
 from daydream.collect.importers.kineto.events import (
     CALLED,
@@ -246,6 +247,11 @@ def read_kineto(
         return _gathered(EventReader(path, **how), progress)
     except NeedsDigitsError:
         return _gathered(EventReader(path, **how, exact_times=True), progress)
+
+
+def read_kineto_file(path: Path, options: Options) -> list[Recording]:
+    """Return the recording in a Kineto file, as `read_kineto` does, as that of a format."""
+    return [read_kineto(path, progress=options.progress, max_unpacked=options.max_unpacked)]
 
 
 def _gathered(reader: EventReader, progress: Callable[[float], None] | None) -> Recording:

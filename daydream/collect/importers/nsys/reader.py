@@ -21,7 +21,8 @@ import numpy as np
 
 from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
-from daydream.collect.importers.databases import Database, Named
+from daydream.collect.importers.databases import Database, Named, open_database
+from daydream.collect.importers.formats import Options
 from daydream.collect.importers.nsys.waits import (
     SYNC_COLUMNS,
     add_blocked,
@@ -186,9 +187,17 @@ def _compact(sizes: re.Match[str] | None) -> str | None:
         return None
 
 
-def is_export(database: Database) -> bool:
-    """Return whether a database is an export of Nsight Systems."""
-    return "StringIds" in database.tables
+def read_database(path: Path, options: Options) -> list[Recording]:
+    """Return the recordings in an SQLite file: of Nsight Systems, one a rank, or of rocprofv3, one a process.
+
+    Raises `TraceError` if it is neither, or cannot be read.
+    """
+    from daydream.collect.importers.rocprof import is_rocpd, read_rocpd
+
+    with open_database(path, options.max_unpacked) as database:
+        if is_rocpd(database):
+            return read_rocpd(database)
+        return split_ranks(read_export(database))
 
 
 def read_export(database: Database) -> Recording:
@@ -197,7 +206,7 @@ def read_export(database: Database) -> Recording:
     Raises `TraceError` if it is none, or has no CUDA activity.
     """
     path = database.path
-    if not is_export(database):
+    if "StringIds" not in database.tables:
         raise TraceError(
             f"{path} is an SQLite database, but not an Nsight Systems export: it has no table StringIds."
         )
