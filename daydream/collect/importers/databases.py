@@ -108,6 +108,10 @@ class Database:
                 else:
                     lacking.append(found[2])
 
+    def count(self, table: str, where: str = "1") -> int:
+        """Return how many rows of a table there are."""
+        return sum(len(block["one"]) for block in self.blocks(table, {"one": "1"}, where=where))
+
     def records(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a small table as dictionaries; none if it is not there."""
         if table not in self.tables:
@@ -172,10 +176,6 @@ def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
         with target.open("rb") as file:
             header = file.read(100)
     if header[: len(MAGIC)] != MAGIC:
-        if ".nsys-rep" in path.name or ".qdrep" in path.name:
-            raise TraceError(
-                f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`."
-            )
         raise TraceError(
             f"{path} is not an SQLite database; `nsys export --type sqlite` writes one."
         )

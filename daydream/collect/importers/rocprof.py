@@ -498,9 +498,7 @@ def _of_database(database: Database, suffix: str) -> Recording:
 
 def _count(database: Database, suffix: str, table: str, where: str = "1", of: str = "") -> int:
     """Return how many rows of a table of a process there are."""
-    where = where.format_map(_Names(suffix, of))
-    blocks = database.blocks(f"{PREFIX}{table}{suffix}", {"one": "1"}, where=where)
-    return sum(len(block["one"]) for block in blocks)
+    return database.count(f"{PREFIX}{table}{suffix}", where.format_map(_Names(suffix, of)))
 
 
 class _Names(dict[str, str]):

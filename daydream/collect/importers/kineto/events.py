@@ -74,6 +74,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     reserved: Id = msgspec.field(default=-1, name="Total Reserved")
     device_type: Id = msgspec.field(default=-1, name="Device Type")
     device_id: Id = msgspec.field(default=-1, name="Device Id")
+    annotation: Id = msgspec.field(default=None, name="name")  # torch's, of nodes of CUDA graphs
 
 
 class Event(msgspec.Struct, gc=False):

@@ -401,6 +401,9 @@ class _Importer:
             tell(self.reader.unreadable, "could not be read")
         for reason, count in sorted((+self.left_out).items()):
             tell(count, reason)
+        if self.rows.annotated:
+            nodes = counted(self.rows.annotated, "node", "nodes")
+            notes.append(f"Annotations of {nodes} of CUDA graphs (mark_kernels) were left out.")
         for category, count in sorted(self.rows.categories.items()):
             if category == RANGES:
                 notes.append(

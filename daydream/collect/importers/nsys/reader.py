@@ -223,6 +223,10 @@ def read_export(database: Database) -> Recording:
     builder = RowBuilder()
     added = {query.table: _add(database, builder, query) for query in QUERIES}
     add_blocked(database, builder)
+    read = {*added, *EVENTS}
+    for table in database.tables:
+        if table.startswith("CUPTI_ACTIVITY_KIND_") and table not in read:
+            builder.left_out[f"were of the table {table}"] += database.count(table)
     recording = builder.recording(
         Path(path.name), "is an Nsight Systems export without a finished CUDA or NVTX row."
     )
