@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -127,7 +127,6 @@ TABLE_IN_NAME = regex(
     r"_?(kernel|hip_api|hip_runtime|hip_runtime_api|hip_compiler_api|hsa_api|rccl_api|marker_api|memory_copy|"
     r"memory_allocation|scratch_memory|agent_info)(_trace)?\.csv(\.gz)?$"
 )
-PORTION = 1 << 14  # rows
 NOTHING = (
     "holds no kernel, copy, call or range with a readable time. Record with rocprofv3 --kernel-trace "
     "--hip-trace --memory-copy-trace."
@@ -142,7 +141,7 @@ COUNTED = (
     "{} was recorded while counters were read, which makes kernels longer: its times are not used. "
     "Record without --pmc{}."
 )
-Element = TypeVar("Element")
+EMPTY = msgspec.Raw(b"[]")
 
 
 class _Rows:
@@ -174,7 +173,8 @@ class _Rows:
         stream = np.where(stream < 0, numbers("queue"), stream)
         columns["agent"] = numbers("agent")
         if sort == KERNELS:
-            names = [CLONE.sub("", name) or "unnamed kernel" for name in names]
+            shown = {name: CLONE.sub("", name) or "unnamed kernel" for name in set(names)}
+            names = [shown[name] for name in names]
             columns["grid"], columns["block"] = self._blocks(numbers)
         else:
             ways = {text: _way(text) for text in set(names)}
@@ -319,7 +319,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Counted(msgspec.Struct):
-    counter_collection: msgspec.Raw = msgspec.Raw(b"[]")
+    counter_collection: msgspec.Raw = EMPTY
 
 
 class _Process(msgspec.Struct):
@@ -386,28 +386,30 @@ def _of_json(path: Path, process: _Process) -> Recording:
     kinds = dict(enumerate(process.strings.buffer_records))
     for buffer, sort in BUFFERS.items():
         places = {name: place[JSON] for name, place in ROWS[sort].items() if place[JSON]}
-        element = _struct_of(list(places.values()))
-        for elements in portions(process.buffer_records.get(buffer, msgspec.Raw(b"[]")), element):
-            rows: dict[str, list[Any]] = {
-                name: list(map(attrgetter(place), elements)) for name, place in places.items()
-            }
-            if sort == KERNELS:
-                rows["name"] = [symbols.get(key) for key in rows["name"]]
-            else:
-                of = [kinds.get(kind, _Kind()) for kind in rows["kind"]]
-                rows["kind"] = [kind.kind for kind in of]
-                operations = zip(of, rows["name"], strict=True)
-                rows["name"] = [
-                    kind.operations[at] if at is not None and 0 <= at < len(kind.operations) else ""
-                    for kind, at in operations
-                ]
-            if sort == CALLS:
-                rows["pid"] = [process.metadata.pid] * len(elements)
-                said = zip(rows["correlation"], rows["kind"], rows["name"], strict=True)
-                rows["name"] = [
-                    texts.get(key, name) if "MARKER" in kind else name for key, kind, name in said
-                ]
-            found.add(sort, rows)
+        array = process.buffer_records.get(buffer, EMPTY)
+        elements = msgspec.json.decode(array, type=list[_struct_of(list(places.values()))])  # type: ignore[misc]
+        if not elements:
+            continue
+        rows: dict[str, list[Any]] = {
+            name: list(map(attrgetter(place), elements)) for name, place in places.items()
+        }
+        if sort == KERNELS:
+            rows["name"] = [symbols.get(key) for key in rows["name"]]
+        else:
+            of = [kinds.get(kind, _Kind()) for kind in rows["kind"]]
+            rows["kind"] = [kind.kind for kind in of]
+            operations = zip(of, rows["name"], strict=True)
+            rows["name"] = [
+                kind.operations[at] if at is not None and 0 <= at < len(kind.operations) else ""
+                for kind, at in operations
+            ]
+        if sort == CALLS:
+            rows["pid"] = [process.metadata.pid] * len(elements)
+            said = zip(rows["correlation"], rows["kind"], rows["name"], strict=True)
+            rows["name"] = [
+                texts.get(key, name) if "MARKER" in kind else name for key, kind, name in said
+            ]
+        found.add(sort, rows)
     return found.recording()
 
 
@@ -425,19 +427,6 @@ def _struct_of(places: Sequence[str]) -> type[Any]:
             kind = _struct_of(rests)
             fields.append((head, kind, kind()))
     return msgspec.defstruct("Element", fields, frozen=True, gc=False)
-
-
-def portions(
-    array: msgspec.Raw, kind: type[Element], rows: int = PORTION
-) -> Iterator[list[Element]]:
-    """Yield lists of an array's elements, each decoded as `kind`, some rows at a time.
-
-    Raises `msgspec.DecodeError` if an element is not of that kind.
-    """
-    decoder = msgspec.json.Decoder(kind)
-    elements = msgspec.json.decode(array, type=list[msgspec.Raw])
-    for first in range(0, len(elements), rows):
-        yield [decoder.decode(element) for element in elements[first : first + rows]]
 
 
 TABLES = {KERNELS: "kernel_dispatch", COPIES: "memory_copy", CALLS: "region"}
