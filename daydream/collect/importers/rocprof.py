@@ -101,15 +101,6 @@ for _columns in ROWS.values():
             "correlation_id", "correlation_id.internal", "(SELECT {id} FROM {event} WHERE id = event_id)"
         ),
     }  # fmt: skip
-DEVICE_FIELDS = {
-    "product_name": "name",
-    "model_name": "name",
-    "name": "name",
-    "cu_count": "multiprocessors",
-    "wave_front_size": "warp_size",
-    "workgroup_max_size": "threads_per_block",
-    "clock_hz": "clock_hz",
-}
 CLONE = regex(
     r"( \[clone \.kd\]|\.kd)$"
 )  # of the kernel's descriptor, which is no part of its name
@@ -279,8 +270,9 @@ class _Rows:
         """Keep what a file says of an agent."""
         if isinstance(key, int) and key >= 0:
             clock = given.get("max_engine_clk_fcompute")  # MHz
-            hertz = {"clock_hz": clock * 10**6} if type(clock) is int and 0 < clock < 10**6 else {}
-            known = device_of(0, {**given, **hertz}, DEVICE_FIELDS)
+            known = device_of(given)
+            if type(clock) is int and 0 < clock < 10**6:
+                known["clock_hz"] = clock * 10**6
             if "name" in known:
                 known["name"] = known["name"][:200]
             self.agents[key] = known if str(sort).strip().upper() in GPU else None

@@ -150,10 +150,47 @@ def pop_column(recording: Recording, name: str) -> np.ndarray:
     return np.full(len(recording), UNKNOWN) if column is None else column.astype(np.int64)
 
 
-def device_of(number: Any, given: Mapping[str, Any], fields: Mapping[str, str]) -> Document:
-    """Return a device as a trace describes it: of `fields` (theirs -> ours) the amounts, and the first name."""
-    device: Document = {"id": number}
-    for theirs, ours in fields.items():
+DEVICE_FIELDS = {  # theirs -> ours: of Kineto, Nsight Systems, rocprofv3
+    "product_name": "name",
+    "model_name": "name",
+    "name": "name",
+    "totalGlobalMem": "memory_bytes",
+    "totalMemory": "memory_bytes",
+    "computeMajor": "compute_major",
+    "computeMinor": "compute_minor",
+    "numSms": "multiprocessors",
+    "smCount": "multiprocessors",
+    "cu_count": "multiprocessors",
+    "warpSize": "warp_size",
+    "threadsPerWarp": "warp_size",
+    "wave_front_size": "warp_size",
+    "maxThreadsPerBlock": "threads_per_block",
+    "workgroup_max_size": "threads_per_block",
+    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
+    "regsPerBlock": "registers_per_block",
+    "maxRegistersPerBlock": "registers_per_block",
+    "regsPerMultiprocessor": "registers_per_multiprocessor",
+    "maxRegistersPerSm": "registers_per_multiprocessor",
+    "sharedMemPerBlock": "shared_bytes_per_block",
+    "maxShmemPerBlock": "shared_bytes_per_block",
+    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
+    "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
+    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
+    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
+    "memoryBandwidth": "memory_bytes_per_second",
+    "clockRate": "clock_hz",
+    "l2CacheSize": "l2_bytes",
+}
+
+
+def device_of(given: Mapping[str, Any], **known: Any) -> Document:
+    """Return a device as a trace describes it: what is `known`, and what its file says in `DEVICE_FIELDS`.
+
+    The first name counts, and amounts that are none are left out.
+    """
+    device: Document = dict(known)
+    for theirs, ours in DEVICE_FIELDS.items():
         value = given.get(theirs)
         if ours == "name" and isinstance(value, str):
             device.setdefault(ours, plain_text(value))

@@ -45,7 +45,7 @@ from daydream.collect.importers.kineto.values import (
     plain_text,
     triple,
 )
-from daydream.collect.importers.row_builder import small_ids
+from daydream.collect.importers.row_builder import device_of, small_ids
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.lazy import regex
@@ -53,23 +53,6 @@ from daydream.text import counted
 from daydream.trace.schema import UNKNOWN, Columns, Document, Texts
 from daydream.trace.valid import is_amount
 
-DEVICE_FIELDS = {
-    "id": "id",
-    "name": "name",
-    "totalGlobalMem": "memory_bytes",
-    "computeMajor": "compute_major",
-    "computeMinor": "compute_minor",
-    "numSms": "multiprocessors",
-    "warpSize": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block",
-    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
-    "regsPerBlock": "registers_per_block",
-    "regsPerMultiprocessor": "registers_per_multiprocessor",
-    "sharedMemPerBlock": "shared_bytes_per_block",
-    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
-    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
-    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
-}
 VERSION_FIELDS = (
     "cuda_runtime_version",
     "cuda_driver_version",
@@ -83,7 +66,10 @@ VERSION_FIELDS = (
 def metadata_of(header: Header, path: Path) -> Document:
     """Return a trace's metadata: source (the file's name), devices, rank, world size, groups, versions."""
     metadata: Document = {"source": plain_text(path.name), "notes": []}
-    if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
+    if devices := [
+        device_of(one, **({"id": one["id"]} if is_amount(one.get("id")) else {}))
+        for one in _dicts(header.deviceProperties)
+    ]:
         metadata["devices"] = devices
     world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     for name in ("rank", "world_size"):
@@ -111,20 +97,6 @@ def _dicts(value: Any) -> list[Document]:
 
 def _is_count(value: Any) -> bool:
     return is_amount(value) and value < 2**31
-
-
-def _device(given: Document) -> Document:
-    device = {
-        ours: given[theirs]
-        for theirs, ours in DEVICE_FIELDS.items()
-        if is_amount(given.get(theirs))
-    }
-    device.pop("name", None)
-    return (
-        device | {"name": plain_text(given["name"])}
-        if isinstance(given.get("name"), str)
-        else device
-    )
 
 
 def _group(given: Document) -> Document:

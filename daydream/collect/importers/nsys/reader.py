@@ -145,23 +145,6 @@ COPY_KIND = regex(r"([A-Z])TO([A-Z])$")  # CUDA_MEMCPY_KIND_HTOD
 SUFFIX = regex(r", (?:seq|op_id|sizes|input_op_ids) = ")
 SEQUENCE = regex(r", seq = (\d{1,18})(?:,|$)")
 SIZES = regex(r", sizes = (\[.*?\])(?:, input_op_ids = |$)")
-DEVICE_FIELDS = {
-    "name": "name",
-    "totalMemory": "memory_bytes",
-    "computeMajor": "compute_major",
-    "computeMinor": "compute_minor",
-    "smCount": "multiprocessors",
-    "threadsPerWarp": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block",
-    "maxRegistersPerBlock": "registers_per_block",
-    "maxRegistersPerSm": "registers_per_multiprocessor",
-    "maxShmemPerBlock": "shared_bytes_per_block",
-    "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
-    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
-    "memoryBandwidth": "memory_bytes_per_second",
-    "clockRate": "clock_hz",
-    "l2CacheSize": "l2_bytes",
-}
 
 
 def parse_range(label: str) -> tuple[str, str, int, str | None]:
@@ -446,6 +429,6 @@ def _describe(database: Database, recording: Recording) -> None:
             numbers = (row.get("cuDevice"), row.get("id"))
             found.setdefault(next(filter(is_amount, numbers), None), row)
     used = recording["device"]
-    metadata["devices"] = [
-        device_of(number, row, DEVICE_FIELDS) for number, row in found.items()
-    ] or [{"id": device} for device in np.unique(used[used >= 0]).tolist()]
+    metadata["devices"] = [device_of(row, id=number) for number, row in found.items()] or [
+        {"id": device} for device in np.unique(used[used >= 0]).tolist()
+    ]
