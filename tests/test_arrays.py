@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.arrays import distinct, distinct_rows, first_of, percentile, unique
+from daydream.arrays import distinct, distinct_rows, first_of, last_before, lookup, percentile, unique
 
 WHOLE = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=60)
 REAL = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=60)
@@ -65,3 +65,18 @@ def test_masked_arrays_are_not_loaded():
         "unique([3, 1, 3]); percentile([1, 2], 30); sys.exit('numpy.ma' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_number_is_looked_up_where_it_stands_first():
+    assert lookup(np.array([7, 3, 7, -1]), np.array([7, 3, 5, -1])).tolist() == [0, 1, -1, 3]
+    assert lookup(np.array([], np.int64), np.array([7])).tolist() == [-1]
+
+
+def test_the_last_row_before_a_time_is_of_its_own_group():
+    #  group 0  |a at 10|      |b at 30|
+    #  group 1         |c at 20|
+    group, time = np.array([0, 1, 0]), np.array([30, 20, 10])
+    at = [(0, 9), (0, 10), (0, 29), (0, 30), (1, 30), (1, 19), (2, 99)]
+
+    found = last_before(group, time, *np.array(at).T)
+    assert found.tolist() == [-1, 2, 2, 0, 1, -1, -1]

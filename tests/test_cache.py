@@ -19,7 +19,6 @@ from daydream.costs.workload.calls import work_by_row
 from daydream.files import cache
 from daydream.files.cache import ENTRY, FOLDER, Contents, write_entry
 from daydream.predict import breakdown as parts
-from daydream.predict.breakdown import parts_of_replay
 from daydream.trace.cached_trace import cached_trace
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
@@ -65,7 +64,7 @@ def test_the_second_answer_comes_out_of_the_cache(trace):
 
 def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeypatch):
     made = daydream.replay(daydream.load(trace))
-    right = parts_of_replay(made), measured_contention(made.graph), work_by_row(made.graph.trace)
+    right = made.breakdown(), measured_contention(made.graph), work_by_row(made.graph.trace)
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     found = cached_trace(entry)
@@ -73,7 +72,7 @@ def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeyp
     kept = daydream.replay(found)
     for module, name in ((parts, "parts_of"), (contention, "_measure"), (calls, "calls_of")):
         monkeypatch.setattr(module, name, None)  # none of them is asked again
-    assert parts_of_replay(kept) == right[0]
+    assert kept.breakdown() == right[0]
     assert evidence_json(measured_contention(kept.graph)) == evidence_json(right[1])
     for one, other in zip(work_by_row(found), right[2], strict=True):
         np.testing.assert_array_equal(one, other)

@@ -10,7 +10,7 @@ from view_text import view_text
 import daydream
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS
-from daydream.predict.breakdown import OF_KERNELS, parts_of_replay
+from daydream.predict.breakdown import OF_KERNELS
 from daydream.predict.notes import waited_for_ns
 from daydream.report.html.page import page
 from daydream.simulate.critical_path import OF_EDGE, OF_KIND, PathCause, by_bound
@@ -64,10 +64,10 @@ def test_rank_and_explain_have_one_definition_of_what_a_step_waits_for(tmp_path,
     explained = explanation.replay
 
     assert waited_for_ns(explained.settled) == pytest.approx(
-        parts_of_replay(explained)["by_bound"], abs=len(PathCause)
+        explained.breakdown()["by_bound"], abs=len(PathCause)
     )
     assert {each.cause: each.ns for each in explanation.causes} == pytest.approx(
-        parts_of_replay(explained)["by_cause"],
+        explained.breakdown()["by_cause"],
         abs=len(replay.steps),  # rounded step by step
     )
     for bound, ns in waited_for_ns(explained.settled).items():

@@ -8,11 +8,10 @@ from graph.small_traces import launched, op, trace
 
 import daydream
 from daydream.collect.derive.steps import find_steps
-from daydream.costs.counters.tables import kernels_of_table
-from daydream.costs.counters.totals import window_of
-from daydream.costs.device.table import KernelTable
+from daydream.costs.counters.attaching import path_and_window
+from daydream.costs.counters.formats import kernels_of_table, read_counted
+from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import DEVICES
-from daydream.costs.kineto_counters import read_ranges
 from daydream.costs.network.cluster_names import read_cluster
 from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.errors import DaydreamError
@@ -52,7 +51,8 @@ def graph():
          "intra has the unknown key 'speed'"),
         (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
         (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
-        (read_ranges, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
+        (read_counted, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
+        (read_counted, "a.json", b"{<", "cannot be read as Kineto JSON"),
         (read_snapshot, "a.json", b'{"segments": 1}', "its segments or device_traces are not lists"),
         (daydream.load, "a.json", b" ", "is empty"),
     ],
@@ -92,7 +92,7 @@ class Endless:
         (lambda: graph().trace.set_handles(daydream.DebugHandleMap({1: [HANDLE]}), np.zeros(2, np.int32)),
          "2 places were given for 6 rows"),
         (lambda: find_steps(None, None, "all"), "unknown way to find steps: 'all'"),
-        (lambda: window_of("a.log@200-100"), "a window such as @100-200 begins with its first kernel"),
+        (lambda: path_and_window("a.log@200-100"), "a window such as @100-200 begins with its first kernel"),
         (lambda: kernels_of_table(NCU.replace(",", ";"), "a.csv"), "fields are parted by semicolons"),
         (lambda: kernels_of_table(NCU + DECIMAL, "a.csv"),
          "has a decimal comma"),

@@ -300,6 +300,22 @@ def test_links_among_repeated_tasks_are_repeated():
     assert simulate(graph).makespan_ns == 2 * (5 + 9 + 5)
 
 
+def test_what_may_be_a_wait_may_be_one_in_each_repetition():
+    #  thread 1  |a 5|pause 7|a 5|pause 7|      thread 2  |long 20 ...|   the pause may be a wait for long
+    graph = thread(("a", 5, 0), ("pause", 7, 0))
+    graph.insert("long", kind="cpu", lane="thread 2", duration_ns=20)
+    graph.write("doubt", np.array([1]), 1.0)
+    graph.doubtful.add(src=2, dst=1)
+    graph.select().repeat()
+
+    for reading, ends in (
+        (graph, [12, 24]),
+        (graph.released(), [20, 40]),
+    ):  # with the long task that it follows
+        timeline = simulate(reading)
+        assert timeline.end_ns[timeline.column("name") == "pause"].tolist() == ends
+
+
 def test_repeating_no_times_changes_nothing():
     graph = launched("a 20")
     assert len(kernels(graph).repeat(0)) == 0

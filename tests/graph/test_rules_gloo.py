@@ -11,7 +11,7 @@ from small_traces import kernel, note, op, trace
 import daydream
 from daydream import build, simulate
 from daydream.collect.derive.collectives import calls_of, host_collectives, match_collectives
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.simulate.steady_state import settle
 
 CALL, QUEUED, TRANSFER, WAKE = 5, 3, 30, 2
