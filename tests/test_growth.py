@@ -45,7 +45,7 @@ def calls_of(work):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growth")
-    run = multi_stream(layers=6).run(steps=max(STEPS) + 2)
+    run = multi_stream(layers=3).run(steps=max(STEPS) + 2)
     return [run.write(folder / f"{steps}.json.gz", 1, steps) for steps in STEPS]
 
 

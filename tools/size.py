@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(218_800, 149, 10.76),
     "surface": Budget(115_450, 110, 9.82),
     "product": Budget(593_100, 417, 10.14),
-    "tests": Budget(499_400, 363, 11.18),
+    "tests": Budget(479_400, 356, 11.09),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
     "C": Budget(186, 2, 0.00),

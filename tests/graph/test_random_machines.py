@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("machines")
 
 
-@settings(derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=True, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(recipes(), st.booleans())
 def test_a_random_program_is_predicted_as_it_runs(folder, recipe, sync_rows):
     check(recipe, folder, sync_rows=sync_rows)
