@@ -91,7 +91,7 @@ def confirm(
     from daydream.cli.errors import INTERRUPTED, message
     from daydream.collect.launcher.runner import Recording
     from daydream.collect.live.messages import changed_path
-    from daydream.costs.device.table import KernelTable
+    from daydream.costs.device.measured import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder
     from daydream.predict import confirm as confirms

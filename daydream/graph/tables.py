@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from daydream.errors import GraphError
 from daydream.trace.schema import PHASES
@@ -200,9 +199,7 @@ class Facts(Struct):
 
     def copy(self) -> Facts:
         """Return independent facts."""
-        return replace(
-            self, event_waits=dict(self.event_waits), rules=[*self.rules], notes=[*self.notes]
-        )
+        return copy.deepcopy(self)
 
 
 def phase_code(phase: str | None) -> int:

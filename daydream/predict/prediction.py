@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.tables import step_rank
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
@@ -40,11 +40,9 @@ from daydream.transforms.real_change import lines_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from daydream.predict.breakdown import Parts
 
-# A change often takes two passes of the window to settle, and one more to tell: of few tasks these are
-# simulated at once, as each simulation costs more than two more passes; but a change of times has its plan.
-FEW_TASKS = 50_000
-COPIES_OF_FEW = 4
+
 MUCH_HELD = 0.05  # of a step: more is noted
 
 
@@ -277,9 +275,11 @@ class Prediction(Changed, NotebookFigure, eq=False):
         """The predicted timeline."""
         return self.after.timeline
 
-    def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+    def breakdowns(self) -> tuple[Parts, Parts]:
         """Return where a step's time goes, before and after; means over the steps, as the headline is."""
-        return self.replay.breakdown(), self.after.breakdown()
+        from daydream.predict.breakdown import parts_of
+
+        return self.replay.breakdown(), parts_of(self.after)
 
     def shown_steps(self) -> tuple[int, int]:
         """Return the step that a picture of one shows, before and after: the same one where both have it.
@@ -312,10 +312,10 @@ class Prediction(Changed, NotebookFigure, eq=False):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints; where the time of each step goes is worked out now."""
-        from daydream.predict.breakdown import parts_json, parts_of_change
+        from daydream.predict.breakdown import parts_json
 
         if not self.parts_before:
-            self.parts_before, self.parts_after = map(parts_json, parts_of_change(self))
+            self.parts_before, self.parts_after = map(parts_json, self.breakdowns())
         return super().to_json()
 
 
@@ -396,7 +396,7 @@ def predict(
         graph_too, _ = edit.in_copy(recording.graph)
         if graph_too.differs_in_times_only(graph):  # then it has the same plan
             graph_too = graph.retimed(graph_too.duration_ns, graph_too.gap_ns)
-        _, after = _simulated(edit.name, recording.graph, graph_too, contention, after.passes)
+        _, after = _simulated(edit.name, recording.graph, graph_too, contention)
         found.recorded_after_ns = recording.settled.mean_after(after)
     found.code = lines_of(edit.optimizations, replay.graph)
     found.affected = diff.affected(found.simulated_ns - found.replayed_ns)
@@ -413,13 +413,11 @@ def predict(
 
 
 def _simulated(
-    name: str, old: Graph, graph: Graph, contention: ContentionOption, copies: int = 2
+    name: str, old: Graph, graph: Graph, contention: ContentionOption
 ) -> tuple[Choice | None, SteadyState]:
-    """Return the contention that was chosen, and the steady state of a changed graph, of so many `copies`."""
-    if graph.size <= FEW_TASKS and graph.structure != old.structure:
-        copies = max(copies, COPIES_OF_FEW)
+    """Return the contention that was chosen, and the steady state of a changed graph."""
     chosen = choose(contention, old, graph)
     try:
-        return chosen, settle(graph, contention=between(chosen, old, graph), copies=copies)
+        return chosen, settle(graph, contention=between(chosen, old, graph))
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{name} left a broken graph: {error}.") from None

@@ -140,7 +140,7 @@ def only_grids_tell(graph: Graph) -> bool:
 
     Of inference they do not: a product may take as long as reading its weights takes, whatever the rows.
     """
-    shapes = graph.trace is not None and bool(calls_of(graph.trace).amounts)
+    shapes = bool(calls_of(graph.recorded).amounts)
     training = (
         len(graph.select(phase=("backward", "optimizer"))) > 0
     )  # not every trace tells the two passes apart
@@ -149,7 +149,7 @@ def only_grids_tell(graph: Graph) -> bool:
 
 def is_feature_size(graph: Graph, size: int) -> bool:
     """Tell whether a size is also that of features or of a head."""
-    return graph.trace is not None and is_feature(calls_of(graph.trace), size)
+    return is_feature(calls_of(graph.recorded), size)
 
 
 def is_channel_size(graph: Graph, size: int) -> bool:
@@ -307,8 +307,8 @@ def need_size(size: int | None, what: str) -> int:
 
 
 def _calls(source: Graph | Trace) -> Iterable[tuple[str, list[Argument], int]]:
-    trace = source if isinstance(source, Trace) else source.trace
-    if trace is None:
+    trace = source if isinstance(source, Trace) else source.recorded
+    if not len(trace):
         return
     calls: Calls = calls_of(trace)
     times = np.bincount(calls.which[calls.which >= 0], minlength=len(calls.keys))

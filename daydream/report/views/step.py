@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, whole_recording
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
@@ -84,7 +83,7 @@ def prediction(
 
     With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
     """
-    before, after = parts_of_change(found)
+    before, after = found.breakdowns()
     blocks: list[Block] = [
         *map(Text, whole_recording(found.replay.graph.trace)),
         *throughput_line(found.optimization, found),
