@@ -66,13 +66,9 @@ def main() -> None:
 
 def page() -> str:
     """Return the page."""
-    hand = by_hand()
-    own = {
-        one.name: lines(one, path)
-        for path in TOOLS.glob("[!_]*.py")
-        for one in ast.parse(path.read_text()).body
-        if isinstance(one, (ast.ClassDef, ast.FunctionDef))
-    }
+    own, hand = dict[str, int](), parts(BY_HAND)
+    for path in TOOLS.glob("[!_]*.py"):
+        own |= parts(path)
     rows = [
         f"| `{name}` | {sum(own[one] for one in of)} | {hand.get(name, '-')} |" for name, of in OF.items()
     ]
@@ -84,10 +80,10 @@ def page() -> str:
     return TEXT.format(tools="\n".join(rows), own="\n".join(files), paper="\n".join(paper))
 
 
-def by_hand() -> dict[str, int]:
-    """Return the lines of each function that makes a change by hand."""
-    tree = ast.parse(BY_HAND.read_text())
-    return {one.name: lines(one, BY_HAND) for one in tree.body if isinstance(one, ast.FunctionDef)}
+def parts(path: Path) -> dict[str, int]:
+    """Return the lines of each class and function of a file."""
+    found = ast.parse(path.read_text()).body
+    return {one.name: lines(one, path) for one in found if isinstance(one, ast.ClassDef | ast.FunctionDef)}
 
 
 def lines(tree: ast.Module | ast.ClassDef | ast.FunctionDef, path: Path) -> int:

@@ -46,7 +46,13 @@ COMMANDS = {  # heading -> name -> its module, and what it does
     },
 }
 KNOWN = {name: found for group in COMMANDS.values() for name, found in group.items()}
-ALIASES = {"diff": "compare", "record": "collect", "profile": "collect"}
+ALIASES = {  # as other tools call them
+    "diff": ["compare"],
+    "record": ["collect"],
+    "profile": ["collect"],
+    "serve": ["mcp"],
+    "list": ["whatif", "--list"],
+}
 NEED_NUMPY = set(KNOWN) - {
     "collect",
     "memory",
@@ -85,13 +91,24 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
-        name = ALIASES.get(args[0].lower(), args[0].lower())
+        if args[0].lower() == "help":
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
+        typed = args[0]
+        name, *more = ALIASES.get(typed.lower(), [typed.lower()])
+        args = [name, *more, *args[1:]]
         if name not in KNOWN and not name.startswith("-"):
+            from daydream.transforms.registry import canonical, names
+
             hint = meant(name, KNOWN, f"The commands are {', '.join(KNOWN)}.")
-            raise click.UsageError(f"unknown command {args[0]!r}. {hint}", ctx)
+            if canonical(name) in names():
+                hint = f"It is a change: daydream whatif {name} TRACE"
+            raise click.UsageError(f"unknown command {typed!r}. {hint}", ctx)
         if name in NEED_NUMPY and not {"-h", "--help", "--help-all"}.intersection(args):
             load_numpy()
-        return super().resolve_command(ctx, [name, *args[1:]])
+        return super().resolve_command(ctx, args)
 
 
 @click.group(

@@ -71,10 +71,10 @@ def calibrate(
     daydream calibrate trace.parquet --optimization amp -o times.parquet
     daydream whatif amp trace.parquet --table times.parquet
 
-    Each distinct operator call (name, shapes, element type) runs for a moment, those first that
-    took most of the time: with --optimization as recorded and as that change would have it, and the
-    change's own options can be given too. Without it, only as recorded: run on another GPU, that
-    gives the times for `whatif gpu`. Needs torch, and no model and no data.
+    Each distinct operator call (name, shapes, element type) is timed, the most expensive first.
+    With --optimization it is timed as recorded and as changed; the change's own options may be
+    given too. Without it, only as recorded: on another GPU, these are the times for `whatif gpu`.
+    Needs torch, but no model and no data.
 
     \b
     daydream calibrate --tool ./mine.py train.py
@@ -216,8 +216,8 @@ def in_place(
 def _in_place_text(found: InPlaceCalibration) -> str:
     """Return a line for each distinct call and pass, and what was left out."""
     head = (
-        f"{len(found.measured)} times of changed operators on {_where(found)}; the machine took "
-        f"{found.drift:.2f} times as long for what does not change, which is taken out"
+        f"{len(found.measured)} times of changed operators on {_where(found)}; the unchanged "
+        f"operators took {found.drift:.2f} times as long, which is corrected for"
     )
     width = max(len(each.op) for each in found.measured)
     lines = [

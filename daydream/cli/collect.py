@@ -39,8 +39,8 @@ def collect(
 
     Options of `collect` come before the script, everything after it is the script's own. The first
     steps are skipped, the next ones timed without a profiler, then a few are captured, and the script
-    goes on unchanged. Its exit code is passed on. At the end the three changes that would shorten the
-    step most are named, with the code that makes them.
+    goes on unchanged. Its exit code is passed on. At the end the three most promising changes are
+    printed, with the code that makes them.
 
     Args:
         output (FILE): Where to write [default: the script's name, .parquet].
@@ -49,7 +49,7 @@ def collect(
         stop_after: End the script when the steps are captured.
         with_stack: Record Python functions, for `explain`; steps take longer.
         memory: Record allocations and frees.
-        no_suggestions: Do not predict at the end what would shorten the step.
+        no_suggestions: Do not predict at the end what would speed up the step.
     """
     from daydream.collect.launcher.runner import Recording
 
@@ -185,6 +185,7 @@ PACKAGE = "daydream.examples"
 GPU = "synthetic_gpt_gpu.json.gz"
 EXAMPLES = {  # file -> what it is, and the command to try with it
     GPU: ("a small GPT's training on a GPU that does not exist: round figures", "rank {}"),
+    "train_gpt_h200.parquet": ("a GPT's training on an H200, recorded", "whatif amp {}"),
     "mlp_cpu.json.gz": ("a perceptron's training on a CPU, recorded", "explain {}"),
     "my_optimization.py": ("an optimization of your own", f"whatif ./{{}} {GPU}"),
     "train_gpt.py": ("a small GPT on random tokens, to record with torch", "collect {}"),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ALL = "daydream.help_all"
 OWN = "option_"  # how values of an optimization's options are named among the command's parameters
-ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
+ON_A_GPU = "This trace has CPU work only; record a step on a GPU to predict this."
 PARTS = {each.name: each for part in (TraceRequest, Output, Script) for each in options_of(part)[1]}
 PRINTED = {each.name for each in fields(Output)} - {"verbose"}
 READ = [each.name for each in fields(TraceRequest) if each.name != "traces"]

@@ -42,10 +42,10 @@ def memory(
     daydream memory --snapshot snapshot.pickle --capacity 24GB
 
     TRACE is a trace with memory events: `daydream collect` records them, or torch.profiler with
-    profile_memory=True. What each allocation is for follows from when it comes and goes.
+    profile_memory=True. The purpose of each allocation is inferred from its lifetime.
 
     A snapshot is what torch.cuda.memory._dump_snapshot wrote, the same as JSON, or JSON lines. Its
-    history is replayed by the allocator's rules: as it was recorded, with other settings, or on a
+    history is replayed by the allocator's rules: as recorded, with other settings, or on a
     device with less memory. Nothing in the file is run.
 
     Args:

@@ -83,13 +83,14 @@ class Progress:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        task = line.tasks[line.add_task(self._what)]
+        line.add_task(self._what, total=None)
+        (task,) = line.tasks
         task.start_time = self._begin_s
         with line:
             there.show_cursor()  # a process that is killed could not bring it back
             while not self._over.is_set():
                 known = self._share >= 0
                 task.description = self._what
-                task.total, task.completed = (1.0, self._share) if known else (None, 0.0)
+                task.total, task.completed = (1.0, min(self._share, 1.0)) if known else (None, 0.0)
                 line.refresh()
                 self._over.wait(EVERY_S)

@@ -30,12 +30,12 @@ def rank(
 ) -> None:
     """Predict every optimization that applies, alone and in pairs, and sort by what it saves.
 
-    Each has the line of a training script that makes the change, what bounds the step after it, and
-    what it needs besides code: other hardware, more GPUs, or other work, which is a step that
-    computes something else (another batch, layers or algorithm).
+    Each comes with the line of code that makes the change, the new bottleneck, and what else it
+    needs: other hardware, more GPUs, or other work (the step computes something else: another
+    batch, layers or algorithm).
 
-    With -v it shows for every layer, operator, kernel family, link and CPU cost how the step
-    depends on its speed, what was left out, and why.
+    -v adds how the step depends on the speed of each layer, operator, kernel family, link and CPU
+    cost, and what was left out and why.
 
     Args:
         by: Sort by step time or by peak memory.
@@ -97,10 +97,10 @@ def explain(
 ) -> None:
     """Explain why a step takes its time: what bounds it, and which costs are avoidable.
 
-    First what bounds it, then the largest avoidable costs, each with the what-if that removes it,
-    what that saves (simulated), and the line of code that makes the change. Then the critical path
-    by category: kernels by what bounds them, CPU work, communication, copies, data loading,
-    synchronization. Where the trace has memory: the peak, and whether it fits.
+    First the bottleneck, then the largest avoidable costs, each with the change that removes it,
+    the simulated saving, and the line of code. Then the critical path by category: kernels by
+    their bound, CPU work, communication, copies, data loading, synchronization. If the trace has
+    memory events: the peak, and whether it fits.
 
     Args:
         whatif (NAME[+NAME...]): Explain the step after this change.

@@ -29,8 +29,8 @@ def sql(
       FROM kernels GROUP BY name ORDER BY total_ns DESC LIMIT 10" t.parquet
     daydream sql --schema
 
-    TRACE is a parquet trace or anything `daydream import` accepts. The tables are read only, and no
-    other file can be reached. Times are in ns, what is not known is null. Needs the package duckdb:
+    TRACE is a parquet trace or anything `daydream import` accepts. Tables are read-only, and no
+    other file is accessible. Times are in ns; unknown values are null. Needs the package duckdb:
     pip install 'daydream[sql]'.
 
     Args:

@@ -34,12 +34,10 @@ class Suggestions:
         """Return what to print: each suggestion, and below it the code that makes the change."""
         again = f"daydream rank {printable(shlex.quote(str(path)))}"
         if self.missing is not None:
-            return [f"suggestions left out: {self.missing}; {again} makes them"]
+            return [f"no suggestions: {self.missing}; run {again}"]
         if not self.entries:
-            return [
-                f"no change of the code is predicted to make this step shorter; {again} tells why"
-            ]
-        lines = ["largest suggestions, predicted from this trace:"]
+            return [f"no code change is predicted to shorten this step; see why: {again}"]
+        lines = ["top suggestions, predicted from this trace:"]
         for each in self.entries:
             step = step_change_text(*(each[key] for key in TIMES))
             lines.append(f"  {printable(each['optimization'])}: {step}")

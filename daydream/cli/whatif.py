@@ -104,12 +104,12 @@ def above_gate(prediction: Prediction, limit_ms: float | None) -> str | None:
     if limit_ms is None:
         return None
     if prediction.predicted_ns is None:
-        return f"above the gate: the step is not known, and {limit_ms:.2f} ms allowed"
+        return f"gate failed: the step is unknown, {limit_ms:.2f} ms allowed"
     step_ms = prediction.predicted_ns / 1e6
     return (
         None
         if step_ms <= limit_ms
-        else (f"above the gate: {step_ms:.2f} ms are predicted, and {limit_ms:.2f} ms allowed")
+        else (f"gate failed: {step_ms:.2f} ms predicted, {limit_ms:.2f} ms allowed")
     )
 
 

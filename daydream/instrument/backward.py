@@ -6,9 +6,8 @@ from typing import Any
 
 from daydream.instrument.actions import changed, own_gradients, tensors_in
 from daydream.instrument.kinds import Kind
-from daydream.instrument.places import Places
+from daydream.instrument.places import SWITCH, Places
 from daydream.instrument.records import Record, Records
-from daydream.instrument.switch import SWITCH
 
 KEY = "daydream.instrument"  # in a node's metadata
 COMPILED = "CompiledFunctionBackward"  # the node of compiled code, which has its actions within

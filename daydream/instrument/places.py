@@ -1,12 +1,9 @@
-"""Where an operator runs: its layer, its phase, and from both the id that is the same in every iteration.
-
-An id is phase, layer, operator and the ordinal of the operator within one call of the layer. So both calls of
-a shared module have the same ids, as do operators that checkpointing computes again, and a skipped layer
-shifts no other's. In the backward pass the ordinal counts within the autograd node of a forward operator.
-"""
+"""Where an operator runs: layer, phase, iteration; hooks on modules and optimizers; the switch of a thread."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +11,104 @@ from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
 from daydream.collect.live.torch_compiler import leave_uncompiled
-from daydream.instrument.optimizers import OptimizerHooks
+
+
+class Switch(threading.local):
+    """Whether tools are switched off in this thread."""
+
+    off = False
+
+
+SWITCH = Switch()
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Run operators of this thread as if no tool were applied; they are not counted either."""
+    before, SWITCH.off = SWITCH.off, True
+    try:
+        yield
+    finally:
+        SWITCH.off = before
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Have tools see the operators of this thread again, within `disabled()`."""
+    before, SWITCH.off = SWITCH.off, False
+    try:
+        yield
+    finally:
+        SWITCH.off = before
+
+
+_LEFT: list[Any] = []  # handles of hooks that went within a step: off, and taken away later
+
+
+class OptimizerHooks:
+    """A hook before and one behind each step. Within a step they are put on later, by `catch_up`."""
+
+    def __init__(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._on, self._pending = False, False
+        self._handles: list[Any] = []
+
+        def before_step(*args: Any) -> None:
+            if self._on:
+                before(*args)
+
+        def after_step(*args: Any) -> None:
+            if self._on:
+                after(*args)
+
+        self.functions = before_step, after_step
+
+    def install(self) -> None:
+        """Put the hooks on, or within a step wait for `catch_up`."""
+        self._on = self._pending = True
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Put the hooks on if that had to wait; costs nothing otherwise."""
+        if not self._pending or _in_step():
+            return
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        _take_away()
+        before, after = self.functions
+        self._handles = [
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
+        self._pending = False
+
+    def remove(self) -> None:
+        """Put the hooks off; within a step they stay, idle, until others are put on or off."""
+        self._on = self._pending = False
+        _LEFT.extend(self._handles)
+        self._handles = []
+        if not _in_step():
+            _take_away()
+
+
+def _take_away() -> None:
+    while _LEFT:
+        _LEFT.pop().remove()
+
+
+def _in_step() -> bool:
+    """Return whether this thread runs a step of an optimizer, in which torch walks through the hooks."""
+    import torch.optim.optimizer as home
+
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to look at who called
+    while frame is not None:
+        if frame.f_code.co_filename == home.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 

@@ -49,7 +49,7 @@ class StepTime:
         self._why = found.reason or ""
         low, high = found.predicted_low_ns, found.predicted_high_ns
         self._range = (
-            "" if low is None or high is None else f" (90 % interval {_ms(low)} to {_ms(high)})"
+            "" if low is None or high is None else f" (90% interval {_ms(low)} to {_ms(high)})"
         )
 
     def below(self, ms: float) -> StepTime:
@@ -81,7 +81,7 @@ class StepTime:
             longer = f"{step_ns / before_ns - 1:.1%} longer" if before_ns else "longer"
             raise AssertionError(
                 f"{self.name}: a step takes {_ms(step_ns)}{self._range}, {longer} than {_ms(before_ns)} of "
-                f"{before.name}; at most {percent:g} % are allowed"
+                f"{before.name}; at most {percent:g}% are allowed"
             )
         return self
 

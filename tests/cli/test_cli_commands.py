@@ -147,3 +147,10 @@ def test_a_share_that_is_not_known_has_no_percentage(terminal):
 
 def test_messages_are_indented_below_their_first_line():
     assert message("found.\nneeded\n       do") == "error: found.\n       needed\n       do"
+
+
+def test_what_people_type_from_habit_leads_on(ask):
+    assert ask("help", "rank").out == ask("rank", "--help").out
+    assert ask("help").out.startswith("Usage: daydream")
+    assert ask("list").out == ask("whatif", "--list").out
+    assert "daydream whatif bf16" in ask("BF16").err

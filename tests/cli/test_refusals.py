@@ -27,12 +27,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (
             "amp", "cpu.json.gz",
             ["cpu.json.gz: this trace has no kernels in the forward or backward pass",
-             "The trace is of CPU work only: record a step on a GPU to predict this."],
+             "This trace has CPU work only; record a step on a GPU to predict this."],
         ),
         (
             "fused-adam+amp", "cpu.json.gz",
             ["cpu.json.gz: amp: this trace has no kernels in the forward or backward pass",
-             "The trace is of CPU work only: record a step on a GPU to predict this."],
+             "This trace has CPU work only; record a step on a GPU to predict this."],
         ),
         (
             "dataloader", "cpu.json.gz",

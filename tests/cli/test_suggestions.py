@@ -28,7 +28,7 @@ def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     assert 1 <= len(found.entries) <= 3
     assert len({each["code"] for each in found.entries}) == len(found.entries)
     lines = found.lines(folder / "step.parquet")
-    assert lines[0].startswith("largest suggestions")
+    assert lines[0].startswith("top suggestions")
     assert [line.strip() for line in lines[2::2]] == [each["code"] for each in found.entries]
 
 
@@ -48,7 +48,7 @@ def test_a_trace_that_cannot_be_ranked_is_told_in_a_line(tmp_path):
 
     assert found.entries == ()
     (line,) = found.lines(tmp_path / "broken.parquet")
-    assert line.startswith("suggestions left out: ranking failed (")
+    assert line.startswith("no suggestions: ranking failed (")
 
 
 def test_ranking_is_not_waited_for(folder):
@@ -72,4 +72,4 @@ def test_nothing_that_goes_wrong_gets_out(folder, monkeypatch, error):
 def test_that_nothing_helps_is_said():
     (line,) = Suggestions().lines(module.Path("t.parquet"))
 
-    assert line.startswith("no change of the code is predicted to make this step shorter")
+    assert line.startswith("no code change is predicted to shorten this step")

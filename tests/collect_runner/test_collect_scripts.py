@@ -45,7 +45,7 @@ def test_a_plain_script_gives_a_trace_and_says_what_to_do_next(folder):
     assert "captured, wrote train.parquet" in stages
     assert "USDT" not in done.err  # the profiler's own lines
     assert wrote.startswith("wrote train.parquet (")
-    assert re.match("largest suggestions|no change of the code|suggestions left out", suggested[0])
+    assert re.match("top suggestions|no code change|no suggestions", suggested[0])
     assert following == "next: daydream info train.parquet"
 
 

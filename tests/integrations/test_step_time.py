@@ -66,7 +66,7 @@ def test_a_limit_is_held_to_the_nanosecond(replay):
 
 def test_a_prediction_says_its_range():
     with pytest.raises(
-        AssertionError, match=r"10\.22 ms \(90 % interval 8\.47 ms to 11\.96 ms\), at most 8 ms"
+        AssertionError, match=r"10\.22 ms \(90% interval 8\.47 ms to 11\.96 ms\), at most 8 ms"
     ):
         StepTime(GPU, whatif="amp").below(8)
 

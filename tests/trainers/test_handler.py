@@ -84,7 +84,7 @@ def test_it_ends_with_suggestions_in_the_log(script):
     done = run(script, "s.parquet", "suggestions")
     said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
     assert said[0] == "daydream: wrote s.parquet"
-    assert said[1].startswith("daydream: largest suggestions")
+    assert said[1].startswith("daydream: top suggestions")
     assert any("fused-adam" in line for line in said)
 
 

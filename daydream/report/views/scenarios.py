@@ -30,7 +30,7 @@ from daydream.report.views.memory import (
     too_large,
 )
 from daydream.report.views.ranking import gain, interval
-from daydream.report.views.step import throughput_line
+from daydream.report.views.step import per_s_text, throughput_line
 from daydream.text import counted
 
 if TYPE_CHECKING:
@@ -230,11 +230,9 @@ def scaling_answer(found: Scaling) -> list[Block]:
     lost = f"largest loss: {most.lost_to}; " if most.lost_to else ""
     error = error_text(found.replay_error, found.replay.error)
     alone = samples_per_step(found.replay.graph) if found.alone_ns else None
-    rate = (
-        ""
-        if alone is None
-        else f"{most.throughput * alone / found.alone_ns * 1e9:,.1f} samples per second, "
-    )
+    rate = ""
+    if alone is not None:
+        rate = f"{per_s_text(most.throughput * alone / found.alone_ns * 1e9)} samples per second, "
     return [
         Headline(
             f"{workers}: {rate}{most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"

@@ -139,11 +139,17 @@ def throughput_line(what: str, found: Changed) -> list[Block]:
         return []
     said = f"{rate.gain:.2f}x the {rate.unit} per second"
     if rate.before_per_s is not None and rate.after_per_s is not None:
-        said = f"{rate.before_per_s:,.1f} -> {rate.after_per_s:,.1f} {rate.unit} per second, {rate.gain:.2f}x"
+        rates = f"{per_s_text(rate.before_per_s)} -> {per_s_text(rate.after_per_s)}"
+        said = f"{rates} {rate.unit} per second, {rate.gain:.2f}x"
     if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
         whole = rate.gain * found.predicted_ns
         said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
     return [Headline(f"{what}: {said}")]
+
+
+def per_s_text(count: float) -> str:
+    """Return a number of samples or tokens per second: `473.1`, `28,914`."""
+    return f"{count:,.{0 if count >= 1000 else 1}f}"
 
 
 def step_figures(found: Prediction) -> Figures:
