@@ -276,7 +276,7 @@ def in_replays(tasks: Selection) -> Selection:
     call = graph.launch[tasks.ids]
     replays = graph.named(lambda name: GRAPH_LAUNCH in name, call)
     found = (call >= 0) & replays & device_work(graph)[tasks.ids]
-    return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
+    return tasks[found]
 
 
 def mostly_replayed(tasks: Selection) -> bool:

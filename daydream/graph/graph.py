@@ -75,6 +75,7 @@ OWN = (  # what each copy has of its own
     "facts",
     "modelled",
     "doubted",
+    "exact",
     "edited_by",
     "resized",
 )
@@ -138,6 +139,9 @@ class Graph(NotebookTables):
         self.doubted: list[
             tuple[np.ndarray, np.ndarray]
         ] = []  # ids, and how far such a time may be off
+        self.exact: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # ids, and the factors of their times that were asked for
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = (
@@ -500,6 +504,11 @@ class Graph(NotebookTables):
         if not isinstance(sentence, str):
             raise GraphError(f"a note must be text, not {sentence!r}")
         self.facts.notes.append(sentence)
+
+    def covers(self, times: float, unit: str = "samples") -> None:
+        """Let a step cover `times` as many samples, or tokens: answers then give the throughput, too."""
+        self.facts.work *= times
+        self.facts.work_unit = max(self.facts.work_unit, unit)  # more samples are more tokens, too
 
     def does_not_apply(self, reason: str) -> NoReturn:
         """Raise `NotApplicableError`: there is nothing to change in this trace, for this reason."""

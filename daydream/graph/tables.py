@@ -192,6 +192,8 @@ class Facts(Struct):
     )
     unresolved_syncs: int = 0
     unlaunched_kernels: int = 0
+    work: float = 1.0  # how many times the recorded samples a step covers, or tokens
+    work_unit: str = "samples"
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
     notes: list[str] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
@@ -49,6 +49,22 @@ MUCH_HELD = 0.05  # of a step: more is noted
 Row = TypeVar("Row", bound="Changed")
 
 
+class Throughput(Record):
+    """How much a second of training covers, before and after a change that alters what a step covers.
+
+    Attributes:
+        unit: `samples` or `tokens`.
+        gain: after / before.
+        before_per_s: of this unit; None where the trace does not tell how many a step covers.
+        after_per_s: likewise.
+    """
+
+    unit: str
+    gain: float
+    before_per_s: float | None = None
+    after_per_s: float | None = None
+
+
 class Changed(Predicted):
     """What a change makes of a step and of its memory.
 
@@ -56,6 +72,7 @@ class Changed(Predicted):
         changed: how many tasks it changes, in all steps.
         inserted: how many it inserts.
         removed: how many it removes.
+        throughput: where the change alters how many samples or tokens a step covers.
         memory: peak memory; None where the trace or the change does not tell it.
         notes: what a reader should know before trusting the figures.
     """
@@ -63,6 +80,7 @@ class Changed(Predicted):
     changed: int = 0
     inserted: int = 0
     removed: int = 0
+    throughput: Throughput | None = None
     memory: MemoryPrediction | None = None
     notes: Sequence[str] = ()
 
@@ -193,6 +211,15 @@ class Prediction(Changed, NotebookFigure, eq=False):
         self.predicted_ns = self.simulated_ns if known else None
         self.typical_predicted_ns = self.after.typical_ns if known else None
         self.__post_init__()
+        facts = self.graph.facts
+        if facts.work != 1 and self.speedup:
+            from daydream.costs.device.input_sizes import samples_per_step
+
+            gain, unit = facts.work * self.speedup, facts.work_unit
+            told = any(name.endswith("recorded") and value for name, value in self.options.items())
+            count = None if told else samples_per_step(replay.graph, unit)
+            rate = count and count / self.replayed_ns * 1e9
+            self.throughput = Throughput(unit, gain, rate, rate and rate * gain)
         self.uncertainty_ns = self.uncertainty.whole_ns()
         if replay.basis != RECORDED:
             after_ns = self.recorded_after_ns if known else None

@@ -15,8 +15,7 @@ from msgspec.structs import asdict
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
 from daydream.costs.contention import evidence_json, evidence_of, known, measured_contention
-from daydream.costs.device.measured import give_table
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable, give_table
 from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.memory.over_time import HeldOverTime, held_over_time
 from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
+from daydream.memory.views import HeldOverTime, held_over_time
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
     Beside,

@@ -28,6 +28,7 @@ from daydream.report.format import (
     change_text,
     error_text,
     gain_range_text,
+    likely_gain,
     listed,
     percent,
     range_text,
@@ -41,7 +42,7 @@ from daydream.text import counted
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Prediction
+    from daydream.predict.prediction import Changed, Prediction
     from daydream.predict.replay import Replay
     from daydream.predict.suggest import WhatIfResult
 
@@ -85,6 +86,7 @@ def prediction(
     before, after = found.breakdowns()
     blocks: list[Block] = [
         *map(Text, whole_recording(found.replay.graph.trace)),
+        *throughput_line(found.optimization, found),
         headline(found),
         *about_steps(found.replay),
         *_options(found),
@@ -128,6 +130,20 @@ def headline(found: Prediction) -> Headline:
     if found.predicted_ns is None:
         return Headline(f"{found.optimization}: cannot be predicted from this trace; {error}")
     return Headline(f"{found.optimization}: {answer_text(found)}; {error}")
+
+
+def throughput_line(what: str, found: Changed) -> list[Block]:
+    """Return what a second of training covers before and after a change that alters what a step covers."""
+    rate = found.throughput
+    if rate is None or not found.predicted_ns:
+        return []
+    said = f"{rate.gain:.2f}x the {rate.unit} per second"
+    if rate.before_per_s is not None and rate.after_per_s is not None:
+        said = f"{rate.before_per_s:,.1f} -> {rate.after_per_s:,.1f} {rate.unit} per second, {rate.gain:.2f}x"
+    if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
+        whole = rate.gain * found.predicted_ns
+        said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
+    return [Headline(f"{what}: {said}")]
 
 
 def step_figures(found: Prediction) -> Figures:
