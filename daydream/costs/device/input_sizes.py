@@ -117,6 +117,24 @@ def recorded_length(graph: Graph | Trace) -> int | None:
     return _most(sure or perhaps, "sequence length")
 
 
+def samples_per_step(graph: Graph, unit: str = "samples") -> int | None:
+    """Return how many samples or tokens a recorded step covers; None where the trace does not tell."""
+    passes = graph.select(kind="cpu", phase=("forward", "backward"))
+    passes = passes.where(lambda tasks: tasks.step >= 0)
+    order = graph.columns["order"][passes.ids].argsort()
+    backward = (passes.phase == "backward")[order]
+    begun = (backward[1:] & ~backward[:-1]).sum()
+    trained = np.unique(passes.step[order[backward]])
+    # A step of several batches, or ranks, covers more than the batch that shapes show.
+    if not begun or begun > len(trained) or len(graph.select(kind="collective")):
+        return None
+    try:
+        batch, length = recorded_batch(graph), recorded_length(graph) if unit == "tokens" else 1
+    except NotApplicableError:
+        return None
+    return batch * length if batch and length else None
+
+
 def only_grids_tell(graph: Graph) -> bool:
     """Tell whether no shapes were recorded, but kernels of training, whose grids then tell how work grows.
 
