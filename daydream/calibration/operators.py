@@ -24,25 +24,65 @@ from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shap
 Run: TypeAlias = Callable[[], object]
 
 INDEXED = (
-    "embedding", "embedding_dense_backward", "embedding_backward", "embedding_bag", "index_select",
-    "gather", "scatter", "scatter_add", "index_add", "index_put", "_index_put_impl", "index",
-    "nll_loss", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd", "nll_loss_backward",
-    "nll_loss2d_backward", "max_pool2d_with_indices_backward",
-)  # fmt: skip
+    "embedding",
+    "embedding_dense_backward",
+    "embedding_backward",
+    "embedding_bag",
+    "index_select",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "index_add",
+    "index_put",
+    "_index_put_impl",
+    "index",
+    "nll_loss",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "nll_loss_nd",
+    "nll_loss_backward",
+    "nll_loss2d_backward",
+    "max_pool2d_with_indices_backward",
+)
 BY_STRIDES = (
-    "copy", "clone", "contiguous", "to", "_to_copy", "permute_copy", "transpose_copy",
-)  # fmt: skip
+    "copy",
+    "clone",
+    "contiguous",
+    "to",
+    "_to_copy",
+    "permute_copy",
+    "transpose_copy",
+)
 BY_OTHER_VALUES = (
-    "pow", "triu", "tril", "roll", "flip", "repeat_interleave", "repeat", "norm",
-)  # fmt: skip
+    "pow",
+    "triu",
+    "tril",
+    "roll",
+    "flip",
+    "repeat_interleave",
+    "repeat",
+    "norm",
+)
 LAST = (
-    "softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data",
+    "softmax",
+    "log_softmax",
+    "_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "_softmax_backward_data",
     "_log_softmax_backward_data",
-)  # fmt: skip
+)
 CONVOLUTIONS = (
-    "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_overrideable",
-    "cudnn_convolution", "miopen_convolution", "mkldnn_convolution",
-)  # fmt: skip
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolution",
+    "_convolution",
+    "convolution_overrideable",
+    "cudnn_convolution",
+    "miopen_convolution",
+    "mkldnn_convolution",
+)
 MASKS = ("mask", "condition")
 TRAINING = ("train", "training")
 SOME_FLOAT = 0.5  # for probabilities and factors; a dropout of 0 or 1 would be a special case
@@ -241,12 +281,12 @@ def _cudnn_batch_norm_backward(make: _Maker, arguments: list[Argument]) -> Run:
     aten = make.torch.ops.aten
     weight, bias, mean, variance = (
         make.tensor(images[1:2]).to(make.torch.float32) for _ in range(4)
-    )  # fmt: skip
+    )
     inputs, given = make.tensor(images), make.tensor(gradient)
     epsilon = 1e-5
     _, kept_mean, kept_variance, buffer = aten.cudnn_batch_norm(
         inputs, weight, bias, mean, variance, True, 0.1, epsilon
-    )  # fmt: skip
+    )
     return lambda: aten.cudnn_batch_norm_backward(
         inputs, given, weight, mean, variance, kept_mean, kept_variance, epsilon, buffer
     )

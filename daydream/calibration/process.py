@@ -36,8 +36,11 @@ class Worker:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._settings = {
-            "device": device, "threads": threads, "trains": trains, "call_limit_s": call_limit_s,
-        }  # fmt: skip
+            "device": device,
+            "threads": threads,
+            "trains": trains,
+            "call_limit_s": call_limit_s,
+        }
         self._patience_s = call_limit_s + patience_s
         self._process: subprocess.Popen[str] | None = None
         self.machine: dict[str, str] = {}
@@ -87,9 +90,12 @@ class Worker:
         places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "daydream.calibration.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
             env={**os.environ, "PYTHONPATH": places},
-        )  # fmt: skip
+        )
         machine = self._exchange(self._settings)
         if machine is None or "error" in machine:
             self._stop()

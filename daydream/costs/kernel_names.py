@@ -23,9 +23,19 @@ OVER_LINK, PAGEABLE = f"{TO_DEVICE}|{TO_HOST}", r"(?i)pageable"
 MATRIX_CLASSES = ("attention", "convolution", "product", "recurrent")
 # Of these classes kernels read and write, and calculate next to nothing.
 STREAMING_CLASSES = (
-    "vectorized", "element-wise", "reduction", "partial sum", "layout", "batch norm", "norm", "softmax",
-    "loss", "optimizer", "copy", "dropout",
-)  # fmt: skip
+    "vectorized",
+    "element-wise",
+    "reduction",
+    "partial sum",
+    "layout",
+    "batch norm",
+    "norm",
+    "softmax",
+    "loss",
+    "optimizer",
+    "copy",
+    "dropout",
+)
 
 
 @cache

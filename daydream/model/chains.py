@@ -162,8 +162,11 @@ def backward_chains(chains: Groups) -> Groups:
     there = np.flatnonzero((node >= 0) & is_node[node])
     of_node = list(zip(rank[node[there]].tolist(), sequence[node[there]].tolist(), strict=True))
     shared = set(of_node)
-    unknown = {place for key, place, is_own in zip(keys, places.tolist(), own, strict=True)
-               if not is_own and key in shared}  # fmt: skip
+    unknown = {
+        place
+        for key, place, is_own in zip(keys, places.tolist(), own, strict=True)
+        if not is_own and key in shared
+    }
     if unknown - set(places[own].tolist()):
         raise NotApplicableError(
             "the backward pass of these calls is part of one node, of a compiled call or custom function "

@@ -41,12 +41,31 @@ MACHINE_OF = {
         ("P100 PCIe", "Quadro GP100", "V100 PCIe", "V100S PCIe", "T4", "RTX 2080 Ti"), "pcie3"
     ),
     **dict.fromkeys(
-        ("A100 PCIe 40GB", "A100 PCIe 80GB", "A10G", "A10", "A40", "RTX A6000", "RTX 3090 Ti", "RTX 3090",
-         "RTX 3080", "RTX 3070 Ti", "RTX 3070", "RTX 4090", "RTX 4080", "RTX 6000 Ada", "L40S", "L40", "L4",
-         "MI100", "MI210"), "pcie4"
+        (
+            "A100 PCIe 40GB",
+            "A100 PCIe 80GB",
+            "A10G",
+            "A10",
+            "A40",
+            "RTX A6000",
+            "RTX 3090 Ti",
+            "RTX 3090",
+            "RTX 3080",
+            "RTX 3070 Ti",
+            "RTX 3070",
+            "RTX 4090",
+            "RTX 4080",
+            "RTX 6000 Ada",
+            "L40S",
+            "L40",
+            "L4",
+            "MI100",
+            "MI210",
+        ),
+        "pcie4",
     ),
     **dict.fromkeys(("H100 PCIe", "H100 NVL"), "pcie5"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

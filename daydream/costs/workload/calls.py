@@ -15,7 +15,6 @@ Work of the rows of a trace in the user's cache: FLOP, bytes, family and call of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,11 +22,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, once, unique
+from daydream.arrays import distinct_rows, once
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
 from daydream.costs.operators import MATRIX_FAMILIES, operator
 from daydream.costs.workload.operator import hints_of, itemsize, operator_work
 from daydream.costs.workload.shapes import Amount, Shape
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
@@ -202,16 +202,10 @@ class Calls:
     @cached_property
     def owner(self) -> np.ndarray:
         """By row of device work: the operator row whose work it does, -1 for none."""
-        trace = self.trace
-        parent = np.asarray(trace["parent"], np.int64)
-        owner = np.full(len(trace), UNKNOWN, np.int64)
-        device = np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset"))
-        up = parent[device]
-        while (up >= 0).any():
-            here = np.maximum(up, 0)
-            hit = (up >= 0) & (self.which[here] >= 0)
-            owner[device[hit]] = up[hit]
-            up = np.where((up >= 0) & ~hit, parent[here], UNKNOWN)
+        parent = np.asarray(self.trace["parent"], np.int64)
+        owner = np.full(len(parent), UNKNOWN, np.int64)
+        device = np.flatnonzero(self.trace.is_kind("kernel", "memcpy", "memset"))
+        owner[device] = enclosing(parent, self.which >= 0, parent[device], inner=True)
         return owner
 
     @cached_property
@@ -251,11 +245,6 @@ class Calls:
         return self.trace.is_kind("kernel", "memcpy", "memset", "collective")
 
     @cached_property
-    def kernels(self) -> np.ndarray:
-        """Mask of kernels' rows."""
-        return self.trace.is_kind("kernel")
-
-    @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of an element of each type that the trace names, -1 for unknown; the last is of none."""
         known = [itemsize(text) or UNKNOWN for text in self.trace.text("dtype")]
@@ -271,23 +260,19 @@ class Calls:
     def by_row(self) -> RowWork:
         """Return the work of each row, device or operator."""
         rows = np.arange(len(self.trace))
-        is_device = self.on_device[rows]
-        cpu_call = (
-            ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
-        )
-        owner = np.where(is_device, self.owner[rows], np.where(cpu_call, rows, UNKNOWN))
-        share = np.where(is_device, self.share[rows], 1.0)
-        which = np.where((owner >= 0) & (share > 0), self.which[np.maximum(owner, 0)], UNKNOWN)
+        is_device = self.on_device
+        cpu_call = ~is_device & ~self.wraps & ~self.launches_work & (self.which >= 0)
+        owner = np.where(is_device, self.owner, np.where(cpu_call, rows, UNKNOWN))
+        share = np.where(is_device, self.share, 1.0)
+        which = np.where((owner >= 0) & (share > 0), self.which[owner], UNKNOWN)
         flop, nbytes = self._scaled(which, share, rows, owner)
-        orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
+        orphan = np.flatnonzero(self.trace.is_kind("kernel") & (owner < 0))
         if len(orphan):
-            flop[orphan], nbytes[orphan], which[orphan] = self._like_twins(rows[orphan])
-            alone = orphan[(which[orphan] < 0) & (self.of_kernel[rows[orphan]] >= 0)]
-            which[alone] = self.of_kernel[rows[alone]]
+            flop[orphan], nbytes[orphan], which[orphan] = self._like_twins(orphan)
+            alone = orphan[(which[orphan] < 0) & (self.of_kernel[orphan] >= 0)]
+            which[alone] = self.of_kernel[alone]
             whole = np.ones(len(alone))
-            flop[alone], nbytes[alone] = self._scaled(
-                which[alone], whole, rows[alone], owner[alone]
-            )
+            flop[alone], nbytes[alone] = self._scaled(which[alone], whole, alone, owner[alone])
         names = list(dict.fromkeys(amount.family for amount in self.amounts))
         code = np.array(
             [*(names.index(amount.family) for amount in self.amounts), UNKNOWN], np.int8
@@ -298,9 +283,9 @@ class Calls:
         """Return the distinct work that each row is part of, helpers included; -1 for none."""
         is_device = self.on_device[rows]
         owner = np.where(is_device, self.owner[rows], rows)
-        own = np.where(owner >= 0, self.which[np.maximum(owner, 0)], UNKNOWN)
+        own = np.where(owner >= 0, self.which[owner], UNKNOWN)
         own[~is_device & (self.launches_work[rows] | self.wraps[rows])] = UNKNOWN
-        orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
+        orphan = np.flatnonzero(self.trace.is_kind("kernel")[rows] & (owner < 0))
         if len(orphan):
             twin = self._like_twins(rows[orphan])[2]
             own[orphan] = np.where(twin >= 0, twin, self.of_kernel[rows[orphan]])
@@ -312,19 +297,14 @@ class Calls:
         if not self.amounts:
             unknown = np.full(len(rows), UNKNOWN, np.int64)
             return unknown, unknown.copy()
-        trace = self.trace
-        at = np.maximum(which, 0)
-        known = which >= 0
-        sizes = self.sizes
-        size = sizes[trace["dtype"][np.maximum(owner, 0)]]
-        size = np.where((owner >= 0) & (size > 0), size, sizes[trace["dtype"][rows]])
-        flop = np.where(known & (self.flop[at] >= 0), np.rint(self.flop[at] * share), UNKNOWN)
-        moved = self.elements[at]
+        known, flop, moved = which >= 0, self.flop[which], self.elements[which]
+        dtype = self.trace["dtype"]
+        size = self.sizes[dtype[owner]]
+        size = np.where((owner >= 0) & (size > 0), size, self.sizes[dtype[rows]])
+        flop = np.where(known & (flop >= 0), np.rint(flop * share), UNKNOWN)
         can = known & (moved >= 0) & ((size > 0) | (moved == 0))
-        nbytes = np.where(
-            can, np.rint((moved * np.maximum(size, 0) + self.extra_bytes[at]) * share), UNKNOWN
-        )
-        return flop.astype(np.int64), nbytes.astype(np.int64)
+        nbytes = np.rint((moved * np.maximum(size, 0) + self.extra_bytes[which]) * share)
+        return flop.astype(np.int64), np.where(can, nbytes, UNKNOWN).astype(np.int64)
 
     def _like_twins(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the work of kernels without a launch, from kernels of the same name and grid that agree.
@@ -333,12 +313,12 @@ class Calls:
         """
         found = np.full((3, len(rows)), UNKNOWN, np.int64)
         grid = np.asarray(self.trace["grid"])[rows] >= 0
-        for mine, (keys, table), identity in (
-            (np.flatnonzero(grid), self._twins_by_grid, self._name_and_grid),
-            (np.flatnonzero(~grid), self._twins_by_name, self._name),
-        ):
-            if len(keys) and len(mine):
-                wanted = identity(rows[mine])
+        for mine, by_grid in ((np.flatnonzero(grid), True), (np.flatnonzero(~grid), False)):
+            if not len(mine):
+                continue
+            keys, table = self._twins_by_grid if by_grid else self._twins_by_name
+            if len(keys):
+                wanted = self._identity(rows[mine], by_grid=by_grid)
                 place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
                 hit = keys[place] == wanted
                 found[:, mine[hit]] = table[:, place[hit]]
@@ -346,35 +326,35 @@ class Calls:
 
     @cached_property
     def _twins_by_grid(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._twins(self._name_and_grid)
+        return self._twins(by_grid=True)
 
     @cached_property
     def _twins_by_name(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._twins(self._name)
+        return self._twins(by_grid=False)
 
-    def _twins(self, identity: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _twins(self, *, by_grid: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the identities whose kernels all do the same work, sorted, and that work."""
-        trace = self.trace
-        rows = np.flatnonzero((self.owner >= 0) & (self.share > 0) & trace.is_kind("kernel"))
+        works = self.trace.is_kind("kernel") & (self.owner >= 0) & (self.share > 0)
+        rows = np.flatnonzero(works)
         if not len(rows):
             return np.empty(0, np.int64), np.empty((3, 0), np.int64)
-        which = self.which[self.owner[rows]]
-        flop, nbytes = self._scaled(which, self.share[rows], rows, self.owner[rows])
-        keys, inverse = np.unique(identity(rows), return_inverse=True)
-        work = np.stack([flop, nbytes, which])
-        same = np.ones(len(keys), bool)
-        first = np.full(len(keys), -1, np.int64)
-        first[inverse[::-1]] = np.arange(len(rows))[::-1]
-        for column in work[:2]:
-            same[unique(inverse[column != column[first[inverse]]])] = False
+        owner = self.owner[rows]
+        which = self.which[owner]
+        work = np.stack([*self._scaled(which, self.share[rows], rows, owner), which])
+        keys, first, inverse = np.unique(
+            self._identity(rows, by_grid=by_grid), return_index=True, return_inverse=True
+        )
+        differs = (work[:2] != work[:2, first][:, inverse]).any(axis=0)
+        same = np.bincount(inverse, differs, len(keys)) == 0
         return keys[same], work[:, first[same]]
 
-    def _name(self, rows: np.ndarray) -> np.ndarray:
-        return np.asarray(self.trace["name"], np.int64)[rows]
-
-    def _name_and_grid(self, rows: np.ndarray) -> np.ndarray:
-        grids = len(self.trace.text("grid")) + 1
-        return self._name(rows) * grids + np.asarray(self.trace["grid"], np.int64)[rows]
+    def _identity(self, rows: np.ndarray, *, by_grid: bool) -> np.ndarray:
+        """Return a number for the name of each kernel, or for its name and grid."""
+        names = np.asarray(self.trace["name"], np.int64)[rows]
+        if not by_grid:
+            return names
+        grids = np.asarray(self.trace["grid"], np.int64)[rows]
+        return names * (len(self.trace.text("grid")) + 1) + grids
 
 
 def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:

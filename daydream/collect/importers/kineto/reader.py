@@ -198,7 +198,7 @@ def _shapes(shapes: str, formats: str) -> str | None:
     return "[" + ",".join(f"[{part}]" for part in parts) + "]"
 
 
-RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
+RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/counters/formats.py` reads
 RESUMES_NS = 100_000  # from the profiler's own time to the next row of its thread: 4 to 37 us
 LARGEST_BASE_NS = NEVER = 2**62
 
