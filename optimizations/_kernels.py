@@ -263,8 +263,8 @@ def flash_attention(graph: Graph) -> None:
         before = int(chains.tasks.duration_ns.sum())
         time, known = times[direction]
         rest = chains.tasks - chains.first()
-        op = "aten::_scaled_dot_product_flash_attention"
-        chains.first().set(duration_ns=time, name="flash attention", op=op)
+        operator = "aten::_scaled_dot_product_flash_attention"
+        chains.first().set(duration_ns=time, name="flash attention", op=operator)
         remove_with_operators(rest)
         graph.note(
             f"{counted(len(chains), 'chain')} of attention {direction}: {before / 1e6:,.2f} ms become "

@@ -103,6 +103,7 @@ def ddp(
         back = graph.insert_after(waits[number], "copy from bucket", duration_ns=copies[each], **how)
         if lane is not None:
             graph.link(reduced[number], back)
+    graph.covers(workers)
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(

@@ -167,6 +167,7 @@ def fsdp(
         dispatch = _dispatch_ns(graph, calls, gradients) * python
         sharding.scatter(gradients)
         sharding.gather(again=stage == 3)
+        graph.covers(workers)
         graph.note(network.describe())
         graph.note(
             f"{units.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "

@@ -210,10 +210,11 @@ def _exchange(
         known = np.flatnonzero(waits.launch >= 0)  # what was launched before the window follows no step of it
         calls = graph.tasks(waits.launch[known])
         calls.wait_for([lanes[one] for one in known], on=waits.lane[known].tolist())
-    sent = len(of) / len(steps)
-    parts = f"{sent:,.0f} slices" if slice_mb else f"{counted(round(sent), 'transfer')} each way"
+    graph.covers(workers)
+    sent = round(len(of) / len(steps))
     graph.note(
-        f"{gradients.nbytes.sum() / len(steps) / MIB:,.1f} MiB of gradients per step in {parts}; "
+        f"{gradients.nbytes.sum() / len(steps) / MIB:,.1f} MiB of gradients per step in "
+        f"{counted(sent, 'slice') if slice_mb else counted(sent, 'transfer') + ' each way'}; "
         f"{counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {said}"
     )

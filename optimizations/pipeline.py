@@ -424,10 +424,8 @@ def _say(
     if micro_batch == "divided":
         graph.note(f"The recorded batch is divided into {counted(batches, 'micro-batch', 'micro-batches')}.")
     else:
-        graph.note(
-            f"Each of {batches} micro-batches is as large as the recorded batch: for the throughput, "
-            f"compare the step with {batches} old ones."
-        )
+        graph.note(f"Each of {batches} micro-batches is as large as the recorded batch.")
+        graph.covers(batches)
 
 
 def memory(

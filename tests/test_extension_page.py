@@ -5,18 +5,14 @@ signatures and the rows of docs/extending.md again; read the difference: what go
 needs an alias for a release.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import importlib
 import inspect
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -35,7 +31,7 @@ WORDS = (  # of classes, besides public methods
 )  # fmt: skip
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def imports(tree):
     """Yield module and name of everything of daydream that a file imports, at its top or later."""
     for node in ast.walk(tree):
         for each in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
@@ -44,7 +40,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield module, each.name
 
 
-def is_promised(module: str, name: str) -> bool:
+def is_promised(module, name):
     """Whether a file that ships may import it: of the packages also what no other file is promised."""
     if module in PACKAGES:
         names = importlib.import_module(module)._HOMES.values()
@@ -73,14 +69,14 @@ def test_an_optimization_imports_promised_names_only(path):
 # The signatures ----------------------------------------------------------------------------------
 
 
-def written(value: Any) -> str:
+def written(value):
     """Return a default value as all versions of Python and numpy write it."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     return value if type(value).__repr__ is object.__repr__ else re.sub(r" at 0x\w+", "", repr(value))
 
 
-def signature(function: Any) -> str:
+def signature(function):
     found = inspect.signature(function)
     words, only_named = [], False
     for each in found.parameters.values():
@@ -96,11 +92,11 @@ def signature(function: Any) -> str:
     return f"({', '.join(words)}){back}"
 
 
-def annotation(hint: Any) -> str:
+def annotation(hint):
     return hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
 
 
-def members(class_: type) -> Iterator[str]:
+def members(class_):
     """Yield a line for each public method and property, those of the project's base classes too."""
     for name in sorted(dir(class_)):
         home = next((base for base in class_.__mro__ if name in vars(base)), object)
@@ -116,7 +112,7 @@ def members(class_: type) -> Iterator[str]:
             yield f"{name}{signature(value)}"
 
 
-def signatures(package: str) -> Iterator[str]:
+def signatures(package):
     module = importlib.import_module(package)
     for name in sorted(module.__all__):
         value, full = getattr(module, name), f"{package}.{name}"
@@ -149,7 +145,7 @@ def test_signatures_of_public_names_are_as_reviewed():
 # The page ----------------------------------------------------------------------------------------
 
 
-def row(package: str, name: str) -> str | None:
+def row(package, name):
     """Return the row of a function or class in the tables of the page, None for anything else."""
     value = getattr(importlib.import_module(package), name)
     if not inspect.isclass(value) and not inspect.isroutine(value):

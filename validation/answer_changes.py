@@ -315,6 +315,11 @@ def ends_within_a_step(row: Row) -> bool:
     return "mtia_inference_rank0" in row.trace
 
 
+def comes_once_an_iteration(row: Row) -> bool:
+    """Iterations begin with a launch that each has once; of the ranks in one file (fused), nothing tells them."""
+    return re.search(r"mi300x_jax\S*_conv_8gpu|tracelens_fused_nccl_only", row.trace) is not None
+
+
 def _of_its_own(answer: Answer) -> Answer:
     """Return the answer about a step that was given, without what is said of another step, by today's keys."""
     return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
@@ -325,5 +330,5 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
     asked_for_exactly, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
-    ends_within_a_step,
+    ends_within_a_step, comes_once_an_iteration,
 )  # fmt: skip

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         scaled_time,
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
-    from daydream.costs.device.in_place import in_place, replace_cost, take_measured
     from daydream.costs.device.input_sizes import (
         is_channel_size,
         is_feature_size,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         shares_of_growth,
     )
     from daydream.costs.device.launch_grids import grown_time, growth_by_grids
+    from daydream.costs.device.measured import KernelTable, in_place, replace_cost, take_measured
     from daydream.costs.device.retime import (
         Retimed,
         at_peak_ns,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         sped_up,
     )
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
-    from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
     from daydream.costs.kernel_names import (
         OVER_LINK,
@@ -65,11 +64,10 @@ if TYPE_CHECKING:
     )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
-    from daydream.costs.network.clusters import PROTOCOLS, Cluster
-    from daydream.costs.network.collectives import bytes_of_message
-    from daydream.costs.network.members import workers_of
+    from daydream.costs.network.clusters import PROTOCOLS, Cluster, bytes_of_message
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
+    from daydream.costs.network.world_size import workers_of
     from daydream.costs.operators import Operator, nodes_that, operator, operators_that
     from daydream.costs.resize.growth import growth_of
     from daydream.costs.resize.new_shapes import parameter_shapes
@@ -100,7 +98,6 @@ _HOMES = {
         "Retimed",
     ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
-    "daydream.costs.device.in_place": ("in_place", "replace_cost", "take_measured"),
     "daydream.costs.device.input_sizes": (
         "is_channel_size",
         "is_feature_size",
@@ -114,8 +111,8 @@ _HOMES = {
         "shares_of_growth",
     ),
     "daydream.costs.device.launch_grids": ("grown_time", "growth_by_grids"),
+    "daydream.costs.device.measured": ("KernelTable", "in_place", "replace_cost", "take_measured"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "runs_in_tf32"),
-    "daydream.costs.device.table": ("KernelTable",),
     "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
     "daydream.costs.kernel_names": (
         "OVER_LINK",
@@ -127,9 +124,8 @@ _HOMES = {
     ),
     "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "is_matrix", "work"),
     "daydream.costs.network.cluster_names": ("find_cluster",),
-    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster"),
-    "daydream.costs.network.collectives": ("bytes_of_message",),
-    "daydream.costs.network.members": ("workers_of",),
+    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "bytes_of_message"),
+    "daydream.costs.network.world_size": ("workers_of",),
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
     "daydream.costs.network.simulated_times": ("simulated_times",),
     "daydream.costs.resize.growth": ("growth_of",),

@@ -17,8 +17,8 @@ from daydream.arrays import distinct_rows, first_of
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
-from daydream.graph.edits import keep_waits
 from daydream.graph.insert import place_next_to
+from daydream.graph.lower import keep_waits
 from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLUMNS, CPU
 

@@ -18,9 +18,9 @@ from daydream.arrays import combinations, unique
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import instances, operators, row_numbers
-from daydream.graph.edits import around_points, follow_instead, keep_waits
 from daydream.graph.groups import Groups
 from daydream.graph.insert import encode
+from daydream.graph.lower import around_points, follow_instead, keep_waits
 from daydream.graph.select import (
     DERIVED,
     among,

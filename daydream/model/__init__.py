@@ -47,8 +47,7 @@ if TYPE_CHECKING:
         remove_with_operators,
         work_tasks,
     )
-    from daydream.model.compiled_calls import compile_cpu_calls
-    from daydream.model.compiled_dispatch import GUARDS, remove_dispatch
+    from daydream.model.compiled_calls import GUARDS, compile_cpu_calls, remove_dispatch
     from daydream.model.feature_maps import input_bytes, makers_and_users
     from daydream.model.gradients import ACCUMULATE
     from daydream.model.graph_breaks import breaks_of, remove_breaks
@@ -134,8 +133,7 @@ _HOMES = {
         "remove_with_operators",
         "work_tasks",
     ),
-    "daydream.model.compiled_calls": ("compile_cpu_calls",),
-    "daydream.model.compiled_dispatch": ("GUARDS", "remove_dispatch"),
+    "daydream.model.compiled_calls": ("GUARDS", "compile_cpu_calls", "remove_dispatch"),
     "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
     "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
     "daydream.model.half_times": (

@@ -245,10 +245,9 @@ class GraphDiff:
     @property
     def errors_ns(self) -> np.ndarray:
         """How far the time of each of `ids` may be off."""
-        errors: np.ndarray = (
+        return np.asarray(
             sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items()) + self.doubt_ns
         )
-        return errors
 
     def longer_by(self, more: np.ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""

@@ -155,10 +155,15 @@ class Copies:
 
     def result(self) -> dict[str, Any]:
         rows = [
-            {"name": name, "below_bytes": below, "count": len(each), "bytes": sum(size for size, _ in each),
-             "total_ns": sum(ns for _, ns in each)}
+            {
+                "name": name,
+                "below_bytes": below,
+                "count": len(each),
+                "bytes": sum(size for size, _ in each),
+                "total_ns": sum(ns for _, ns in each),
+            }
             for (name, below), each in sorted(self.found.items())
-        ]  # fmt: skip
+        ]
         return {"copies": rows}
 
 

@@ -1,23 +1,11 @@
 """The names a user imports."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 
 import pytest
 
 PACKAGES = ("daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms")
-PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
-
-
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
-def test_every_public_name_is_there_and_has_words(package, name):
-    module = importlib.import_module(package)
-    value = getattr(module, name)
-
-    assert value.__doc__
-    assert name in dir(module)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
