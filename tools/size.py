@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(111_330, 64, 10.24),
     "reading and recording": Budget(147_700, 94, 9.50),
-    "knowledge": Budget(216_550, 127, 10.75),
+    "knowledge": Budget(216_550, 127, 10.76),
     "surface": Budget(115_450, 110, 9.82),
     "product": Budget(593_100, 417, 10.14),
     "tests": Budget(499_400, 363, 11.18),

@@ -302,7 +302,7 @@ def test_links_among_repeated_tasks_are_repeated():
 
 def test_what_may_be_a_wait_may_be_one_in_each_repetition():
     #  thread 1  |a 5|pause 7|a 5|pause 7|      thread 2  |long 20 ...|   the pause may be a wait for long
-    graph = thread(("a", 5, 0), ("pause", 7, 0))
+    graph = thread("a 5, pause 7")
     graph.insert("long", kind="cpu", lane="thread 2", duration_ns=20)
     graph.write("doubt", np.array([1]), 1.0)
     graph.doubtful.add(src=2, dst=1)
