@@ -247,11 +247,11 @@ def reserved_as_recorded(row: Row) -> bool:
 
 def asked_for_exactly(row: Row) -> bool:
     """A factor of `scale` that was asked for has no model's error: its range is narrower, on both sides."""
-    scales = re.match(r"whatif scale|explain|rank", row.question) is not None
-    inward = (row.key.endswith("low_ns") and row.now > row.before) or (
-        row.key.endswith("high_ns") and row.now < row.before
-    )
-    return scales and (inward or "uncertainty_ns" in row.key)
+    named = re.match("(whatif|sweep) scale|explain|rank", row.question)
+    if not named or str in {type(row.before), type(row.now)}:
+        return False
+    inward = ((row.now or 0) - (row.before or 0)) * (-1 if row.key.endswith("high_ns") else 1) > 0
+    return "uncertainty_ns" in row.key or (inward and row.key.endswith(("low_ns", "high_ns")))
 
 
 def late_starts(row: Row) -> bool:

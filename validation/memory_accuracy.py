@@ -292,9 +292,8 @@ def _summaries(
     found: Sequence[Row], head: str, of: Callable[[Row], str], *, by_role: bool = False
 ) -> Iterator[str]:
     for role in (JUDGED, DEVELOPED) if by_role else ("",):
-        said = f" ({role})" if role else ""
         chosen = [row for row in found if role in {"", row.role}]
-        yield f"| {head}{said} | rows | refused | median | 90th percentile | worst | inside the range |"
+        yield f"| {head}{role and f' ({role})'} | rows | refused | median | 90th percentile | worst | inside the range |"
         yield "|---|---:|---:|---:|---:|---:|---:|"
         for group in dict.fromkeys(map(of, chosen)):
             yield _summary(group, [row for row in chosen if of(row) == group])

@@ -95,13 +95,13 @@ def own_code(name: str, path: Path) -> str:
                 left += USED.findall(parts[one])
         return found
 
-    others = (used(other) for other in names() if other != name and _path(find(other)) == path)
-    own = used(name) - set().union(*others) | {name.replace("-", "_")}
+    others = (other for other in names() if other != name and _path(find(other)) == path)
+    own = used(name) - set().union(*map(used, others)) | {name.replace("-", "_")}
     return "\n\n".join(dict.fromkeys(part for each, part in parts.items() if each in own))
 
 
-def _path(optimization: Optimization) -> Path:
-    return Path(inspect.getsourcefile(optimization.function) or "")
+def _path(of: Optimization) -> Path:
+    return Path(inspect.getsourcefile(of.function) or "")
 
 
 def parts(text: str) -> tuple[str, list[str], list[str]]:
@@ -152,8 +152,8 @@ def options(optimization: Optimization) -> list[str]:
 
 def values(option: Option) -> str:
     """Return what may be typed for an option."""
-    sort = {int: "whole number", float: "number", bool: "switch", str: "text"}[option.type]
-    return ", ".join(f"`{choice}`" for choice in option.choices) or sort
+    sorts = {int: "whole number", float: "number", bool: "switch", str: "text"}
+    return ", ".join(f"`{choice}`" for choice in option.choices) or sorts[option.type]
 
 
 def default(option: Option) -> str:
@@ -221,7 +221,6 @@ def together(optimization: Optimization) -> str:
 
 
 _replay = cache(lambda name: daydream.replay(ROOT / "examples" / f"{name}.json.gz"))
-# The options that validation/optimizations_page.py gives.
 _public_examples = cache(
     lambda: runpy.run_path(str(ROOT / "validation" / "optimizations_page.py"))["EXAMPLES"]
 )
