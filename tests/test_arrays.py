@@ -68,15 +68,12 @@ def test_masked_arrays_are_not_loaded():
 
 
 def test_a_number_is_looked_up_where_it_stands_first():
-    assert lookup(np.array([7, 3, 7, -1]), np.array([7, 3, 5, -1])).tolist() == [0, 1, -1, 3]
-    assert lookup(np.array([], np.int64), np.array([7])).tolist() == [-1]
+    assert lookup(np.array([7, 3, 7]), np.array([7, 3, 5])).tolist() == [0, 1, -1]
 
 
 def test_the_last_row_before_a_time_is_of_its_own_group():
     #  group 0  |a at 10|      |b at 30|
     #  group 1         |c at 20|
-    group, time = np.array([0, 1, 0]), np.array([30, 20, 10])
-    at = [(0, 9), (0, 10), (0, 29), (0, 30), (1, 30), (1, 19), (2, 99)]
+    at = np.array([(0, 9), (0, 10), (0, 30), (1, 19), (2, 99)]).T
 
-    found = last_before(group, time, *np.array(at).T)
-    assert found.tolist() == [-1, 2, 2, 0, 1, -1, -1]
+    assert last_before(np.array([0, 1, 0]), np.array([30, 20, 10]), *at).tolist() == [-1, 2, 0, -1, -1]

@@ -363,3 +363,21 @@ def test_the_call_path_of_one_whatif_is_drawn_from_the_code():
         page.write_text(f"{before}```text\n{done.stdout}```{behind}", encoding="utf-8")
     assert WRITE or done.stdout == text[len(before) + len("```text\n") : -len(behind) - 3]
     assert head
+
+
+def test_the_format_that_the_guide_adds_is_read(tmp_path):
+    from daydream.collect.importers.formats import Options
+
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    known = {}
+    exec(guide.partition("Lines of Mine")[2].partition('"""')[2].partition("```")[0], known)
+    path = tmp_path / "a.mine"
+    path.write_text("# mine 1\nkernel,3,7,1000,2000,gemm\ncall,41,7,500,900,launch\nkernel,3,8,x,2,y\n")
+
+    (recording,) = known["read_mine"](path, Options())
+
+    assert recording["start_ns"].tolist() == [0, 500]
+    assert recording["correlation"].tolist() == [7, 7]
+    assert recording.texts_of("name", [0, 1]) == ["launch", "gemm"]
+    assert (recording["tid"][0], recording["stream"][1]) == (41, 3)
+    assert recording.metadata["notes"] == ["1 row had no readable time and was left out."]

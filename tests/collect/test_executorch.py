@@ -17,7 +17,7 @@ from shared import refusals
 
 import daydream
 from daydream.collect.derive.build import derive
-from daydream.collect.importers.executorch.etdump import innermost, read_etrecord, read_events
+from daydream.collect.importers.executorch.etdump import innermost, read_etrecord
 from daydream.collect.importers.executorch.inspector import Row, recording_of
 from daydream.collect.importers.formats import is_inspector
 from daydream.errors import NotApplicableError, TraceError
@@ -402,29 +402,6 @@ def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):
     }  # fmt: skip
     trace = loaded(tmp_path, row)
     assert [handle.operator for handle in trace.handles["0"]] == ["aten_relu_default_2"]
-
-
-@pytest.mark.filterwarnings("ignore")  # of what executorch imports
-def test_our_reader_and_executorchs_own_read_the_same_events():
-    pytest.importorskip("executorch.devtools.etdump.serialize", reason="executorch is not installed")
-    from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
-
-    for name in BACK_ENDS:
-        path = FILES / f"{name}.etdp"
-        runs = deserialize_from_etdump_flatcc(path.read_bytes()).run_data
-        theirs = [
-            event.profile_event for run in runs for event in run.events if event.profile_event is not None
-        ]
-        ours = read_events(path)
-        assert [(each.name, each.instruction, each.start, each.end) for each in ours] == [
-            (each.name or "", each.instruction_id, each.start_time, each.end_time) for each in theirs
-        ]
-        assert [each.delegate for each in ours] == [
-            each.delegate_debug_id_str or ""
-            if each.delegate_debug_id_int == -1
-            else each.delegate_debug_id_int
-            for each in theirs
-        ]
 
 
 def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.damage import bytes_changed
+from fuzz.damage import STRANGE, bytes_changed
 from kineto_text import document, note, op, row, training
 
 from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.importers import import_trace
+from daydream.collect.importers.kineto.events import ARGUMENTS, Event
 from daydream.errors import DaydreamError
 from daydream.trace.schema import FIELDS
 from daydream.trace.trace import Trace
@@ -40,63 +41,8 @@ LARGE_SHARED = (
     "kineto/a100_resnet_ddp_rank0of2.json.gz",
     "odd/cpu_only.json.gz",
 )
-STRANGE: tuple[Any, ...] = (
-    None,
-    True,
-    "",
-    "stream 7",
-    "-1",
-    "1e3",
-    "0x1f",
-    "\udc80",
-    -1,
-    0,
-    1.5,
-    -7.25,
-    2**31,
-    2**63,
-    2**64 - 1,
-    10**30,
-    1e300,
-    -1e300,
-    float("nan"),
-    float("inf"),
-    [],
-    [1, 2],
-    [[1, 2], [3]],
-    [2**40, 2**40, 2**40],
-    {},
-    {"a": [None]},
-    "record_param_comms",
-    "ncclDevKernel_AllReduce",
-    "ProfilerStep#1",
-    "nn.Module: Linear_0",
-    "Optimizer.step#Adam.step",
-    "kernel",
-    "cpu_op",
-    "X",
-    "hipExtModuleLaunchKernel",
-)
-EVENT_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
-ARG_KEYS = (
-    "External id",
-    "correlation",
-    "stream",
-    "device",
-    "bytes",
-    "Sequence number",
-    "Fwd thread id",
-    "Input Dims",
-    "Input type",
-    "grid",
-    "block",
-    "Collective name",
-    "In msg nelems",
-    "dtype",
-    "Process Group Name",
-    "Module Hierarchy",
-    "external id",
-)
+EVENT_KEYS = Event.__struct_fields__
+ARG_KEYS = tuple(ARGUMENTS.values())
 
 
 def break_gzip(text: bytes, chance: random.Random) -> bytes:
@@ -165,7 +111,7 @@ def change_header(text: bytes, chance: random.Random) -> bytes:
         ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version")
     )
     header[key] = chance.choice(
-        (*STRANGE, {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)})
+        (chance.choice(STRANGE), {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)})
     )
     return json.dumps(header).encode("utf-8", "surrogatepass")
 

@@ -108,9 +108,12 @@ DIRECTION = regex(r"(HOST|DEVICE)_TO_(HOST|DEVICE)")
 DIRECTIONS = ("HOST_TO_DEVICE", "DEVICE_TO_HOST", "DEVICE_TO_DEVICE", "HOST_TO_HOST")
 TO_HOST = 1
 COPY_NAMES = (
-    "Memcpy HtoD (Host -> Device)", "Memcpy DtoH (Device -> Host)", "Memcpy DtoD (Device -> Device)",
-    "Memcpy HtoH (Host -> Host)", "Memcpy",
-)  # fmt: skip
+    "Memcpy HtoD (Host -> Device)",
+    "Memcpy DtoH (Device -> Host)",
+    "Memcpy DtoD (Device -> Device)",
+    "Memcpy HtoH (Host -> Host)",
+    "Memcpy",
+)
 FIRST_COPY_LANE = 1_000_000  # above the numbers of streams and queues
 AGENT = regex(r"(\d{1,18})$")  # `Agent 4`, or the number alone
 GPU = ("2", "GPU")  # ROCPROFILER_AGENT_TYPE_GPU

@@ -264,9 +264,13 @@ LONGEST_NAME = 4_096
 
 TEXT = ""
 PROFILED = {
-    0: ("name", TEXT), 2: ("instruction", "i"), 3: ("number", "i"), 4: ("text", TEXT), 6: ("start", "Q"),
+    0: ("name", TEXT),
+    2: ("instruction", "i"),
+    3: ("number", "i"),
+    4: ("text", TEXT),
+    6: ("start", "Q"),
     7: ("end", "Q"),
-}  # fmt: skip
+}
 RUN = {3: ("events", [{0: ("profiled", PROFILED)}])}
 DUMP = {1: ("runs", [RUN])}
 """Tables of `etdump_schema_flatcc.fbs`: what each field is, by its number: a number of a `struct` code, a

@@ -112,14 +112,23 @@ QUERIES = (
 EXTRA = ("process", "context", *SYNC_COLUMNS)
 EVENTS = ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_EVENT")
 RECORDS = {  # of events: calls, tied to rows of calls by their ids
-    "process": "globalPid", "stream": "streamId", "correlation": "correlationId", "eventId": "eventId",
+    "process": "globalPid",
+    "stream": "streamId",
+    "correlation": "correlationId",
+    "eventId": "eventId",
     "eventSyncId": "eventSyncId",
-}  # fmt: skip
+}
 ALLOCATIONS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 ALLOCATED = {
-    "process": "globalPid", "correlation": "correlationId", "time_ns": "start", "device": "deviceId",
-    "address": "address", "bytes": "bytes", "kind": "memKind", "operation": "memoryOperationType",
-}  # fmt: skip
+    "process": "globalPid",
+    "correlation": "correlationId",
+    "time_ns": "start",
+    "device": "deviceId",
+    "address": "address",
+    "bytes": "bytes",
+    "kind": "memKind",
+    "operation": "memoryOperationType",
+}
 ON_GPU = (2, 5)  # kinds of memory (ENUM_CUDA_MEM_KIND): device, device static
 ALLOCATION, FREE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 

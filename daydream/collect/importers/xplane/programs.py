@@ -93,10 +93,19 @@ PROTO_OF: Schema = {1: ("modules", PLACES)}
 MODULE: Schema = {1: ("name", TEXT), 3: ("computations", PLACES)}
 COMPUTATION: Schema = {2: ("instructions", PLACES), 5: ("id", INT)}
 INSTRUCTION: Schema = {
-    1: ("name", TEXT), 2: ("opcode", TEXT), 3: ("shape", PLACES), 9: ("parameter", INT), 15: ("window", PLACES),
-    16: ("convolution", PLACES), 28: ("target", TEXT), 30: ("dot", PLACES), 35: ("id", INT),
-    36: ("operands", INTS), 38: ("called", INTS), 43: ("settings", TEXT),
-}  # fmt: skip
+    1: ("name", TEXT),
+    2: ("opcode", TEXT),
+    3: ("shape", PLACES),
+    9: ("parameter", INT),
+    15: ("window", PLACES),
+    16: ("convolution", PLACES),
+    28: ("target", TEXT),
+    30: ("dot", PLACES),
+    35: ("id", INT),
+    36: ("operands", INTS),
+    38: ("called", INTS),
+    43: ("settings", TEXT),
+}
 SHAPE: Schema = {2: ("type", INT), 3: ("sizes", INTS), 4: ("parts", PLACES)}
 WINDOW: Schema = {1: ("dimensions", PLACES)}
 DIMENSION: Schema = {6: ("base_dilation", INT)}

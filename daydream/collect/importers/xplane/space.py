@@ -125,18 +125,34 @@ Schema = Mapping[int, tuple[str, int]]
 # Messages of `xplane.proto`: what stands in each field, by its number.
 SPACE: Schema = {1: ("planes", PLACES)}
 PLANE: Schema = {
-    2: ("name", TEXT), 3: ("lines", PLACES), 4: ("events", PLACES), 5: ("stat_names", PLACES), 6: ("stats", PLACES),
-}  # fmt: skip
+    2: ("name", TEXT),
+    3: ("lines", PLACES),
+    4: ("events", PLACES),
+    5: ("stat_names", PLACES),
+    6: ("stats", PLACES),
+}
 LINE: Schema = {
-    1: ("id", INT), 2: ("name", TEXT), 3: ("begin_ns", INT), 4: ("events", PLACES), 11: ("display_name", TEXT),
-}  # fmt: skip
+    1: ("id", INT),
+    2: ("name", TEXT),
+    3: ("begin_ns", INT),
+    4: ("events", PLACES),
+    11: ("display_name", TEXT),
+}
 EVENT: Schema = {
-    1: ("of", INT), 2: ("offset_ps", INT), 3: ("duration_ps", INT), 4: ("stats", PLACES), 5: ("occurrences", INT),
-}  # fmt: skip
+    1: ("of", INT),
+    2: ("offset_ps", INT),
+    3: ("duration_ps", INT),
+    4: ("stats", PLACES),
+    5: ("occurrences", INT),
+}
 STAT: Schema = {
-    1: ("of", INT), 3: ("unsigned", INT), 4: ("signed", INT), 5: ("text", TEXT), 6: ("bytes", PLACES),
+    1: ("of", INT),
+    3: ("unsigned", INT),
+    4: ("signed", INT),
+    5: ("text", TEXT),
+    6: ("bytes", PLACES),
     7: ("text_id", INT),
-}  # fmt: skip
+}
 ENTRY: Schema = {1: ("key", INT), 2: ("value", PLACES)}  # of a map
 META: Schema = {2: ("name", TEXT), 5: ("stats", PLACES)}
 LARGEST_NS = 2**62 - 2**54  # with an offset of 63 bits of ps it fits 63 bits
