@@ -136,7 +136,15 @@ def _text(found: Calibration) -> str:
     return "\n".join(lines)
 
 
-@command("output", "force", cls=InPlace, types={**COUNTS, "steps": click.IntRange(2)})
+@command(
+    "output",
+    "force",
+    cls=InPlace,
+    types={
+        **COUNTS,
+        "steps": click.IntRange(2),
+    },
+)
 def in_place(
     change: Change,
     out: Output,

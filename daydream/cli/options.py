@@ -271,7 +271,10 @@ TYPES = {  # what reads values of those, and of the parts of a command line
     "max_unpacked": BYTES,
     "nproc_per_node": SOME,
 }
-COUNTS = {"steps": SOME, "warmup": click.IntRange(0)}
+COUNTS = {
+    "steps": SOME,
+    "warmup": click.IntRange(0),
+}
 SCRIPT = (
     click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
     click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
