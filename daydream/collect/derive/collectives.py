@@ -421,9 +421,18 @@ def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
             abs(apart) <= ENDS_AGREE_NS
             and _alike(one, other, np.array([here]), np.array([there]))[0]
         ):
-            pairs.append((here, there))
-            here += 1
-            there += 1
+            if here + 1 < len(one.rows) and abs(
+                apart + one.end_ns[here + 1] - one.end_ns[here]
+            ) < abs(apart):
+                here += 1
+            elif there + 1 < len(other.rows) and abs(
+                apart - np.diff(other.end_ns[there : there + 2])[0]
+            ) < abs(apart):
+                there += 1
+            else:
+                pairs.append((here, there))
+                here += 1
+                there += 1
         elif apart > 0:
             there += 1
         else:
