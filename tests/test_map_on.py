@@ -1,7 +1,5 @@
 """Engines: the same answers in the same order wherever they are found, and errors that say what is wrong."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -243,15 +241,6 @@ def test_workers_with_another_version_are_told(scheduler, monkeypatch):
         map_on(f"dask:{scheduler}", adding, 1, [1])
 
 
-@pytest.mark.slow
-def test_a_sweep_is_the_same_on_a_scheduler_that_runs_already(ranks, scheduler):
-    recorded, values = daydream.load(ranks / "rank0.json"), {"factor": [0.5, 1.0, 0.25], "on": ["cpu", "gpu"]}
-    here = daydream.sweep(recorded, "scale", values)
-    there = daydream.sweep(recorded, "scale", values, engine=f"dask:{scheduler}")
-
-    assert there.to_json() == here.to_json()
-
-
 # Ranks that are read side by side -------------------------------------------------------------------
 
 
@@ -274,14 +263,6 @@ def test_ranks_read_by_processes_are_the_same_trace(ranks):
         here = daydream.load(ranks, ranks=chosen)
         there = daydream.load(ranks, ranks=chosen, engine="processes:2")
         assert all_of(here) == all_of(there)
-
-
-@pytest.mark.slow
-def test_ranks_read_by_dask_are_the_same_trace(ranks, scheduler):
-    here = all_of(daydream.load(ranks))
-
-    assert here == all_of(daydream.load(ranks, engine="dask:2"))
-    assert here == all_of(daydream.load(ranks, engine=f"dask:{scheduler}"))
 
 
 def test_a_rank_that_cannot_be_read_is_the_same_error(ranks, tmp_path):

@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
     "core": Budget(111_330, 64, 10.24),
-    "reading and recording": Budget(143_150, 90, 9.50),
+    "reading and recording": Budget(139_200, 90, 9.50),
     "knowledge": Budget(218_800, 149, 10.76),
     "surface": Budget(115_450, 110, 9.82),
     "product": Budget(593_100, 417, 10.14),

@@ -8,7 +8,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.compare import Difference
 from daydream.predict.curves import Curve, Curves
 from daydream.predict.prediction import Prediction
@@ -65,7 +64,7 @@ def _comparison(comparison: Prediction) -> Any:
     else:
         times = speedup(comparison.replayed_ns, comparison.predicted_ns)
         title += f"{time_text(comparison.predicted_ns)} predicted, {times}"
-    return _breakdowns(title, *parts_of_change(comparison), ("before", "after"))
+    return _breakdowns(title, *comparison.breakdowns(), ("before", "after"))
 
 
 @_draw.register

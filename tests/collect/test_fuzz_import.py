@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.kineto_cases import bytes_changed, strange
+from fuzz.damage import STRANGE, bytes_changed
 from kineto_text import document, note, op, row, training
 
 from daydream.collect.derive.nesting import STEP_MARKER
@@ -64,9 +64,9 @@ def change_values(text: bytes, chance: random.Random) -> bytes:
         if not isinstance(event, dict):
             continue
         if chance.random() < 0.5:
-            event[chance.choice(EVENT_KEYS)] = strange(chance)
+            event[chance.choice(EVENT_KEYS)] = chance.choice(STRANGE)
         elif isinstance(event.get("args"), dict):
-            event["args"][chance.choice(ARG_KEYS)] = strange(chance)
+            event["args"][chance.choice(ARG_KEYS)] = chance.choice(STRANGE)
     return json.dumps(whole).encode("utf-8", "surrogatepass")
 
 
@@ -110,7 +110,9 @@ def change_header(text: bytes, chance: random.Random) -> bytes:
     key = chance.choice(
         ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version")
     )
-    header[key] = chance.choice((strange(chance), {"rank": strange(chance), "world_size": strange(chance)}))
+    header[key] = chance.choice(
+        (chance.choice(STRANGE), {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)})
+    )
     return json.dumps(header).encode("utf-8", "surrogatepass")
 
 

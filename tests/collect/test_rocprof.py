@@ -23,7 +23,7 @@ from shared import refusals, refused, shared_trace
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import base_name
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 

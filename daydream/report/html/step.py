@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.memory.over_time import HeldOverTime, held_over_time
 from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
-from daydream.predict.breakdown import parts_of_change, parts_of_replay
+from daydream.memory.views import HeldOverTime, held_over_time
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
     Beside,
@@ -156,7 +155,7 @@ def _which(before: StepPath, after: StepPath | None) -> str:
 
 def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
-    sides = [parts_of_replay(replay)] if found is None else list(parts_of_change(found))
+    sides = [replay.breakdown()] if found is None else list(found.breakdowns())
     total = [sum(side["by_cause"].values()) for side in sides]
     beside = meanwhile(sides, max(total))
     titled = [(title, [*rows, (STEP, total)]) for title, rows in sections(sides, max(total))[:2]]

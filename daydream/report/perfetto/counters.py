@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.calls import Coverage, device_work
-from daydream.memory.over_time import held_over_time
+from daydream.memory.views import held_over_time
 from daydream.report.perfetto.events import counter
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from daydream.costs.kernel_names import family
 from daydream.predict.basis import ESTIMATED
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.compare import SAME, Change
 from daydream.report.blocks import (
     HEADING,
@@ -360,7 +359,7 @@ def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> 
         ("before", time_text(found.comparison.replayed_ns), ""), ("predicted", time_text(predicted), ""),
         ("measured", time_text(measured), error),
     ]  # fmt: skip
-    was, _ = parts_of_change(found.comparison)
+    was, _ = found.comparison.breakdowns()
     sides = [
         {
             key: part for key, part in side.items() if key != "by_layer"

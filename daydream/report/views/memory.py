@@ -272,7 +272,7 @@ def uses(found: MemoryView, *, verbose: bool = False) -> list[Block]:
 
 
 def _operators(found: MemoryView, most: int) -> tuple[str, Table]:
-    from daydream.memory.footprints import OperatorFootprint
+    from daydream.memory.views import OperatorFootprint
 
     rows = [row for row in found.rows if isinstance(row, OperatorFootprint)]
     largest = max((row.footprint_bytes for row in rows), default=0)
@@ -289,7 +289,7 @@ def _operators(found: MemoryView, most: int) -> tuple[str, Table]:
 
 
 def _layers(found: MemoryView, most: int) -> tuple[str, Table]:
-    from daydream.memory.footprints import LayerNeed
+    from daydream.memory.views import LayerNeed
 
     merged: dict[str, list[int]] = {}  # the blocks of a stack in one row
     for row in found.rows:
@@ -320,7 +320,7 @@ def _working_set(found: MemoryView, largest: int, what: str) -> str:
 
 
 def _idle(found: MemoryView, most: int) -> tuple[str, Table]:
-    from daydream.memory.idle import Idle
+    from daydream.memory.views import Idle
 
     rows = [row for row in found.rows if isinstance(row, Idle)]
     movable = sum(row.bytes for row in rows if row.gigabytes_per_second <= LINK)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, whole_recording
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
@@ -29,6 +28,7 @@ from daydream.report.format import (
     change_text,
     error_text,
     gain_range_text,
+    likely_gain,
     listed,
     percent,
     range_text,
@@ -42,7 +42,7 @@ from daydream.text import counted
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Prediction
+    from daydream.predict.prediction import Changed, Prediction
     from daydream.predict.replay import Replay
     from daydream.predict.suggest import WhatIfResult
 
@@ -83,9 +83,10 @@ def prediction(
 
     With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
     """
-    before, after = parts_of_change(found)
+    before, after = found.breakdowns()
     blocks: list[Block] = [
         *map(Text, whole_recording(found.replay.graph.trace)),
+        *throughput_line(found.optimization, found),
         headline(found),
         *about_steps(found.replay),
         *_options(found),
@@ -129,6 +130,20 @@ def headline(found: Prediction) -> Headline:
     if found.predicted_ns is None:
         return Headline(f"{found.optimization}: cannot be predicted from this trace; {error}")
     return Headline(f"{found.optimization}: {answer_text(found)}; {error}")
+
+
+def throughput_line(what: str, found: Changed) -> list[Block]:
+    """Return what a second of training covers before and after a change that alters what a step covers."""
+    rate = found.throughput
+    if rate is None or not found.predicted_ns:
+        return []
+    said = f"{rate.gain:.2f}x the {rate.unit} per second"
+    if rate.before_per_s is not None and rate.after_per_s is not None:
+        said = f"{rate.before_per_s:,.1f} -> {rate.after_per_s:,.1f} {rate.unit} per second, {rate.gain:.2f}x"
+    if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
+        whole = rate.gain * found.predicted_ns
+        said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
+    return [Headline(f"{what}: {said}")]
 
 
 def step_figures(found: Prediction) -> Figures:

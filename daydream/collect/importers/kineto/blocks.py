@@ -272,6 +272,11 @@ class EventReader:
         )
 
     def _explain_broken(self, text: bytes) -> NoReturn:
+        if self.path.suffix in (".nsys-rep", ".qdrep"):
+            raise TraceError(
+                f"{self.path} is a report of Nsight Systems; export it first: "
+                f"nsys export --type sqlite {self.path}"
+            )
         if text.lstrip()[:1] not in (b"{", b"["):
             raise TraceError(
                 f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed"
