@@ -134,12 +134,32 @@ ALLOCATION, FREE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 
 # The enum tables give these words where they are there; these are the ids of all versions seen.
 COPY_KINDS = (
-    "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH",
-    "DtoD", "Unknown",
-)  # fmt: skip
+    "Unknown",
+    "HtoD",
+    "DtoH",
+    "HtoA",
+    "AtoH",
+    "AtoA",
+    "AtoD",
+    "DtoA",
+    "DtoD",
+    "HtoH",
+    "PtoP",
+    "HtoD",
+    "DtoH",
+    "DtoD",
+    "Unknown",
+)
 MEMORY_KINDS = (
-    "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown",
-)  # fmt: skip
+    "Pageable",
+    "Pinned",
+    "Device",
+    "Array",
+    "Managed",
+    "Device Static",
+    "Managed Static",
+    "Unknown",
+)
 TYPES = {
     "EVENT_SYNCHRONIZE": "Event Sync",
     "STREAM_WAIT_EVENT": "Stream Wait Event",
