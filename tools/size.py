@@ -42,7 +42,7 @@ BUDGETS = {
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
     "README and docs": Budget(96_930, 39, 0.00),
     "C": Budget(186, 2, 0.00),
-    "other code": Budget(966, 11, 0.00),
+    "other code": Budget(1_010, 11, 0.00),
 }
 ROOMS = {  # the folders of `daydream/`; its loose files are of reading and recording
     "core": ("graph", "simulate", "predict", "transforms", "compiled"),

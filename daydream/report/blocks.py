@@ -97,6 +97,19 @@ class Table(NamedTuple):
     name: str = ""
     own_units: bool = False
 
+    def split(self) -> list[Table]:
+        """Return a table for each heading, which then names the first column."""
+        found: list[Table] = []
+        for row in self.rows:
+            name, *cells = row.cells
+            if row.style == HEADING:
+                head = self.columns[0]._replace(title=str(name))
+                found.append(self._replace(columns=[head, *self.columns[1:]], rows=[]))
+            else:
+                bare = row._replace(cells=(str(name).strip(), *cells))
+                found[-1] = found[-1]._replace(rows=[*found[-1].rows, bare])
+        return found
+
     def used(self) -> list[int]:
         """Return the places of the columns that have a cell; the first always."""
         rows = [row.cells for row in self.rows if row.style != HEADING]
@@ -111,7 +124,8 @@ class Table(NamedTuple):
         sizes = self._largest((Kind.BYTES,))
         unit, size, digits = scale(times)
         memory, nbytes = memory_unit(sizes)
-        heads, units = [], {Kind.TIME: unit, Kind.BYTES: memory}
+        heads = []
+        units = {Kind.TIME: unit, Kind.BYTES: memory}
         for column in self.columns:
             kind = Kind.TIME if column.kind in TIMES else column.kind
             said = None if self.own_units else units.pop(kind, None)
@@ -192,6 +206,13 @@ class Figures(NamedTuple):
 
     figures: Sequence[tuple[str, str, str]]
     head: str = ""
+
+
+def times(head: str, *figures: tuple[str, float | None, str]) -> Figures:
+    """Return key figures that are times; those that are not known are left out."""
+    return Figures(
+        [(name, time_text(ns), more) for name, ns, more in figures if ns is not None], head
+    )
 
 
 class Facts(NamedTuple):

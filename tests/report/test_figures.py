@@ -10,7 +10,7 @@ import pytest
 
 import daydream
 from daydream.predict.breakdown import parts_of_change
-from daydream.report import step_figure
+from daydream.report import figures
 from daydream.simulate.critical_path import PathCause
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
@@ -56,12 +56,12 @@ def test_a_difference_is_drawn_like_a_prediction(replay):
 
 def heights(axes, row):
     """Return how busy the bins of a row are: what lies between the bottom of the row and its stairs."""
-    total = np.zeros(step_figure.BINS)
+    total = np.zeros(figures.BINS)
     for stairs in axes.patches:
         values, _, base = stairs.get_data()
-        if round(float(np.max(base)) - step_figure.HEIGHT / 2) == row:
+        if round(float(np.max(base)) - figures.HEIGHT / 2) == row:
             total += base - values
-    return total / step_figure.HEIGHT
+    return total / figures.HEIGHT
 
 
 def test_a_row_is_as_high_as_its_lane_is_busy(replay):

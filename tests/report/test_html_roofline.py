@@ -87,7 +87,7 @@ def test_kernels_of_no_known_type_are_drawn_under_one_line():
 def test_the_picture_says_how_much_it_covers_and_by_what(replay):
     drawn, kernels = picture(replay.graph), replay.graph.select(kind="kernel")
     share = kernels.where(name="gemm").duration_ns.sum() / kernels.duration_ns.sum()
-    found = re.search(r"([\d.]+) % by counters", drawn)
+    found = re.search(r"([\d.]+)% by counters", drawn)
     assert found is not None
     assert float(found[1]) == pytest.approx(100 * share, abs=0.06)
     assert "100 FLOP/B, 10 TFLOP/s, bound by arithmetic" in drawn

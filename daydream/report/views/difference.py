@@ -53,7 +53,8 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> l
 
     Verbose adds phases and layers, the work by layer, operator, kernel and CPU operator.
     """
-    one, two = found.before, found.after
+    one = found.before
+    two = found.after
     judged = one.prediction is None
     blocks: list[Block] = [*_answer(found), steps_table(found)]
     blocks.append(
@@ -106,7 +107,9 @@ def side_text(side: Side) -> str:
 
 def _answer(found: Difference) -> list[Block]:
     """Return the step before and after, and whether that is clear; or what came of a prediction."""
-    one, two, start = found.before, found.after, found.started_from_ns
+    one = found.before
+    two = found.after
+    start = found.started_from_ns
     if not one.prediction:
         said = step_change_text(one.simulated_ns, two.simulated_ns)
         return [
@@ -133,7 +136,9 @@ def _answer(found: Difference) -> list[Block]:
 
 def steps_table(found: Difference) -> Table:
     """Return the steps before and after, and the predicted one, each with its range and speed-up."""
-    one, two, start = found.before, found.after, found.started_from_ns
+    one = found.before
+    two = found.after
+    start = found.started_from_ns
     before = start if one.prediction else one.simulated_ns
 
     def row(name: str, ns: int | None, side: Side | None) -> Row:
@@ -213,7 +218,8 @@ def _shows(group: Sequence[Change]) -> bool:
 
 
 def _work_row(name: str, group: Sequence[Change]) -> Row:
-    old, new = sum(each.before_ns for each in group), sum(each.after_ns for each in group)
+    old = sum(each.before_ns for each in group)
+    new = sum(each.after_ns for each in group)
     times = _count(group, 0), _count(group, 1)
     return Row(
         (name, times[0] if times[0] == times[1] else " -> ".join(times), old, new, new - old)
@@ -269,7 +275,7 @@ def unchanged(found: Difference) -> list[str]:
     same = [each for each in changes if each.state == "same"]
     share = sum(each.before_ns for each in same) / whole if whole else 0.0
     alike = f"{len(same):,} of {counted(len(changes), what)}, {percent(share)} of the time before"
-    said = [f"unchanged (within {100 * SAME:g} %): {alike}"]
+    said = [f"unchanged (within {SAME:.0%}): {alike}"]
     sides = {"new": found.new, "vanished": found.vanished}
     known = {
         "new": {_family(name) for each in changes for name in each.before},
@@ -292,10 +298,13 @@ def unchanged(found: Difference) -> list[str]:
 
 def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
     """Return the predicted and the confirmed step, the error and the control, and where a step differs."""
-    blocks, base = found.blocks, found.blocks.baseline_ns
-    predicted, confirmed = speedup(base, found.predicted_ns), speedup(base, blocks.confirmed_ns)
+    blocks = found.blocks
+    base = found.blocks.baseline_ns
+    predicted = speedup(base, found.predicted_ns)
+    confirmed = speedup(base, blocks.confirmed_ns)
     error = "unknown" if found.error is None else percent(found.error, signed=True)
-    low, high = found.predicted_low_ns, found.predicted_high_ns
+    low = found.predicted_low_ns
+    high = found.predicted_high_ns
     inside = ""
     if found.inside is not None and low and high:
         where = "inside" if found.inside else "outside"
@@ -303,15 +312,22 @@ def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
     control = percent(blocks.control - 1, signed=True)
     rows = [
         Row(("without the change", base, None, None)),
-        Row(("predicted", "unknown", None, "unknown") if found.predicted_ns is None else
-            ("predicted", found.predicted_ns, (low, high) if low is not None and high is not None else None,
-             base / max(found.predicted_ns, 1))),
+        Row(
+            ("predicted", "unknown", None, "unknown")
+            if found.predicted_ns is None
+            else (
+                "predicted",
+                found.predicted_ns,
+                (low, high) if low is not None and high is not None else None,
+                base / max(found.predicted_ns, 1),
+            )
+        ),
         Row(("confirmed", blocks.confirmed_ns, None, base / max(blocks.confirmed_ns, 1))),
-    ]  # fmt: skip
+    ]
     heads = [
         Column(""),
         Column("step", Kind.TIME),
-        Column("90 % interval", Kind.INTERVAL),
+        Column("90% interval", Kind.INTERVAL),
         Column("speedup", Kind.RATIO),
     ]
     said = [HOW.format(rounds=blocks.rounds), *_doubts(found)]
@@ -339,7 +355,7 @@ def _doubts(found: Confirmation) -> list[str]:
         )
     if found.restless:
         said.append(
-            "The unchanged step differs from itself by more than 5 %: the machine was not at rest."
+            "The unchanged step differs from itself by more than 5%: the machine was not at rest."
         )
     if found.difference is None:
         said.append("The steps with the change were not recorded: the script ended before.")
@@ -354,12 +370,14 @@ def _doubts(found: Confirmation) -> list[str]:
 
 def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> list[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
-    predicted, measured = difference.before.simulated_ns, difference.after.simulated_ns
+    predicted = difference.before.simulated_ns
+    measured = difference.after.simulated_ns
     error = f"error {percent(predicted / measured - 1, signed=True)}"
     figures = [
-        ("before", time_text(found.comparison.replayed_ns), ""), ("predicted", time_text(predicted), ""),
+        ("before", time_text(found.comparison.replayed_ns), ""),
+        ("predicted", time_text(predicted), ""),
         ("measured", time_text(measured), error),
-    ]  # fmt: skip
+    ]
     was, _ = parts_of_change(found.comparison)
     sides = [
         {

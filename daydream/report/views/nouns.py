@@ -28,11 +28,12 @@ def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
     steps = found.metadata.get("steps", [])
     rows = [
         (
-            _step_name(steps, step), step.get("measured_ns"),
+            _step_name(steps, step),
+            step.get("measured_ns"),
             "yes" if step.get("covered") else str(step.get("why_not") or "no"),
         )
         for step in steps
-    ]  # fmt: skip
+    ]
     said = f"{counted(len(found), 'row')} over {time_text(span_ns(found))}, {counted(len(steps), 'step')}"
     blocks: list[Block] = [
         Headline(f"Trace: {found.metadata.get('source', 'unnamed')}"),
@@ -49,7 +50,8 @@ def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
 def graph(found: Graph, *, verbose: bool = False) -> list[Block]:
     """Return how many tasks of each kind and on each lane a graph has, and their time."""
     columns = found.columns
-    kind, lane = columns["kind"][found.alive], columns["lane"][found.alive]
+    kind = columns["kind"][found.alive]
+    lane = columns["lane"][found.alive]
     time = columns["duration_ns"][found.alive]
     return [
         Headline(f"Graph of {counted(len(found), 'task')} on {counted(len(found.lanes), 'lane')}"),
