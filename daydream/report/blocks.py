@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from daydream.report.format import percent, scale, shortened, tail, time_text
 from daydream.text import bytes_text, memory_unit
@@ -36,6 +36,10 @@ class Kind(Enum):
     PERCENT = auto()  # a share
     ERROR = auto()  # a share with its sign
     COUNT = auto()
+
+    def __call__(self, title: str, spare: int = 0, **options: Any) -> Column:
+        """Return a column of this kind."""
+        return Column(title, self, spare, **options)
 
 
 TIMES = (Kind.TIME, Kind.CHANGE, Kind.INTERVAL)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -147,10 +144,3 @@ def test_without_matplotlib_one_line_says_what_to_install(replay, monkeypatch):
 
     with pytest.raises(daydream.DaydreamError, match=r"pip install 'daydream\[notebook\]'"):
         replay.plot()
-
-
-def test_matplotlib_is_loaded_only_when_something_is_drawn():
-    code = "import sys, daydream.report.figures; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-
-    assert done.stdout.strip() == "False"

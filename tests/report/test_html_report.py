@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from daydream.predict.breakdown import parts_of_change
 from daydream.predict.rank import rank
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
+from daydream.report.html.path import Total
 from daydream.report.html.render import MOST_AT_ONCE
+from daydream.report.html.step import _icicle
 from daydream.report.html.timelines import packed
 from daydream.report.timeline import (
     INSERTED,
@@ -31,7 +34,6 @@ from daydream.report.timeline import (
 from daydream.report.views.step import recorded_step
 from daydream.simulate.critical_path import PathCause
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 4, 2
 
@@ -70,16 +72,10 @@ def test_the_page_loads_nothing(replay, comparison):
 
         assert not {name for _, name, _ in said.attributes} & {"src", "href", "srcset", "action", "data"}
         assert "default-src 'none'" in text
+        assert "The MIT License" in text
         assert "@import" not in text
         assert "url(" not in text
         assert len(said.scripts) == PROGRAMS_IN_PAGE + DATA_IN_PAGE
-
-
-def test_the_chart_librarys_licence_is_in_the_page(replay):
-    text = page(replay)
-
-    assert "The MIT License" in text
-    assert "Leon Sorokin" in text
 
 
 def test_the_cards_say_what_the_screen_says(document, comparison):
@@ -94,17 +90,6 @@ def test_the_cards_say_what_the_screen_says(document, comparison):
         *(line.text for line in recorded_step(comparison)),
     ):
         assert figure in document.words
-
-
-def test_without_a_known_cost_of_recording_the_cards_are_of_the_recorded_step(replay):
-    recorded = replay.graph.trace
-    metadata = {**recorded.metadata, "profiler": "by hand"}
-    alone = daydream.whatif(daydream.Trace(recorded.columns, recorded.texts, metadata), "amp")
-    words = Document(page(alone)).words
-
-    assert f"predicted {time_text(alone.predicted_ns)} 90% interval" in words
-    assert f"speed-up {alone.speedup:.2f}x" in words
-    assert "with the profiler" not in words
 
 
 def test_every_note_and_option_is_in_the_page(document, comparison):
@@ -271,16 +256,28 @@ def test_long_tables_begin_short(replay):
     assert f'data-most="{MOST_AT_ONCE}"' in text
 
 
+def test_kernels_have_their_time_count_and_mean(document, comparison):
+    heads, *rows = next(table for table in document.tables if table[0][0] == "kernel")
+    assert heads[1:] == ["before, ms", "after", "change", "count", "mean, us"]
+    _, step = comparison.shown_steps()
+    graph = comparison.graph
+    ours = np.flatnonzero((graph.columns["step"] == step) & (graph.columns["kind"] != 0))
+    name = graph.column("name", ours)
+    for row in rows:
+        ns = graph.columns["duration_ns"][ours[name == row[0]]]
+        assert (int(row[4]), float(row[2])) == (len(ns), pytest.approx(ns.sum() / 1e6, abs=0.002))
+        assert float(row[5].replace(",", "")) == pytest.approx(ns.mean() / 1e3, rel=1e-3)
+
+
+def test_layers_are_nested_as_wide_as_their_work():
+    totals = {"block.0": Total(device_ns=6), "block.1": Total(device_ns=2), "head": Total(device_ns=2)}
+    drawn = _icicle(totals)
+    boxes = re.findall(r'flex:(\d+)"><button[^>]*data-find="([^"]*)"', drawn)
+    expected = [("8", "block"), ("6", "block.0"), ("2", "block.1"), ("2", "head")]
+    assert boxes == expected
+
+
 # Files -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
-def test_the_examples_have_a_report(name):
-    replay = daydream.replay(EXAMPLES / name)
-    comparison = daydream.whatif(replay, "scale", factor=0.5)
-    said = Document(page(comparison))
-
-    assert time_text(comparison.predicted_ns) in said.words
 
 
 def test_a_step_of_which_nothing_is_left_has_a_report(replay):
@@ -297,6 +294,8 @@ def test_several_ranks_have_a_report(tmp_path):
     said = Document(page(daydream.whatif(replay, "scale", factor=0.5, on="gpu")))
 
     assert "rank 1 " in said.words
+    table = next(table for table in said.tables if table[0][1:] == ["rank 0, ms", "rank 1"])
+    assert table[-1][0] == "the step"
     assert {step[3] for step in said.data("timeline-data")["timelines"][0]["steps"]} == {0, 1}
 
 

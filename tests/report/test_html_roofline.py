@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import Chromium, browser
 
 import daydream
 from daydream import Graph
 from daydream.costs.devices import find_device
-from daydream.report.html.page import write
 from daydream.report.html.roofline import MOST, NO_PEAKS, NO_WORK, Point, _svg, picture
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
@@ -91,18 +89,6 @@ def test_the_picture_says_how_much_it_covers_and_by_what(replay):
     assert found is not None
     assert float(found[1]) == pytest.approx(100 * share, abs=0.06)
     assert "100 FLOP/B, 10 TFLOP/s, bound by arithmetic" in drawn
-
-
-@pytest.mark.skipif(browser() is None, reason="no Chromium")
-def test_a_browser_shows_it(replay, tmp_path):
-    write(tmp_path / "r.html", replay)
-    with Chromium(tmp_path / "profile") as page:
-        page.open(tmp_path / "r.html")
-        assert page.messages == []
-        box = "document.querySelector('svg.roofline').getBoundingClientRect()"
-        assert page.run(f"{box}.width") > 300
-        assert page.run(f"{box}.height") > 150
-        assert page.run("document.querySelectorAll('svg.roofline circle title').length") > 0
 
 
 def test_the_roof_of_l2_is_dashed_and_only_there_where_it_gives_more_than_memory():

@@ -38,7 +38,6 @@
     },
   };
   const chart = new uPlot(options, figures, box);
-  chart.setLegend({ idx: figures[1].indexOf(Math.max(...figures[1])) }); // the peak, until something is hovered
   document.getElementById("timelines").addEventListener("range", ({ detail }) => {
     const { min, max } = chart.scales.x;
     if (Math.abs(min - detail.min) + Math.abs(max - detail.max) < 1e-9) return;

@@ -122,7 +122,7 @@ def step_sections(
     if picture := roofline.picture(replay.graph):
         blocks += [Title("Roofline", "roofline", roofline.HELP), Drawing(picture)]
     on_path = [_chosen(each, "name", "on_path") for each in sides]
-    times_on = Column("times", Kind.COUNT), lambda _name, total: total.on_path
+    times_on = Kind.COUNT("times"), lambda _name, total: total.on_path
     blocks += [
         Title("Critical path", "path", f"{which} {PATH}"),
         _largest("tasks", "task", on_path, "path_ns", [times_on]),
@@ -232,8 +232,8 @@ def _kernels(sides: Sequence[StepPath], which: str) -> list[Block]:
         return []
     bounds = _bounds(sides[-1])
     extra: list[Extra] = [
-        (Column("count", Kind.COUNT), lambda _name, total: total.tasks),
-        (Column("mean, us", Kind.COUNT), lambda _name, total: total.mean_ns / 1000),
+        (Kind.COUNT("count"), lambda _name, total: total.tasks),
+        (Kind.COUNT("mean, us"), lambda _name, total: total.mean_ns / 1000),
         (Column("bound by"), lambda name, _total: bounds.get(name, "")),
     ]
     text = f"{which} Device work, on the critical path or hidden."
@@ -263,9 +263,9 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
     one, column = ("layer", "layer") if known else ("operator", "op")
     totals = [each.totals(column) for each in sides]
     extra: list[Extra] = [
-        (Column("device work", Kind.TIME), lambda _name, total: total.device_ns),
-        (Column("CPU work", Kind.TIME), lambda _name, total: total.cpu_ns),
-        (Column("tasks", Kind.COUNT), lambda _name, total: total.tasks),
+        (Kind.TIME("device work"), lambda _name, total: total.device_ns),
+        (Kind.TIME("CPU work"), lambda _name, total: total.cpu_ns),
+        (Kind.COUNT("tasks"), lambda _name, total: total.tasks),
     ]
     drawn = [Drawing(_icicle(totals[-1]))] if known else []
     title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
@@ -320,11 +320,11 @@ def _in_order(path: StepPath) -> Table:
     heads = [
         Column("lane"),
         Column("phase"),
-        Column("at", Kind.TIME),
+        Kind.TIME("at"),
         Column("most of it"),
-        Column("tasks", Kind.COUNT),
-        Column("work", Kind.TIME, bar=True),
-        Column("delay", Kind.TIME),
+        Kind.COUNT("tasks"),
+        Kind.TIME("work", bar=True),
+        Kind.TIME("delay"),
         Column("most of the delay"),
     ]
     return Table(heads, list(map(Row, path.stretches())), path.step_ns)

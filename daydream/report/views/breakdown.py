@@ -33,10 +33,10 @@ COLORS = {cause.label: f"--bound-{cause.bound.value.lower()}" for cause in PathC
 
 def columns(title: str, names: Sequence[str], change: str = "change") -> list[Column]:
     """Return columns of times: of one side with its share, of several with what the last has more."""
-    sides = [Column(name, Kind.TIME, bar=True) for name in names]
+    sides = [Kind.TIME(name, bar=True) for name in names]
     if len(names) == 1:
-        return [Column(title), *sides, Column("share", Kind.PERCENT)]
-    return [Column(title), *sides, *([Column(change, Kind.CHANGE)] if change else [])]
+        return [Column(title), *sides, Kind.PERCENT("share")]
+    return [Column(title), *sides, *([Kind.CHANGE(change)] if change else [])]
 
 
 def times_row(name: str, ns: Sequence[int], whole: int, style: str = "") -> Row:
@@ -74,7 +74,8 @@ def breakdown(
     for title, parts in found:
         rows += [Row((title,), style=HEADING)] if parts and not only_causes else []
         style = NEUTRAL if title == MEANWHILE or not judged else ""
-        rows += [times_row(f"  {name}", ns, whole, style) for name, ns in parts]
+        for name, ns in parts:
+            rows.append(times_row(name if name == STEP else f"  {name}", ns, whole, style))
     return Table(columns(PATH, names, change), rows, whole)
 
 

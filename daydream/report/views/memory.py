@@ -71,7 +71,7 @@ def memory_columns(memories: Iterable[MemoryPrediction | None], spare: int) -> l
     known = (memory.capacity_bytes for memory in memories if memory is not None)
     capacity = next((nbytes for nbytes in known if nbytes is not None), None)
     fits = f"in {capacity_text(capacity)}" if capacity is not None else ""
-    return [Column("memory", Kind.BYTES, spare + 1), Column(fits, spare=spare)]
+    return [Kind.BYTES("memory", spare + 1), Column(fits, spare=spare)]
 
 
 def memory_cells(memory: MemoryPrediction | None) -> tuple[int | None, str]:
@@ -189,7 +189,7 @@ def _peaks(device: DeviceMemory) -> Table:
         rows.append(Row(("fragmentation", None, percent(device.fragmentation))))
     if device.retries:
         rows.append(Row(("unused memory returned", None, counted(device.retries, "time"))))
-    heads = [Column("peak"), Column("recorded", Kind.BYTES), Column("replayed", Kind.BYTES)]
+    heads = [Column("peak"), Kind.BYTES("recorded"), Kind.BYTES("replayed")]
     return Table(heads, rows)
 
 
@@ -200,8 +200,8 @@ def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:
     known.sort(key=lambda one: (-one[1], one[0]))
     rest = sum(size for _, size in known[most:])
     shown = known[:most] + ([(f"{len(known) - most:,} more", rest)] if rest else [])
-    memory = Column("memory", Kind.BYTES, bar=True)
-    heads = [Column(f"held at the peak, by {title}"), memory, Column("share", Kind.PERCENT)]
+    memory = Kind.BYTES("memory", bar=True)
+    heads = [Column(f"held at the peak, by {title}"), memory, Kind.PERCENT("share")]
     return Table(heads, [Row((name, size, size / whole)) for name, size in shown], whole)
 
 
@@ -221,9 +221,9 @@ def holders_table(device: DeviceMemory, most: int, *, lines: bool = False, name:
     columns = [
         Column("largest holders", keep="both"),
         Column("kind", spare=2),
-        Column("memory", Kind.BYTES, bar=True),
-        Column("share", Kind.PERCENT),
-        Column("blocks", Kind.COUNT, spare=1),
+        Kind.BYTES("memory", bar=True),
+        Kind.PERCENT("share"),
+        Kind.COUNT("blocks", spare=1),
         Column("smaller with"),
     ]
     return Table(columns, rows, whole, name=name)
@@ -255,9 +255,9 @@ def _operators(found: MemoryView) -> Use:
     cells = [(row.name, row.footprint_bytes, row.asked_bytes or "-", row.calls) for row in rows]
     columns = [
         Column("operator"),
-        Column("touches at most", Kind.BYTES, bar=True),
-        Column("asks for", Kind.BYTES),
-        Column("calls", Kind.COUNT),
+        Kind.BYTES("touches at most", bar=True),
+        Kind.BYTES("asks for"),
+        Kind.COUNT("calls"),
     ]
     return _working_set(found, cells, "operator"), columns, cells
 
@@ -272,8 +272,8 @@ def _layers(found: MemoryView) -> Use:
     cells = [(name, *(each or "-" for each in sizes)) for name, sizes in merged.items()]
     columns = [
         Column("one layer", keep="end"),
-        *(Column(name, Kind.BYTES) for name in ("working set", "parameters", "kept", "temporary")),
-        Column("layers", Kind.COUNT, spare=1),
+        *(Kind.BYTES(name) for name in ("working set", "parameters", "kept", "temporary")),
+        Kind.COUNT("layers", spare=1),
     ]
     return _working_set(found, cells, "layer"), columns, cells
 
@@ -289,11 +289,11 @@ def _idle(found: MemoryView) -> Use:
     columns = [
         Column("held", keep="both"),
         Column("kind", spare=2),
-        Column("memory", Kind.BYTES, bar=True),
-        Column("tensors", Kind.COUNT, spare=1),
-        Column("never again", Kind.COUNT),
-        Column("idle for", Kind.TIME),
-        Column("GB/s to offload", Kind.COUNT),
+        Kind.BYTES("memory", bar=True),
+        Kind.COUNT("tensors", spare=1),
+        Kind.COUNT("never again"),
+        Kind.TIME("idle for"),
+        Kind.COUNT("GB/s to offload"),
     ]
     names = ("bytes", "count", "never_again", "idle_ns", "gigabytes_per_second")
     cells = [(row.name, _kind(row.kind), *(getattr(row, name) for name in names)) for row in rows]

@@ -143,10 +143,10 @@ def _changes(
 ) -> Table:
     columns = [
         Column("optimization", width=NAME_WIDTH),
-        Column("predicted", Kind.TIME),
-        Column("90% interval", Kind.INTERVAL, spare=5),
-        *([Column("saves", Kind.TIME, spare=3, bar=True)] if verbose else []),
-        Column("speedup", Kind.RATIO),
+        Kind.TIME("predicted"),
+        Kind.INTERVAL("90% interval", spare=5),
+        *([Kind.TIME("saves", spare=3, bar=True)] if verbose else []),
+        Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in (*best, *pairs)), 1),
         Column("then the step is", spare=4),
         *([Column("needs", spare=3)] if verbose else []),
@@ -299,9 +299,9 @@ def curve_table(shown: Iterable[Curve]) -> Table:
     heads = [f"at {factor:.0%}" for factor in shown[0].factors[1:]]
     columns = [
         Column("recorded step if a part took less", width=NAME_WIDTH),
-        Column("own time", Kind.TIME),
-        *(Column(head, Kind.TIME, spare=int(head in POINTS)) for head in heads),
-        Column("pays down to", Kind.PERCENT),
+        Kind.TIME("own time"),
+        *(Kind.TIME(head, spare=int(head in POINTS)) for head in heads),
+        Kind.PERCENT("pays down to"),
     ]
     rows = []
     for curve in shown:

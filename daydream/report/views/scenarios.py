@@ -101,11 +101,11 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
             Column(name.replace("_", "-"), _kind(values), width=NAME_WIDTH)
             for name, values in found.varied.items()
         ),
-        Column("predicted", Kind.TIME),
-        Column("90% interval", Kind.INTERVAL, spare=4),
-        Column("speedup", Kind.RATIO),
+        Kind.TIME("predicted"),
+        Kind.INTERVAL("90% interval", spare=4),
+        Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in shown), 2),
-        Column("notes", Kind.COUNT, spare=1),
+        Kind.COUNT("notes", spare=1),
     ]
     rows = [
         Row(
@@ -245,13 +245,13 @@ def scaling_answer(found: Scaling) -> list[Block]:
 def scaling_table(found: Scaling) -> Table:
     """Return a row for each number of workers."""
     columns = [
-        Column("workers", Kind.COUNT),
-        Column("throughput", Kind.RATIO),
-        Column("efficiency", Kind.PERCENT),
-        Column("step", Kind.TIME),
-        Column("overhead", Kind.TIME, spare=1),
-        Column("exposed", Kind.TIME, spare=2),
-        *([Column("waiting", Kind.TIME, spare=3)] if found.waits else []),
+        Kind.COUNT("workers"),
+        Kind.RATIO("throughput"),
+        Kind.PERCENT("efficiency"),
+        Kind.TIME("step"),
+        Kind.TIME("overhead", spare=1),
+        Kind.TIME("exposed", spare=2),
+        *([Kind.TIME("waiting", spare=3)] if found.waits else []),
         *memory_columns((row.memory for row in found.rows), 4),
         Column("bound by, lost to"),
     ]

@@ -361,10 +361,10 @@ def steps_table(
         rows.append(Row((name, step.measured_ns, step.replayed_ns, step.error, then)))
     columns = [
         Column("step"),
-        Column("measured", Kind.TIME, bar=True),
-        Column("replayed", Kind.TIME, bar=True),
-        Column("error", Kind.ERROR),
-        Column("predicted", Kind.TIME, bar=True),
+        Kind.TIME("measured", bar=True),
+        Kind.TIME("replayed", bar=True),
+        Kind.ERROR("error"),
+        Kind.TIME("predicted", bar=True),
     ]
     return Table(columns, rows, max(step.measured_ns for step in steps))
 
