@@ -100,6 +100,37 @@ def first_of(number: np.ndarray, count: int) -> np.ndarray:
     return first
 
 
+def lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return where each wanted number stands first among some keys, -1 where it is none of them: int64."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    return np.where(keys[order[at]] == wanted, order[at], -1)
+
+
+def last_before(
+    group: np.ndarray, time: np.ndarray, at_group: np.ndarray, at_time: np.ndarray
+) -> np.ndarray:
+    """Return which row of its group each asked time is at or right behind, -1 where none is: int64.
+
+    Args:
+        group: the group of each row, a whole number.
+        time: when each row is.
+        at_group: the groups that are asked for.
+        at_time: the times that are asked for.
+
+    """
+    asked = np.arange(len(group) + len(at_group)) >= len(group)
+    groups = np.append(group, at_group)
+    order = np.lexsort((asked, np.append(time, at_time), groups))
+    last = np.maximum.accumulate(np.where(asked[order], -1, np.arange(len(order))))
+    row = np.where((last >= 0) & (groups[order[last]] == groups[order]), order[last], -1)
+    found = np.empty(len(order), np.int64)
+    found[order] = row
+    return found[len(group) :]
+
+
 def turns(numbers: np.ndarray) -> np.ndarray:
     """Return how often the number at each place came before."""
     order = np.argsort(numbers, kind="stable")

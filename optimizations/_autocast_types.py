@@ -65,7 +65,7 @@ def flow(graph: Graph, kernels: Selection) -> Flow:
     if not len(kernels):
         return Flow(*(np.zeros(0, bool) for _ in range(3)))
     order = np.lexsort((graph.columns["lane"][kernels.ids], kernels.step))  # stable: program order within
-    ordered = kernels.of(kernels.ids[order], kernels.words, ordered=True)
+    ordered = kernels[order]
     place = np.stack([ordered.step, graph.columns["lane"][ordered.ids]])
     starts = np.append(True, (place[:, 1:] != place[:, :-1]).any(axis=0))
     types, before, free, inside = _types(ordered, starts)
@@ -113,7 +113,7 @@ def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _among(kernels: Selection, chosen: Selection) -> np.ndarray:
-    return np.isin(kernels.ids, chosen.ids)
+    return kernels.is_in(chosen)
 
 
 def _last(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -237,7 +237,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     waited = known.duration_ns > time
     if not waited.any():
         graph.does_not_apply(f"no collective took longer than it does on {machines.name}")
-    late = graph.tasks(known.ids[waited])
+    late = known[waited]
     late.set(duration_ns=time[waited])
     graph.note(machines.describe())
     graph.note(

@@ -92,7 +92,7 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         if untyped.any():
             share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)
             doubt = np.sqrt(off**2 + MODEL_ERROR**2 + held**2)
-            graph.tasks(kernels.ids[untyped]).set(duration_ns=middle).doubt(doubt)
+            kernels[untyped].set(duration_ns=middle).doubt(doubt)
             say = graph.note if share >= SMALL else graph.facts.rules.append
             say(
                 f"Products of unknown element type take {share:.1%} of the kernels' time: the range covers "
@@ -207,9 +207,8 @@ def scale(
         tasks = tasks - tasks.where(kind="collective")
     if only_gaps:
         tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
-        tasks.set(gap_ns=tasks.gap_ns * factor)
-        return
-    tasks.scale(factor, gaps="cpu" in (on, kind))
+    gaps = bool(only_gaps) or "cpu" in (on, kind)
+    tasks.scale(factor, durations=not only_gaps, gaps=gaps, exact=True)
 
 
 def roofline(graph: Graph, *, reach: float = 0.8) -> None:
@@ -241,7 +240,7 @@ def roofline(graph: Graph, *, reach: float = 0.8) -> None:
     faster = known & (np.rint(new) < old)
     if not faster.any():
         graph.does_not_apply(f"every kernel of known work reaches {reach:g} of its bound already")
-    graph.tasks(kernels.ids[faster]).set(duration_ns=np.rint(new[faster]).astype(np.int64))
+    kernels[faster].set(duration_ns=np.rint(new[faster]).astype(np.int64))
     total, stay = max(old.sum(), 1.0), known & ~faster
     graph.note(
         f"{int(faster.sum()):,} kernels of {old[faster].sum() / 1e6:,.3f} ms become "
@@ -276,7 +275,7 @@ def bank_conflicts(graph: Graph) -> None:
         graph.does_not_apply(f"the {int(known.sum()):,} kernels with counters have no bank conflicts")
     old = kernels.duration_ns.astype(np.float64)
     total, gone = max(old.sum(), 1.0), (old * np.nan_to_num(share)).sum()
-    chosen = graph.tasks(kernels.ids[lost])
+    chosen = kernels[lost]
     chosen.set(duration_ns=np.rint(old[lost] * (1 - share[lost])).astype(np.int64))
     graph.note(
         f"Bank conflicts take {gone / 1e6:,.3f} ms of {int(lost.sum()):,} kernels, {gone / total:.1%} of the "

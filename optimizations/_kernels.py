@@ -255,7 +255,6 @@ def flash_attention(graph: Graph) -> None:
             "and fused attention replaces both"
         )
     times = {name: fused_attention_ns(graph, both[name], backward=name == "backward") for name in both}
-    with_operators = bool((kernels.op != None).any())  # noqa: E711 - an array, compared one by one
     for direction, chains in both.items():
         if not len(chains):
             if len(kernels.where(phase=direction)):
@@ -264,11 +263,9 @@ def flash_attention(graph: Graph) -> None:
         before = int(chains.tasks.duration_ns.sum())
         time, known = times[direction]
         rest = chains.tasks - chains.first()
-        cpu = rest.operators() if with_operators else rest.launches()
-        chains.fuse("flash attention", duration_ns=time, op="aten::_scaled_dot_product_flash_attention")
-        still_there = cpu & graph.select(kind="cpu")
-        if len(still_there):
-            still_there.remove()
+        operator = "aten::_scaled_dot_product_flash_attention"
+        chains.first().set(duration_ns=time, name="flash attention", op=operator)
+        remove_with_operators(rest)
         graph.note(
             f"{counted(len(chains), 'chain')} of attention {direction}: {before / 1e6:,.2f} ms become "
             f"{time.sum() / 1e6:,.2f} ms; {known:,} by shapes, the others by the time of their own products."
@@ -340,7 +337,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     say_evidence(graph, norms.where(kind="kernel"))
     by_counters = counted_kind(graph, norms)
     # Half the bytes are half the time of what moves bytes; counters may tell otherwise.
-    halved = graph.tasks(norms.ids[(by_counters != "compute") & (by_counters != "latency")])
+    halved = norms[(by_counters != "compute") & (by_counters != "latency")]
     stay = len(norms) - len(halved)
     if len(halved):
         halved.scale(0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -260,11 +259,11 @@ def freeze(graph: Graph, *, layers: str) -> None:
     on_gpu = len(graph.select(kind="kernel")) > 0
     work = backward.where(kind=("kernel", "memcpy", "memset") if on_gpu else "cpu") - before
     parts = gradient_parts(graph, work)
-    is_frozen = np.isin(work.ids, frozen.ids)
+    is_frozen = work.is_in(frozen)
     goes = np.where(is_frozen, parts.weights, 0) + np.where(work.layer == first, parts.inputs, 0)
-    partly = graph.tasks(work.ids[(goes > 0) & (goes < 1)])
+    partly = work[(goes > 0) & (goes < 1)]
     stays = 1 - goes[(goes > 0) & (goes < 1)]
-    gone = graph.tasks(work.ids[goes >= 1])
+    gone = work[goes >= 1]
     calls = frozen.where(kind="cpu", within=NODES) | before
     if on_gpu and len(gone):
         calls = calls | gone.operators()
@@ -295,10 +294,7 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     layer = np.array(held.texts("layer"), object)
     is_idle = np.isin(layer.astype(str), sorted(idle))
     ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
-    keeps_input = re.compile(nodes_that(lambda op: op.is_linear))  # for its weight's gradient
-    nodes = np.array(
-        [keeps_input.search(text or "") is not None for text in held.texts("op", at="end")], bool
-    )
+    nodes = held.where(end_op=nodes_that(lambda op: op.is_linear))  # for its weight's gradient
 
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     dropped = (end_block >= 0) & nodes | ends_idle
@@ -380,7 +376,7 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     weights, inputs = np.zeros(len(tasks)), np.zeros(len(tasks))
 
     def give(chosen: Selection, weight: float, data: float) -> None:
-        mask = np.isin(tasks.ids, chosen.ids)
+        mask = tasks.is_in(chosen)
         weights[mask], inputs[mask] = weight, data
 
     convolutions = tasks.where(within=nodes_that(lambda op: op.family == "convolution"))
@@ -388,7 +384,7 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     give(convolutions | tasks.where(within=backward), 0.5, 0.5)
     products = tasks.where(op=operators_that(lambda op: op.family == "matmul"))
     known = _products(graph, products)
-    for index, (weight, data) in zip(np.flatnonzero(np.isin(tasks.ids, products.ids)), known, strict=True):
+    for index, (weight, data) in zip(np.flatnonzero(tasks.is_in(products)), known, strict=True):
         weights[index], inputs[index] = weight, data
     give(tasks.where(within=nodes_that(lambda op: op.is_linear), op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
     device = tasks.where(on="gpu")

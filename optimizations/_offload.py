@@ -116,8 +116,8 @@ def vdnn(
         graph.does_not_apply("no step has two such layers, and the input of the last one stays")
     to_cpu, to_device = _rates(graph, bandwidth)
     needed = offloaded[::-1]  # of one start the copy that is needed first goes first
-    begins = graph.tasks(use.ids[np.minimum(needed + ahead, last[needed])])
-    computing = graph.tasks(first.ids[offloaded])
+    begins = use[np.minimum(needed + ahead, last[needed])]
+    computing = first[offloaded]
     offloads = graph.insert_after(
         computing,
         "offload",
@@ -125,7 +125,7 @@ def vdnn(
         lane=OFFLOAD,
         duration_ns=nbytes[offloaded] / to_cpu,
         bytes=nbytes[offloaded],
-        before=graph.tasks(first.ids[offloaded + 1]),
+        before=first[offloaded + 1],
     )
     prefetches = graph.insert_after(
         begins,
@@ -134,7 +134,7 @@ def vdnn(
         lane=PREFETCH,
         duration_ns=nbytes[needed] / to_device,
         bytes=nbytes[needed],
-        before=graph.tasks(use.ids[needed]),
+        before=use[needed],
     )
     for beside, copies in ((computing, offloads), (begins, prefetches)):
         graph.unlink(beside, copies)  # they run beside that work, not behind it
@@ -213,7 +213,7 @@ def offload_optimizer(
     updates.where(lambda tasks: graph.alive[tasks.ids]).remove()
     by_step = gradients.group_by("step").last()
     both = np.isin(on_cpu.step, by_step.step)
-    graph.link(graph.tasks(by_step.ids[np.isin(by_step.step, on_cpu.step)]), graph.tasks(on_cpu.ids[both]))
+    graph.link(by_step[np.isin(by_step.step, on_cpu.step)], on_cpu[both])
     nbytes = update.elements * update.width
     graph.insert_after(
         on_cpu, "parameters back", kind="memcpy", lane=lane, duration_ns=nbytes / to_device, bytes=nbytes

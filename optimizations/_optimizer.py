@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import Allocations, in_phase, parts_of, place_before, renumber, unchanged
+from daydream.memory import Allocations, parts_of, place_before, renumber, unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -181,7 +181,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         fused = groups.fuse("multi_tensor_apply", duration_ns=together - fixed)
         kept = kept | graph.select(on="gpu", phase="optimizer").launches()
         for count in np.unique(parts[parts > 1]).tolist():
-            graph.tasks(fused.ids[parts == count]).split(count, launched=True)
+            fused[parts == count].split(count, launched=True)
         gone = (updates - kept).where(kind="cpu")
     else:
         kept = operators
@@ -261,10 +261,7 @@ def zero_grad_none(graph: Graph) -> None:
 def _memory_zero_grad_none(held: Allocations) -> None:
     """Let a backward pass make the gradients, and zero_grad free them."""
     lasting = held.where(kind="gradient") & (held["begin"] == -np.inf) & (held["end"] == np.inf)
-    taken = np.array(
-        [re.search(ACCUMULATE, text or "") is not None for text in held.texts("op", at="end")], bool
-    )
-    made = in_phase(held, "backward") & held.where(kind="temporary") & taken
+    made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))
     for rank in np.unique(held["rank"]).tolist():
         own = made & (held["rank"] == rank)

@@ -296,7 +296,7 @@ def _sparse(graph: Graph, tasks: Selection) -> Selection:
     outer = np.where(known, flop, 2) / 2 / np.where(known, inputs, 1)
     rows, columns = np.array([MULTIPLES.get(one, MULTIPLES[4]) for one in itemsizes(tasks)]).reshape(-1, 2).T
     fits = known & (outer % rows == 0) & (weights / outer % columns == 0)
-    return tasks.of(tasks.ids[fits], "products of sparse tensor cores", ordered=True)
+    return tasks[fits]
 
 
 def _on_sparse_units(
@@ -305,7 +305,7 @@ def _on_sparse_units(
     forward = _sparse(graph, products.work)
     backward = graph.select(kind="kernel", phase="backward", layer=layer, op=linear_operators())
     of_inputs = gradient_parts(graph, backward).inputs
-    backward = backward.of(backward.ids[of_inputs >= 1], "gradients of inputs", ordered=True)
+    backward = backward[of_inputs >= 1]
     gaining = forward | _sparse(graph, backward)
     before, width = gaining.duration_ns, itemsizes(gaining)
     saved = operand_elements(gaining)[1] * width * (1 - _kept(width))
@@ -318,8 +318,8 @@ def _on_sparse_units(
     )
     if not trains:
         return
-    mine = np.isin(products.first.ids, forward.ids)
-    first = products.first.of(products.first.ids[mine], "sparse products", ordered=True)
+    mine = products.first.is_in(forward)
+    first = products.first[mine]
     width = products.width[mine]
     nbytes = products.weights[mine] * width * (1 + 2 * _kept(width))
     spent = insert_passes(graph, first, {"prune and compress weight": nbytes})
@@ -366,7 +366,7 @@ def linear_products(graph: Graph, layer: str | None) -> Products:
     work = graph.select(kind="kernel" if on_gpu else "cpu", phase=("forward", "loss"), layer=layer)
     work = work.where(op=linear_operators())
     inputs, weights, _ = operand_elements(work)
-    known = work.of(work.ids[(inputs > 0) & (weights > 0)], work.words, ordered=True)
+    known = work[(inputs > 0) & (weights > 0)]
     known.need(
         f"forward products of linear layers{f' in {layer!r}' if layer else ''} with recorded shapes "
         "(record with record_shapes=True)"

@@ -74,9 +74,9 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     matrix = wide.where(lambda tasks: is_matrix(graph, tasks))
     matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
-    narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32
+    narrow, border = wide[types.narrow], types.to_16 | types.to_32
     in_half = in_16_bits(graph, narrow, dtype)
-    cast = graph.tasks(wide.ids[border])
+    cast = wide[border]
     beside = border_kernel_ns(wide, types.to_16, matrix)[border]
     weights, sizes = weight_casts(matrix)
     activations_ns = cast_ns(graph, operand_elements(cast)[0], beside, types.to_32[border])

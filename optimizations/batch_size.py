@@ -83,9 +83,7 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
         if is_feature_size(graph, size):
             graph.note(f"The model has features of size {size} too: shapes do not show which of them grow.")
         _by_shapes(graph, work, size, new, f"The batch goes from {size:,} to {new:,}", factor=factor)
-    graph.note(
-        f"A step now covers {factor:g} times the samples: for the throughput, divide its time by {factor:g}."
-    )
+    graph.covers(factor)
     _resize_the_rest(graph, work, loaded, factor)
 
 
@@ -151,6 +149,7 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
             graph.note(f"The model has features of size {old} too: tokens are recognized by their position.")
         _by_shapes(graph, work, old, length, said, factor=length / old, every=True)
     _resize_the_rest(graph, work, graph.select(kind=COPIES, phase="data"), length / old)
+    graph.covers(length / old, "tokens")
 
 
 def _work(graph: Graph) -> Selection:

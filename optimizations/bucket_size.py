@@ -143,7 +143,7 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
     except NotApplicableError:
         found, known = gradients_of(graph, old.total("bytes") / MIB), False
     kept = np.isin(found.nodes.step, old.step)
-    nodes, makers = (graph.tasks(tasks.ids[kept]) for tasks in (found.nodes, found.makers))
+    nodes, makers = (tasks[kept] for tasks in (found.nodes, found.makers))
     order = graph.columns["order"]
     within = np.searchsorted(order[old.launch], order[_ends_of_hooks(graph, nodes)[0]])
     within = np.minimum(within, len(old) - 1)
@@ -191,20 +191,20 @@ def work_of_buckets(
 
     Kernels on `lane` that its thread launched since the bucket before share a bucket's bytes equally.
     """
-    columns = graph.columns
-    order, calls = columns["order"], old.launch
+    calls = graph.tasks(old.launch)
     work = graph.select(kind="kernel", lane=lane).where(lambda tasks: tasks.launch >= 0)
-    work = work.where(lambda tasks: np.isin(columns["lane"][tasks.launch], columns["lane"][calls]))
-    ids = work.need("backward kernels from the thread that launches its all-reduces").ids
-    within = np.minimum(np.searchsorted(order[calls], order[columns["launch"][ids]]), len(old) - 1)
-    mine = (columns["step"][ids] == old.step[within]) & (order[columns["launch"][ids]] < order[calls][within])
-    ids, within = ids[mine], within[mine]
+    work = work[np.isin(graph.tasks(work.launch).lane.astype(str), calls.lane.astype(str))]
+    work.need("backward kernels from the thread that launches its all-reduces")
+    place = calls.next_after(graph.tasks(work.launch))
+    within = np.minimum(place, len(old) - 1)
+    mine = (place < len(old)) & (work.step == old.step[within])
+    ids, within = work.ids[mine], within[mine]
     empty = np.setdiff1d(np.arange(len(old)), within)  # nothing was launched since the one before
     before = np.maximum(np.searchsorted(within, empty) - 1, 0)
     ids, within = np.append(ids, ids[before]), np.append(within, empty)
     in_order = np.argsort(within, kind="stable")
     ids, within = ids[in_order], within[in_order]
-    nodes = old.of(ids, "work of the backward pass", ordered=True)
+    nodes = graph.tasks(ids)
     return Gradients(nodes, nodes, shared_equally(nbytes, within)), within
 
 

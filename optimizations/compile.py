@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from daydream.model import (
     mostly_replayed,
     remove_breaks,
     remove_dispatch,
+    remove_with_operators,
     unrecorded_launches,
 )
 from daydream.transforms import counted, stages
@@ -44,23 +44,17 @@ CODE = "model = torch.compile(model)"
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.
 FUSIBLE_CLASSES = ("vectorized", "element-wise", "reduction", "norm", "batch norm", "softmax", "dropout")
-ACCUMULATE = r"AccumulateGrad$"
 # Of Inductor, and of ExecuTorch.
 COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
-TORCH = r"^aten::"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 # One run of what XLA compiled launches all work of its program; run op by op, each program has one.
 XLA_RUN = r"^(GpuExecutable::ExecuteThunks|PjRt\w*LoadedExecutable::Execute)$|:XLA GPU module$"
 
 
-PRODUCTS = ("matmul", "convolution")
-Mode = Literal["default", "reduce-overhead", "max-autotune"]
-
-
 def compile(  # noqa: A001 - the command is `compile`
     graph: Graph,
     *,
-    mode: Mode = "default",
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = "default",
     layers: str | None = None,
     graph_breaks: int | None = None,
     product_speedup: float = 1.03,
@@ -117,12 +111,17 @@ def compile(  # noqa: A001 - the command is `compile`
             f"{graph_breaks} and {product_speedup:g}"
         )
     faster = product_speedup if mode == "max-autotune" else 1.0
+    if faster != 1:
+        graph.note(
+            f"Assumed, not measured: autotuned products and convolutions are {faster:g} times as fast "
+            "(--product-speedup)."
+        )
     if not len(graph.select(on="gpu")):
         _compile_on_cpu(graph, mode, layers, graph_breaks, faster)
         return
     device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
     device.need("device work in the forward or backward pass", lacks="device")
-    device = device - device.where(within=ACCUMULATE)  # runs behind the compiled backward pass
+    device = device - device.where(within=r"AccumulateGrad$")  # runs behind the compiled backward pass
     replayed = in_replays(device)
     if mostly_replayed(device):
         graph.does_not_apply(
@@ -130,7 +129,7 @@ def compile(  # noqa: A001 - the command is `compile`
             "fuse, and whether they are compiled already, cannot be told from a replay"
         )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
-    compiled = compiled | graph.tasks(device.ids[fused_parts(graph)[device.ids]]) | _by_xla(device)
+    compiled = compiled | device[fused_parts(graph)[device.ids]] | _by_xla(device)
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
@@ -142,28 +141,22 @@ def compile(  # noqa: A001 - the command is `compile`
     for part in parts:
         kernels = part.tasks.where(kind="kernel")
         family = work(graph, kernels).family.astype(str)
-        by_name = kernels.of(kernels.ids[family == "None"], kernels.words).where(
-            lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES)
-        )
-        fusible = kernels.of(kernels.ids[np.isin(family, FUSIBLE)], kernels.words) | by_name
-        products = kernels.of(kernels.ids[np.isin(family, PRODUCTS)], kernels.words)
+        by_name = kernels[family == "None"].where(lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES))
+        fusible = kernels[np.isin(family, FUSIBLE)] | by_name
+        products = kernels[np.isin(family, ("matmul", "convolution"))]
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
-        if len(chains):
-            said.append(_fuse(graph, chains))
+        said += [_fuse(graph, chains)] if len(chains) else []
     gone = remove_dispatch(graph, parts, graph_breaks)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
     if len(said) > 1:
         said = [f"{len(said)} modules are compiled by themselves, the last one: {said[-1]}"]
     if gone:
-        steps = max(len(device.group_by("step")), 1)
-        said.append(
-            f"{gone / steps / 1e6:,.2f} ms per step of module Python, views and dispatch go on the CPU"
-        )
+        gone_ms = gone / max(len(device.group_by("step")), 1) / 1e6
+        said.append(f"{gone_ms:,.2f} ms per step of module Python, views and dispatch go on the CPU")
     graph.note(f"{'; '.join(said)}; compiled code also checks its guards before each call.")
-    _note_assumption(graph, faster)
     if mode != "default":
         _capture(graph, parts, layers, graph_breaks)
 
@@ -182,7 +175,7 @@ def _data_dependent(graph: Graph) -> int:
     asks, several = (np.unique(rows[rows >= 0]) for rows in (inside[asked == outer], products))
     breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
     names = Counter(str(name).removeprefix("aten::") for name in graph.recorded.values("name", asks))
-    listed = ", ".join(name for name, _ in names.most_common())
+    listed = ", ".join(dict(names.most_common()))
     said = f"{counted(breaks, 'operator')} of a forward pass break the graph ({listed})"
     if breaks > products_of_pass:
         graph.does_not_apply(f"{said}, more than it has products: what is left to compile cannot be told")
@@ -195,7 +188,7 @@ def _by_xla(device: Selection) -> Selection:
     """Return the device work of XLA programs of several operators: these were compiled together."""
     runs = device.where(within=XLA_RUN).group_by(within=XLA_RUN)
     several = [len(set(zip(run.op.tolist(), run.name.tolist(), strict=True))) > 1 for run in runs]
-    return runs.where(np.array(several, bool)).tasks if any(several) else device.of(device.ids[:0], "")
+    return runs.where(np.array(several, bool)).tasks if any(several) else device[:0]
 
 
 def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks: int) -> None:
@@ -205,11 +198,10 @@ def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks
     captured = alive.where(lambda tasks: tasks.launch >= 0) - alive.where(kind="memcpy", name=OVER_LINK)
     if not len(captured):
         return
-    other = graph.select(on="gpu") - captured
     launch_as_graphs(
         graph,
         captured,
-        other,
+        graph.select(on="gpu") - captured,
         phases=("forward", "loss", "backward"),
         launch_us=(1 + breaks) * LAUNCH_US,
         node_us=NODE_US,
@@ -225,24 +217,12 @@ def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:
     graph.note(remove_breaks(graph))
 
 
-def _note_assumption(graph: Graph, faster: float) -> None:
-    if faster != 1:
-        graph.note(
-            f"Assumed, not measured: autotuned products and convolutions are {faster:g} times as fast "
-            "(--product-speedup)."
-        )
-
-
 def _fuse(graph: Graph, chains: Groups) -> str:
     """Fuse the chains, with the operators that launched the rest of each; return what to say of it."""
     count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
     rest = chains.tasks - chains.first()
-    operators = rest.operators() if len(rest.where(lambda tasks: tasks.op != None)) else rest.launches()  # noqa: E711
-
-    chains.fuse("fused chain", duration_ns=after)
-    still_there = operators & graph.select(kind="cpu")
-    if len(still_there):
-        still_there.remove()
+    chains.first().set(duration_ns=after, name="fused chain")
+    remove_with_operators(rest)
     times = f"{before.sum() / 1e6:,.1f} ms become {len(chains):,} of {after.sum() / 1e6:,.1f} ms"
     return f"{count:,} kernels of {times}"
 
@@ -254,11 +234,10 @@ def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int | N
     if len(calls.where(within=COMPILED_CALL)) or len(calls.where(lambda tasks: tasks.handle >= 0)):
         _without_breaks(graph, breaks, "code")
         return
-    if len(calls) and not len(calls.where(op=TORCH)):
+    if len(calls) and not len(calls.where(op="^aten::")):
         graph.does_not_apply("no operators of torch were recorded; what a compiler would fuse is not known")
     breaks = _data_dependent(graph) if breaks is None else breaks
     graph.note(compile_cpu_calls(graph, layers=layers, breaks=breaks, product_speedup=faster))
-    _note_assumption(graph, faster)
     if mode != "default":
         graph.note("On a CPU there are no graphs to launch work by: this mode is as the default one there.")
 
@@ -269,14 +248,9 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     if layers is not None:
         forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))
     fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
-    matrix_nodes = nodes_that(lambda op: op.is_matrix)
-    ends = np.array(
-        [re.search(matrix_nodes, text or "") is not None for text in held.texts("op", at="end")],
-        bool,
-    )
-    temporary = fused & held.where(kind="temporary")
-    saved = fused & held.where(kind="activation", end_phase="backward") & ~ends
-    held.scale(temporary, 0.0)
+    matrix = held.where(end_op=nodes_that(lambda op: op.is_matrix))
+    saved = fused & held.where(kind="activation", end_phase="backward") & ~matrix
+    held.scale(fused & held.where(kind="temporary"), 0.0)
     held.scale(saved, held.among(0.0, 1.0, 1.0))
 
 

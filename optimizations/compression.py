@@ -68,7 +68,7 @@ def compression(
         wide = itemsizes(reduced) > WIDTH
         if not wide.any():
             graph.does_not_apply("its gradients are reduced in 16 bits or less already")
-        reduced = graph.tasks(reduced.ids[wide])
+        reduced = reduced[wide]
     lane, rate = _compute(graph)
     if rank is not None:
         _in_factors(graph, reduced, rank, lane, rate)
@@ -124,7 +124,7 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     some = factors[1] > 0
     if not some.any():
         graph.does_not_apply(f"no gradient has so many rows and columns that rank {rank} saves half of it")
-    reduced = graph.tasks(reduced.ids[some])
+    reduced = reduced[some]
     tensors, matrices, compressed, left, right = factors[:, some]
     width, nbytes = itemsizes(reduced), reduced.bytes
     elements = nbytes / width

@@ -75,7 +75,7 @@ def ddp(
     ready, makers = buckets.nodes, buckets.makers
     if copies is not None:
         into = graph.insert_after(gradients.nodes, "copy into bucket", duration_ns=copies, **how)
-        ready = makers = graph.tasks(into.ids[buckets.last])
+        ready = makers = into[buckets.last]
     times = [network.time_ns("all_reduce", nbytes) for nbytes in buckets.nbytes.tolist()]
     reduced = graph.insert_after(
         ready,
@@ -100,11 +100,10 @@ def ddp(
     if copies is not None and not gradient_as_bucket_view:
         each = np.argsort(buckets.number, kind="stable")  # bucket by bucket, as they are waited for
         number = buckets.number[each]
-        back = graph.insert_after(
-            graph.tasks(waits.ids[number]), "copy from bucket", duration_ns=copies[each], **how
-        )
+        back = graph.insert_after(waits[number], "copy from bucket", duration_ns=copies[each], **how)
         if lane is not None:
-            graph.link(graph.tasks(reduced.ids[number]), back)
+            graph.link(reduced[number], back)
+    graph.covers(workers)
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(

@@ -167,6 +167,7 @@ def fsdp(
         dispatch = _dispatch_ns(graph, calls, gradients) * python
         sharding.scatter(gradients)
         sharding.gather(again=stage == 3)
+        graph.covers(workers)
         graph.note(network.describe())
         graph.note(
             f"{units.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "
@@ -243,7 +244,7 @@ def _units(
     place = {key: number for number, key in enumerate(zip(step.tolist(), one.tolist(), strict=True))}
     number = np.array([place[key] for key in zip(steps.number.tolist(), label.tolist(), strict=True)])
     nbytes = np.bincount(number, gradients.nbytes).astype(np.int64)
-    nodes = graph.tasks(gradients.nodes.ids[last])
+    nodes = gradients.nodes[last]
     return Units(graph.tasks(forward), graph.tasks(backward), nodes, nbytes, turn == 1, step, number, what)
 
 
@@ -272,17 +273,15 @@ def _begin(graph: Graph, gradients: Gradients, first: int, *, opens: bool) -> in
 
     Before the first gradient of a step none comes: the backward pass begins after the forward pass.
     """
-    order, makers = graph.columns["order"], gradients.makers.ids
     lane, on_cpu = compute_lane(graph), str(gradients.nodes.lane[0])
     where = {"kind": "kernel", "lane": lane} if lane is not None else {"kind": "cpu", "lane": on_cpu}
-    tasks = graph.select(phase="backward", **where).ids
-    ahead = graph.select(phase=("forward", "loss")).ids if opens else tasks[:0]
-    before, own = makers[max(first - 1, 0)], makers[first]
-    if len(ahead):
-        before = ahead[max(np.searchsorted(order[ahead], order[own]) - 1, 0)]
-    at = np.searchsorted(order[tasks], order[before], side="right")
-    begins = tasks[min(at, len(tasks) - 1)]
-    return int(begins if order[begins] <= order[own] else own)
+    tasks = graph.select(phase="backward", **where)
+    own = gradients.makers[first]
+    before = gradients.makers[max(first - 1, 0)]
+    if opens and len(ahead := graph.select(phase=("forward", "loss"))):
+        before = ahead[max(int(ahead.next_after(own)[0]) - 1, 0)]
+    begins = tasks[min(int(tasks.next_after(before)[0]), len(tasks) - 1)]
+    return int((begins if begins.order[0] <= own.order[0] else own).ids[0])
 
 
 def _padded_bytes(gradients: Gradients, workers: int) -> np.ndarray:
@@ -400,9 +399,9 @@ class _Sharding:
         frees = np.flatnonzero((held >= own) | backward & (step[np.maximum(held, 0)] == step))
         if len(frees):
             begun = ready if self.shards is not None else gathered
-            graph.link(graph.tasks(taken.ids[held[frees]]), graph.tasks(begun.ids[frees]))
+            graph.link(taken[held[frees]], begun[frees])
         if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
-            starts = graph.tasks(asked.ids[opens & ~backward]) if self.overlap else asked
+            starts = asked[opens & ~backward] if self.overlap else asked
             starts.wait_for(self.lane, on=INTO if self.shards is not None else LANE)
         if done is not None:
             self._stand_still(done)
@@ -435,7 +434,7 @@ class _Sharding:
         )
         same = np.flatnonzero(units.step[1:] == units.step[:-1])
         if len(same):
-            graph.link(graph.tasks(scattered.ids[same]), graph.tasks(into.ids[same + 1]))
+            graph.link(scattered[same], into[same + 1])
         self._stand_still(end if done is None else end | done)
 
     def _uses(self, *, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -56,9 +56,7 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
     start = dict(zip(groups.keys, begin.first().ids.tolist(), strict=True))
     passed = groups.repeat(batches - 1, before=begin.first(), stay=True)
     _one_after_another(graph, passed, start)
-    graph.note(
-        f"A step now takes {batches} batches: for the throughput, compare its time with {batches} old steps."
-    )
+    graph.covers(batches)
     if len(set(passes.rank.tolist())) > 1:
         graph.note("Repeated collectives do not wait for other ranks.")
     if not len(passes.where(phase="data")):

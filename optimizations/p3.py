@@ -168,13 +168,13 @@ def _exchange(
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
     time, nbytes = size * share / bandwidth, np.rint(size).astype(np.int64)
     pushed = graph.insert_after(
-        graph.tasks(gradients.nodes.ids[of]),
+        gradients.nodes[of],
         "push",
         kind="collective",
         lane=PUSH,
         duration_ns=time,
         gap_ns=0,
-        after=graph.tasks(gradients.makers.ids[of]),
+        after=gradients.makers[of],
         bytes=nbytes,
         launched=False,
     )
@@ -182,7 +182,7 @@ def _exchange(
     turn, cause = np.arange(len(of)), pushed
     if slice_mb is None:  # pulls begin when all of a step has come
         turn = np.lexsort((place, steps.number)) if order == "first-use" else turn
-        cause = graph.tasks(steps.last().ids[steps.number[turn]])
+        cause = steps.last()[steps.number[turn]]
     back = PULL if servers else PUSH
     pulled = graph.insert_after(
         cause, "pull", lane=back, duration_ns=time[turn], gap_ns=0, bytes=nbytes[turn], launched=False
@@ -202,7 +202,7 @@ def _exchange(
     there = graph.insert_after(
         come.last(), "parameters are there", lane=lanes, duration_ns=0, gap_ns=0, launched=False
     )
-    graph.link(pulled, graph.tasks(there.ids[come.number]))
+    graph.link(pulled, there[come.number])
     waits = graph.tasks([task for *_, task in come.keys])
     if (waits.kind == "cpu").all():
         waits.wait_for(lanes)
@@ -210,10 +210,11 @@ def _exchange(
         known = np.flatnonzero(waits.launch >= 0)  # what was launched before the window follows no step of it
         calls = graph.tasks(waits.launch[known])
         calls.wait_for([lanes[one] for one in known], on=waits.lane[known].tolist())
-    sent = len(of) / len(steps)
-    parts = f"{sent:,.0f} slices" if slice_mb else f"{counted(round(sent), 'transfer')} each way"
+    graph.covers(workers)
+    sent = round(len(of) / len(steps))
     graph.note(
-        f"{gradients.nbytes.sum() / len(steps) / MIB:,.1f} MiB of gradients per step in {parts}; "
+        f"{gradients.nbytes.sum() / len(steps) / MIB:,.1f} MiB of gradients per step in "
+        f"{counted(sent, 'slice') if slice_mb else counted(sent, 'transfer') + ' each way'}; "
         f"{counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {said}"
     )
@@ -248,14 +249,13 @@ def _update(
     parts = None if by_server else _parts(graph, gradients, device, calls)
     if not by_server and parts is None:
         waiting = users.ids.copy()
-        order = graph.columns["order"]
         steps = gradients.nodes.group_by("step", "rank")
         by_step = (device if len(device) else calls).group_by("step", "rank")
         for number, (key, nodes) in enumerate(steps.items()):
-            ids = by_step[key].ids if key in by_step.keys else users.ids[:0]
-            ids = ids[order[ids] > order[nodes.ids].max()]
-            if len(ids):
-                waiting[steps.number == number] = ids[np.argmin(order[ids])]
+            updates = by_step[key] if key in by_step.keys else device[:0]
+            following = int(updates.next_after(nodes).max(initial=0))
+            if following < len(updates):
+                waiting[steps.number == number] = updates.ids[following]
         return waiting, (
             "The worker updates all parameters together, as far as the trace shows, so the update waits for "
             "the last gradient and the forward pass for the update; `--update server` shows what the order "

@@ -340,7 +340,7 @@ def _divide(graph: Graph, passes: Passes, parts: int) -> None:
             f"a batch of {size} cannot be divided into {parts} micro-batches; choose another number, or "
             "--micro-batch recorded for micro-batches of that size"
         )
-    tasks = passes.tasks.of(passes.tasks.ids[passes.work()], "work of the passes")
+    tasks = passes.tasks[passes.work()]
     tasks.set(duration_ns=resized_time(graph, tasks, size, size // parts).duration_ns)
 
 
@@ -424,10 +424,8 @@ def _say(
     if micro_batch == "divided":
         graph.note(f"The recorded batch is divided into {counted(batches, 'micro-batch', 'micro-batches')}.")
     else:
-        graph.note(
-            f"Each of {batches} micro-batches is as large as the recorded batch: for the throughput, "
-            f"compare the step with {batches} old ones."
-        )
+        graph.note(f"Each of {batches} micro-batches is as large as the recorded batch.")
+        graph.covers(batches)
 
 
 def memory(

@@ -279,7 +279,7 @@ class _Finder:
         self._divide(wide[~np.isin(self.call[wide], list(lookups))], products)
         used = wide[np.isin(self.call[wide], [*products, *lookups])]
         self.divided.layers |= {layer for layer in self.layer[used].tolist() if layer}
-        for members in self.graph.tasks(self.tasks.ids[wide]).group_by("rank", "step", "repeat"):
+        for members in self.tasks[wide].group_by("rank", "step", "repeat"):
             self._sums_of_vocabulary(self.place[members.ids], products, lookups, head)
 
     def _with_size(self, places: np.ndarray, size: int) -> np.ndarray:

@@ -1,9 +1,5 @@
 """Traces of collectives and nothing else, small enough to write down; times in microseconds."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from daydream import Trace
@@ -11,14 +7,14 @@ from daydream.trace.schema import FIELDS
 
 
 def collective(
-    start: float,
-    end: float,
-    nbytes: int | None = 4096,
+    start,
+    end,
+    nbytes=4096,
     *,
-    rank: int = 0,
-    operation: str = "all_reduce",
-    **more: Any,
-) -> dict[str, Any]:
+    rank=0,
+    operation="all_reduce",
+    **more,
+):
     """Return the row of one rank's kernel."""
     return {
         "kind": "collective", "name": f"nccl_{operation}", "collective": operation, "bytes": nbytes,
@@ -27,7 +23,7 @@ def collective(
     }  # fmt: skip
 
 
-def trace_of(*rows: dict[str, Any], **metadata: Any) -> Trace:
+def trace_of(*rows, **metadata):
     """Return a trace of these rows, of each rank in order of start."""
     listed = sorted(rows, key=lambda row: (row["rank"], row["start_ns"]))
     columns, texts = {}, {}

@@ -1,35 +1,36 @@
 """No test reads or writes the cache of whoever runs it; those of the cache name a folder of their own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["DAYDREAM_CACHE"] = "off"
+settings.register_profile("daydream", deadline=None)  # a busy machine must fail no test
+settings.load_profile("daydream")
 
 SKIPPED = os.environ.get(
     "SKIPPED_TESTS"
 )  # a file that gets the ids of what is skipped: `pytest @FILE` runs it
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report):
     _note(report)
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
+def pytest_collectreport(report):
     _note(report)
 
 
-def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+def _note(report):
     if SKIPPED and report.skipped and not hasattr(report, "wasxfail"):
         with Path(SKIPPED).open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}\n")
 
 
 @pytest.fixture(scope="session")
-def sixty_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sixty_steps(tmp_path_factory):
     """A trace of sixty steps, as a file, beside it `trace.json`, as a profiler would write it."""
     from long_recording import record
 
@@ -37,7 +38,7 @@ def sixty_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def long(sixty_steps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def long(sixty_steps, monkeypatch):
     """The trace of sixty steps, which is a long recording here: a third of it is enough."""
     from long_recording import look_at_some
 

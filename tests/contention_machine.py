@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from graph.small_traces import Row, call, kernel, trace
 
-from daydream import Trace
-
 SLICE = 0.1  # us
 CALL, LATENCY, STARTUP = 3.0, 4.0, 1.0
 UPDATE = "update"
@@ -52,7 +50,7 @@ class Machine:
     noise: float = 0.0  # of a kernel's time, as a standard deviation
     spread: float = 0.9  # by how much transfers are shorter and longer from step to step
 
-    def record(self) -> Trace:
+    def record(self):
         """Return the trace of some steps."""
         rows: list[Row] = []
         at, borders = 0.0, [0.0]
@@ -63,11 +61,11 @@ class Machine:
             borders.append(at)
         return trace(rows, steps=tuple(borders), world_size=2)
 
-    def step_us(self) -> float:
+    def step_us(self):
         """Return how long a step takes, on average."""
         return float(np.mean([self._step(0.0, number)[1] for number in range(1, self.steps)]))
 
-    def _step(self, at: float, number: int) -> tuple[list[Row], float]:
+    def _step(self, at, number):
         kernels, transfers = self._program(number)
         rows = self._launches(at, kernels, transfers, 1000 * number)
         launched = at + sum(row["duration_ns"] for row in rows) / 1000
@@ -82,15 +80,15 @@ class Machine:
                         work.name, work.start, work.end, work.correlation, stream=stream, kind=kind, **known
                     )
                 )
-        rows.append(call("cudaDeviceSynchronize", launched, end + 2, 1000 * number + 999))
+        rows.append(call("cudaDeviceSynchronize", launched, end + 2))
         return rows, end + 2
 
-    def _program(self, number: int) -> tuple[list[Work], list[Work]]:
+    def _program(self, number):
         lengths = np.random.default_rng(0).uniform(10, 30, self.kinds).round()
         noise = np.random.default_rng([1, number])
         longer = 1 + self.spread * (2 * np.random.default_rng([2, number]).random() - 1)
 
-        def work(kind: int) -> Work:
+        def work(kind):
             return Work(f"kernel {kind}", float(lengths[kind] * (1 + self.noise * noise.standard_normal())))
 
         kernels = [work(n % self.kinds) for n in range(self.layers)]
@@ -102,15 +100,15 @@ class Machine:
         kernels.append(Work(UPDATE, 15.0, [*transfers]))
         return kernels, transfers
 
-    def _launches(self, at: float, kernels: list[Work], transfers: list[Work], ids: int) -> list[Row]:
+    def _launches(self, at, kernels, transfers, ids):
         rows: list[Row] = []
 
-        def add(name: str, us: float) -> None:
+        def add(name, us):
             nonlocal at
             rows.append(call(name, at, at + us, ids + len(rows)))
             at += us
 
-        def launch(work: Work) -> None:
+        def launch(work):
             work.correlation, work.launched = ids + len(rows), at
             add("cudaLaunchKernel", CALL)
 
@@ -127,9 +125,7 @@ class Machine:
         return rows
 
 
-def _run(
-    at: float, kernels: list[Work], transfers: list[Work], slow_kernel: float, slow_transfer: float
-) -> float:
+def _run(at, kernels, transfers, slow_kernel, slow_transfer):
     """Run both streams in slices of time until all is done, and return when that is."""
     streams = [list(kernels), list(transfers)]
     for work in (*kernels, *transfers):

@@ -5,8 +5,6 @@
 Exit code 1 if a file was damaged, something was left behind, or not exactly one writer succeeded.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os
@@ -23,7 +21,7 @@ from killed.racing import race
 from machine.programs import PROGRAMS
 
 
-def main() -> int:
+def main():
     """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=0)
@@ -39,7 +37,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(kills: int, rounds: int, seed: int, folder: Path) -> int:
+def run(kills, rounds, seed, folder):
     """Return the exit code of so many kills and rounds."""
     wrong = 0
     for name in ("killed", "raced"):
@@ -58,7 +56,7 @@ def run(kills: int, rounds: int, seed: int, folder: Path) -> int:
     return int(wrong > 0)
 
 
-def say(*lines: str) -> None:
+def say(*lines):
     """Print lines at once."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -1,10 +1,5 @@
 """A recording that is long by a test's own measure: of sixty steps twenty stand for all."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 from machine.programs import PROGRAMS
 
 import daydream
@@ -13,14 +8,14 @@ from daydream.trace import step_range
 STEPS, SOME = 60, 20
 
 
-def record(folder: Path) -> Path:
+def record(folder):
     """Write `trace.json`, as a profiler would, and `trace.parquet`; return that."""
     PROGRAMS["multi_stream"]().run(steps=STEPS + 4).write(folder / "trace.json", 3, 2 + STEPS)
     daydream.load(folder / "trace.json").save(folder / "trace.parquet")
     return folder / "trace.parquet"
 
 
-def look_at_some(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def look_at_some(trace, monkeypatch):
     """Let half of this trace be long, and a third of it enough."""
     rows = len(daydream.load(trace))
     monkeypatch.setattr(step_range, "ENOUGH", rows * SOME // STEPS + 1)

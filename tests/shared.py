@@ -1,7 +1,5 @@
 """The public traces beside the repository, for tests that skip where they are absent."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path
@@ -16,11 +14,11 @@ TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 
 
 @cache
-def _replay(path: Path) -> daydream.Replay:
+def _replay(path):
     return daydream.replay(daydream.load(path))
 
 
-def shared_trace(name: str) -> Path:
+def shared_trace(name):
     """Return the path of a public trace, or skip the test."""
     path = TRACES / name
     if not path.exists():
@@ -28,12 +26,12 @@ def shared_trace(name: str) -> Path:
     return path
 
 
-def shared_replay(name: str) -> daydream.Replay:
+def shared_replay(name):
     """Return the replay of a public trace (made once), or skip the test."""
     return _replay(shared_trace(name))
 
 
-def refused(*paths: Path) -> str:
+def refused(*paths):
     """Return what is said of files that cannot be imported: one line."""
     with pytest.raises(TraceError) as caught:
         import_trace(paths)
@@ -42,7 +40,7 @@ def refused(*paths: Path) -> str:
     return said
 
 
-def refusals(path: Path, sound: bytes, times: int = 150) -> list[str]:
+def refusals(path, sound, times=150):
     """Return what is said of damaged copies of a file, one line each, where these are not read."""
     chance = random.Random(2)
     said = []

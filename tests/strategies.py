@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from daydream.graph.plan import Cause, Plan
-
-# No test here is about time, and a busy machine must not fail one.
-settings.register_profile("daydream", deadline=None)
-settings.load_profile("daydream")
 
 STORED_CAUSES = [cause for cause in Cause if cause not in {Cause.LANE, Cause.RELEASE}]
 
@@ -36,7 +31,7 @@ class Edge(NamedTuple):
     cause: Cause = Cause.USER
 
 
-def drawn(tasks: list[Task], edges: list[Edge], priority: dict[int, list[int]] | None = None) -> Plan:
+def drawn(tasks, edges, priority=None):
     """Return a plan of these tasks; `priority` maps each scheduled lane to its tasks, most urgent first."""
     urgency = np.zeros(len(tasks), np.int64)
     for ranked in (priority or {}).values():
@@ -48,14 +43,14 @@ def drawn(tasks: list[Task], edges: list[Edge], priority: dict[int, list[int]] |
 
 @st.composite
 def plans(
-    draw: st.DrawFn,
+    draw,
     *,
-    max_tasks: int = 16,
-    max_lanes: int = 4,
-    max_time: int = 8,
-    least_latency: int = -5,
-    scheduled: bool = False,
-) -> Plan:
+    max_tasks=16,
+    max_lanes=4,
+    max_time=8,
+    least_latency=-5,
+    scheduled=False,
+):
     """Return a plan: edges with latencies (from start or end), gaps, releases, zero durations.
 
     With `scheduled`, at least one lane has a policy, with few distinct priorities so that ties happen.
@@ -63,10 +58,10 @@ def plans(
     n = draw(st.integers(1, max_tasks))
     lanes = draw(st.integers(1, max_lanes))
 
-    def column(values: st.SearchStrategy[int]) -> list[int]:
+    def column(values):
         return draw(st.lists(values, min_size=n, max_size=n))
 
-    def edge(dst: int) -> st.SearchStrategy[Edge]:
+    def edge(dst):
         source, latency = st.integers(0, dst - 1), st.integers(least_latency, max_time)
         return st.builds(Edge, source, st.just(dst), latency, st.booleans(), st.sampled_from(STORED_CAUSES))
 

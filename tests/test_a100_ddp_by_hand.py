@@ -33,24 +33,24 @@ class Recorded:
     update_start: int
     update_end: int
 
-    def reduced(self, factor: float) -> float:
+    def reduced(self, factor):
         """Return when the last bucket is reduced, one behind another, each in `factor` times its time."""
         end = 0.0
         for start, duration in zip(self.start, self.duration, strict=True):
             end = max(start, end) + factor * duration
         return end
 
-    def later(self, reduced: float) -> float:
+    def later(self, reduced):
         """Return how much later the step ends when the last bucket is reduced at that time."""
         return max(0.0, reduced + self.update_ns - self.update_end)
 
 
 @pytest.fixture(name="replay")
-def fixture_replay() -> daydream.Replay:
+def fixture_replay():
     return shared_replay(TRACE).recording  # sums are made of recorded times
 
 
-def recorded(replay: daydream.Replay, step: int) -> Recorded:
+def recorded(replay, step):
     trace = replay.graph.trace
     frame = trace.to_pandas()
     frame = frame[frame.step == step]
@@ -66,7 +66,7 @@ def recorded(replay: daydream.Replay, step: int) -> Recorded:
     )
 
 
-def delays(comparison: daydream.Prediction) -> list[int]:
+def delays(comparison):
     return [step["predicted_ns"] - step["replayed_ns"] for step in comparison.to_json()["steps"]]
 
 
@@ -76,7 +76,7 @@ def test_five_buckets_hold_the_gradients_of_the_network(replay):
         assert len(recorded(replay, step).nbytes) == 5
 
 
-def starts(graph: daydream.Graph) -> np.ndarray:
+def starts(graph):
     """Return when each task of a graph starts, by its id."""
     timeline = simulate(graph)
     start = np.zeros(int(timeline.task.max()) + 1, np.int64)

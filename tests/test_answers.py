@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "validation"))
 from answer_changes import as_new
 from answer_truths import Truth
-from answers import NO_TRACE, REPEATS, TRACE, compare, report, same
+from answers import compare, report, same
 from asked import asked, flat
 
 QUESTION = "whatif scale --on gpu --factor 0.5"
@@ -133,26 +133,3 @@ def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_inter
     assert set(rows.values()) == {"of_one_basis"}
     assert nearer.holds == [(False, True)]
     assert nearer.off[0][0] > nearer.off[0][1]
-
-
-@pytest.mark.parametrize(
-    ("name", "is_trace"),
-    [
-        ("a.json.gz", True),
-        ("b.sqlite.gz", True),
-        ("c.xplane.pb.gz", True),
-        ("x_kernel_trace.csv", True),
-        ("d.parquet", True),
-        ("measured.json", False),
-        ("answers_5fc3b3c.json.gz", False),
-        ("counter_collection.csv", False),
-        ("README.md", False),
-    ],
-)
-def test_what_is_a_trace(name, is_trace):
-    assert bool(TRACE.search(name) and not NO_TRACE.search(name)) is is_trace
-
-
-def test_repeats_are_asked_only_what_was_measured():
-    assert REPEATS.search("validation/cpu/MLP-2.parquet")
-    assert not REPEATS.search("validation/cpu/MLP-1.parquet")

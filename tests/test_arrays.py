@@ -1,6 +1,4 @@
-"""Distinct values and percentiles are those of NumPy, to the last bit, and load no masked arrays."""
-
-from __future__ import annotations
+"""Distinct values, numbers and percentiles are those of NumPy, to the last bit, and load no masked arrays."""
 
 import subprocess
 import sys
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.arrays import percentile, unique
+from daydream.arrays import distinct, distinct_rows, first_of, last_before, lookup, percentile, unique
 
 WHOLE = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=60)
 REAL = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=60)
@@ -24,14 +22,10 @@ def test_distinct_values_are_those_of_numpy(values):
     assert found.dtype == known.dtype
 
 
-@given(WHOLE | REAL, st.floats(0, 100) | st.integers(0, 100))
-def test_a_percentile_is_that_of_numpy_to_the_last_bit(values, percent):
-    assert float(percentile(values, percent)) == float(np.percentile(values, percent))
-
-
-@given(REAL, st.lists(st.integers(0, 100), min_size=1, max_size=5))
-def test_several_percentiles_are_those_of_numpy(values, percents):
+@given(WHOLE | REAL, st.lists(st.floats(0, 100) | st.integers(0, 100), min_size=1, max_size=5))
+def test_percentiles_are_those_of_numpy_to_the_last_bit(values, percents):
     assert percentile(values, percents).tolist() == np.percentile(values, percents).tolist()
+    assert float(percentile(values, percents[0])) == float(np.percentile(values, percents[0]))
 
 
 def test_no_values_have_no_distinct_ones_and_no_percentile():
@@ -40,9 +34,49 @@ def test_no_values_have_no_distinct_ones_and_no_percentile():
         percentile([], 50)
 
 
+SMALL = st.lists(
+    st.tuples(st.integers(-1, 6), st.integers(0, 3), st.sampled_from([-1, 10, 2**40])), max_size=40
+)
+
+
+@given(SMALL, st.sampled_from([np.int8, np.int16, np.int32, np.int64]))
+def test_values_and_rows_are_numbered_as_numpy_numbers_them(rows, dtype):
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    for column in (table[:, 0].astype(dtype), table[:, 2]):
+        known, place = np.unique(column, return_inverse=True)
+        found, number = distinct(column)
+        assert (found.dtype, found.tolist(), number.tolist()) == (
+            column.dtype,
+            known.tolist(),
+            place.tolist(),
+        )
+    _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    found = [part.tolist() for part in distinct_rows(list(table.T))]
+    assert found == [first.tolist(), place.reshape(-1).tolist()]
+
+
+def test_the_first_of_each_number():
+    assert first_of(np.array([2, 0, 2, 0, 4]), 6).tolist() == [1, -1, 0, -1, 4, -1]
+
+
 def test_masked_arrays_are_not_loaded():
     program = (
         "import sys; from daydream.arrays import percentile, unique; "
         "unique([3, 1, 3]); percentile([1, 2], 30); sys.exit('numpy.ma' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_number_is_looked_up_where_it_stands_first():
+    assert lookup(np.array([7, 3, 7, -1]), np.array([7, 3, 5, -1])).tolist() == [0, 1, -1, 3]
+    assert lookup(np.array([], np.int64), np.array([7])).tolist() == [-1]
+
+
+def test_the_last_row_before_a_time_is_of_its_own_group():
+    #  group 0  |a at 10|      |b at 30|
+    #  group 1         |c at 20|
+    group, time = np.array([0, 1, 0]), np.array([30, 20, 10])
+    at = [(0, 9), (0, 10), (0, 29), (0, 30), (1, 30), (1, 19), (2, 99)]
+
+    found = last_before(group, time, *np.array(at).T)
+    assert found.tolist() == [-1, 2, 2, 0, 1, -1, -1]

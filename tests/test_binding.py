@@ -1,13 +1,11 @@
 """A step that a change does not move says what it waits for instead."""
 
-from __future__ import annotations
-
 from two_streams import steps
 
 import daydream
 
 
-def said(change) -> list[str]:
+def said(change):
     return [note for note in daydream.whatif(steps(), change).notes if "does not move" in note]
 
 

@@ -1,6 +1,4 @@
-"""A law over the public traces: a busy device gains from faster kernels, or it is said why not."""
-
-from __future__ import annotations
+"""Public recordings that hold device work and no call that launched any: the device's own pauses stay."""
 
 import sys
 from pathlib import Path
@@ -10,35 +8,16 @@ import pytest
 from shared import TRACES
 
 import daydream
-from daydream.errors import DaydreamError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "validation"))
-from sanity import a_busy_device_gains_from_faster_kernels, sources
+from sanity import sources
 
 FOUND = dict(sources(TRACES)) if TRACES.exists() else {}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FOUND, reason="the public traces are not at hand")
-@pytest.mark.parametrize("name", FOUND or ["none"])
-def test_a_busy_device_gains_from_faster_kernels_or_traced_work_takes_over(name):
-    try:
-        replay = daydream.replay(FOUND[name])
-    except DaydreamError as error:
-        pytest.skip(f"refused: {error}")
-
-    assert list(a_busy_device_gains_from_faster_kernels(replay, FOUND[name])) == []
-
-
-def unlaunched():
-    """The public recordings that hold device work and no call that launched any."""
-    for name in FOUND:
-        if name.startswith(("rocprof/", "formats/rocprofv3/")):
-            yield name
+UNLAUNCHED = [name for name in FOUND if name.startswith(("rocprof/", "formats/rocprofv3/"))]
 
 
 @pytest.mark.skipif(not FOUND, reason="the public traces are not at hand")
-@pytest.mark.parametrize("name", [*unlaunched()] or ["none"])
+@pytest.mark.parametrize("name", UNLAUNCHED or ["none"])
 def test_without_launches_a_device_of_half_the_work_saves_half_of_its_busy_time(name):
     replay = daydream.replay(FOUND[name])
     graph = replay.graph

@@ -1,17 +1,10 @@
 """Whatever lies in the cache, the answer is right: damage, files of others, entries that somebody made up."""
 
-from __future__ import annotations
-
-import copy
 import errno
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,16 +17,15 @@ from daydream.costs.contention import evidence_json, measured_contention
 from daydream.costs.workload import calls
 from daydream.costs.workload.calls import work_by_row
 from daydream.files import cache
-from daydream.files.cache import ENTRY, FOLDER, HEAD, Contents, read_entry, write_entry
+from daydream.files.cache import ENTRY, FOLDER, Contents, write_entry
 from daydream.predict import breakdown as parts
-from daydream.predict.breakdown import parts_of_replay
 from daydream.trace.cached_trace import cached_trace
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
 
 @pytest.fixture
-def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trace(tmp_path, monkeypatch):
     """A small trace, and a cache of this test's own that knows it."""
     monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
     PROGRAMS["multi_stream"]().run(steps=4).write(tmp_path / "trace.json", 1, 3)
@@ -41,7 +33,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "trace.json"
 
 
-def answer(trace: Path) -> tuple[dict[str, Any], bool]:
+def answer(trace):
     """Return what `replay` answers with a cache, and whether the trace came out of it."""
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
@@ -55,21 +47,14 @@ def answer(trace: Path) -> tuple[dict[str, Any], bool]:
     return {**replay.to_json(), "whatif": whatif.predicted_ns}, known
 
 
-def entry_of(trace: Path) -> Path:
+def entry_of(trace):
     """Return the file of a trace's entry."""
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     return trace.parent / "cache" / FOLDER / (entry.key + ENTRY)
 
 
-def contents_of(trace: Path) -> Contents:
-    """Return a copy of what is kept of a trace."""
-    found = read_entry(entry_of(trace).name.removesuffix(ENTRY))
-    assert found is not None
-    return Contents(copy.deepcopy(found.document), {name: each.copy() for name, each in found.arrays.items()})
-
-
-def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
+def test_the_second_answer_comes_out_of_the_cache(trace):
     right, known = answer(trace)
     assert known
     entry_of(trace).unlink()
@@ -77,11 +62,9 @@ def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
     assert answer(trace) == (right, True)
 
 
-def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeypatch):
     made = daydream.replay(daydream.load(trace))
-    right = parts_of_replay(made), measured_contention(made.graph), work_by_row(made.graph.trace)
+    right = made.breakdown(), measured_contention(made.graph), work_by_row(made.graph.trace)
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     found = cached_trace(entry)
@@ -89,7 +72,7 @@ def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
     kept = daydream.replay(found)
     for module, name in ((parts, "parts_of"), (contention, "_measure"), (calls, "calls_of")):
         monkeypatch.setattr(module, name, None)  # none of them is asked again
-    assert parts_of_replay(kept) == right[0]
+    assert kept.breakdown() == right[0]
     assert evidence_json(measured_contention(kept.graph)) == evidence_json(right[1])
     for one, other in zip(work_by_row(found), right[2], strict=True):
         np.testing.assert_array_equal(one, other)
@@ -97,7 +80,7 @@ def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
         np.testing.assert_array_equal(kept.graph.columns[name], made.graph.columns[name])
 
 
-def test_what_one_changes_another_does_not_see(trace: Path) -> None:
+def test_what_one_changes_another_does_not_see(trace):
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     found = cached_trace(entry)
@@ -108,50 +91,7 @@ def test_what_one_changes_another_does_not_see(trace: Path) -> None:
     assert daydream.replay(found).replayed_ns == other.replayed_ns
 
 
-def flipped(data: bytes) -> Iterator[bytes]:
-    """Return the file with a bit flipped, at places all over it."""
-    choice = random.Random(0)
-    places = [*range(0, HEAD.size, 3), *(choice.randrange(len(data)) for _ in range(60))]
-    for place in places:
-        yield data[:place] + bytes([data[place] ^ 1 << choice.randrange(8)]) + data[place + 1 :]
-
-
-def cut(data: bytes) -> Iterator[bytes]:
-    """Return the file cut off, or longer than it was."""
-    for size in (0, 1, HEAD.size - 1, HEAD.size, 8192, len(data) // 2, len(data) - 8192, len(data) - 1):
-        yield data[:size]
-    yield data + bytes(8192)
-    yield b"\0" * len(data)
-
-
-def swapped(data: bytes) -> Iterator[bytes]:
-    """Return the file with two of its words exchanged."""
-    choice = random.Random(1)
-    words = len(data) // 8
-    for _ in range(60):
-        a, b = sorted(choice.sample(range(8, words), 2))
-        first, second = data[8 * a : 8 * a + 8], data[8 * b : 8 * b + 8]
-        if first != second:
-            yield data[: 8 * a] + second + data[8 * a + 8 : 8 * b] + first + data[8 * b + 8 :]
-
-
-@pytest.mark.parametrize("damage", [flipped, cut, swapped])
-def test_a_damaged_entry_is_made_again(trace: Path, damage: Callable[[bytes], Iterator[bytes]]) -> None:
-    right, _ = answer(trace)
-    entry = entry_of(trace)
-    data, count = entry.read_bytes(), 0
-    for changed in damage(data):
-        entry.write_bytes(changed)
-        assert read_entry(entry.name.removesuffix(ENTRY)) is None
-        assert not entry.exists()
-        count += 1
-    assert count >= 10
-    entry.touch(0o600)
-    assert answer(trace) == (right, False)
-    assert answer(trace) == (right, True)
-
-
-def test_the_entry_of_another_trace_is_not_believed(trace: Path) -> None:
+def test_the_entry_of_another_trace_is_not_believed(trace):
     right, _ = answer(trace)
     other = trace.parent / "other.json"
     PROGRAMS["synchronizing"]().run(steps=4).write(other, 1, 3)
@@ -160,7 +100,7 @@ def test_the_entry_of_another_trace_is_not_believed(trace: Path) -> None:
     assert answer(trace) == (right, False)
 
 
-def test_links_folders_pipes_and_open_files_are_not_believed(trace: Path) -> None:
+def test_links_folders_pipes_and_open_files_are_not_believed(trace):
     right, _ = answer(trace)
     entry = entry_of(trace)
     aside = trace.parent / "aside"
@@ -181,7 +121,7 @@ def test_links_folders_pipes_and_open_files_are_not_believed(trace: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["link", "open", "file"])
-def test_a_folder_that_is_not_the_users_alone_is_not_used(trace: Path, how: str) -> None:
+def test_a_folder_that_is_not_the_users_alone_is_not_used(trace, how):
     right, _ = answer(trace)
     folder = trace.parent / "cache" / FOLDER
     aside = trace.parent / "aside"
@@ -195,24 +135,19 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(trace: Path, how: str)
     assert (sorted(aside.iterdir()) if aside.exists() else None) == before
 
 
-def test_a_folder_or_an_entry_of_another_user_is_not_used(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_or_an_entry_of_another_user_is_not_used(trace, monkeypatch):
     right, _ = answer(trace)
     monkeypatch.setattr(cache.os, "geteuid", lambda: 12345)
     assert answer(trace) == (right, False)
 
 
 @pytest.mark.parametrize("call", ["write", "rename", "open", "scandir", "mkdir"])
-@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_a_disk_that_takes_nothing_is_no_error(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, call: str, why: int
-) -> None:
+def test_a_disk_that_takes_nothing_is_no_error(trace, monkeypatch, call):
     right, _ = answer(trace)
     shutil.rmtree(trace.parent / "cache")
 
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(why, os.strerror(why))
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     key, contents = "0" * 48, Contents({}, {"a": np.arange(5)})
     with monkeypatch.context() as patch:
@@ -223,7 +158,7 @@ def test_a_disk_that_takes_nothing_is_no_error(
     assert answer(trace) == (right, False)
 
 
-def test_a_trace_that_changes_while_it_is_read_is_not_kept(trace: Path) -> None:
+def test_a_trace_that_changes_while_it_is_read_is_not_kept(trace):
     entry = cache_entry(str(trace), None, None)
     assert entry is not None
     entry_of(trace).unlink()
@@ -248,7 +183,7 @@ for _ in range(100):
 """
 
 
-def test_writers_side_by_side_leave_a_whole_entry(trace: Path) -> None:
+def test_writers_side_by_side_leave_a_whole_entry(trace):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(number)]) for number in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     left = {path.suffix for path in (trace.parent / "cache" / FOLDER).iterdir()}

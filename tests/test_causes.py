@@ -1,7 +1,5 @@
 """One taxonomy of causes and bounds: a key, a label, a colour each, which every output takes from there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -12,10 +10,10 @@ from view_text import view_text
 import daydream
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS
-from daydream.predict.breakdown import OF_KERNELS, parts_of_replay
+from daydream.predict.breakdown import OF_KERNELS
 from daydream.predict.notes import waited_for_ns
 from daydream.report.html.page import page
-from daydream.simulate.critical_path import OF_EDGE, OF_KIND, ON_CPU, Bound, PathCause, by_bound
+from daydream.simulate.critical_path import OF_EDGE, OF_KIND, PathCause, by_bound
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 LARGE = 0.01  # of the step: no screen leaves such a cause out
@@ -32,31 +30,10 @@ def comparison(replay):
     return daydream.whatif(replay, "amp")
 
 
-@pytest.mark.parametrize("words", [Bound, PathCause, Cause])
-def test_every_member_has_one_label_of_its_own(words):
-    labels = [member.label for member in words]
-    assert all(labels)
-    assert len(set(labels)) == len(labels)
-
-
-def test_what_causes_wait_for_has_a_colour_of_its_own_on_light_and_on_dark():
-    waits = {cause.bound for cause in PathCause}
-    assert waits == {*ON_CPU, Bound.GPU, Bound.COPIES, Bound.COMMUNICATION, Bound.OTHER}
-    for colours in ({bound.light for bound in waits}, {bound.dark for bound in waits}):
-        assert len(colours) == len(waits)
-        assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
-
-
 def test_every_kind_of_task_and_of_edge_has_a_cause():
     assert set(OF_KIND) == set(KINDS)
     assert set(OF_EDGE) == set(Cause) - {Cause.LANE}  # which is a gap, or a start-up on the device
     assert {cause.bound for cause in OF_KERNELS.values()} == {OF_KIND["kernel"].bound}
-
-
-def test_a_key_is_a_word_of_json_and_of_text():
-    assert f"{PathCause.CPU}" == str(PathCause.CPU) == PathCause.CPU.value == "launch-bound CPU"
-    assert PathCause("launch-bound CPU") is PathCause.CPU
-    assert [cause.code for cause in PathCause] == list(range(len(PathCause)))
 
 
 def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison):
@@ -87,10 +64,10 @@ def test_rank_and_explain_have_one_definition_of_what_a_step_waits_for(tmp_path,
     explained = explanation.replay
 
     assert waited_for_ns(explained.settled) == pytest.approx(
-        parts_of_replay(explained)["by_bound"], abs=len(PathCause)
+        explained.breakdown()["by_bound"], abs=len(PathCause)
     )
     assert {each.cause: each.ns for each in explanation.causes} == pytest.approx(
-        parts_of_replay(explained)["by_cause"],
+        explained.breakdown()["by_cause"],
         abs=len(replay.steps),  # rounded step by step
     )
     for bound, ns in waited_for_ns(explained.settled).items():

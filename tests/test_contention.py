@@ -3,8 +3,6 @@
 The machine runs in slices of time (`contention_machine`) and knows nothing of the formulas.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from contention_machine import UPDATE, Machine
 
 import daydream
-from daydream import Graph, GraphError
+from daydream import GraphError
 from daydream.costs.contention import measured_contention
 from daydream.predict.contention_option import parsed
 
@@ -21,21 +19,21 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 
 
 @cache
-def recorded(machine: Machine) -> daydream.Replay:
+def recorded(machine):
     return daydream.replay(machine.record())
 
 
 @cache
-def run_again(machine: Machine) -> float:
+def run_again(machine):
     return machine.step_us()
 
 
-def gained(machine: Machine, **change) -> float:
+def gained(machine, **change):
     """Return how many times shorter the machine's steps are after a change."""
     return run_again(machine) / run_again(replace(machine, **change))
 
 
-def predicted(machine: Machine, network: float, **options) -> float:
+def predicted(machine, network, **options):
     found = daydream.whatif(recorded(machine), "network", bandwidth_factor=float(network), **options)
     return found.speedup
 
@@ -76,7 +74,7 @@ def test_given_factors_of_both_meet_the_machine_run_again(network):
 def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
     machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
 
-    def exchange(graph: Graph) -> None:
+    def exchange(graph):
         for kernels in graph.select(kind="kernel").group_by("step"):
             backward = kernels.ids[-machine.layers - 1 : -1]
             for number, done in enumerate(reversed(backward.tolist())):

@@ -1,7 +1,5 @@
 """Two steps side by side: traces small enough to add up by hand, laws for any work, public pairs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
@@ -28,7 +26,7 @@ def step(at, *kernels, layer="fc", operator="aten::mm"):
     rows, start = [op(operator, at, at + 40, op=operator, layer=layer)], at + 10
     for number, (name, time) in enumerate(kernels):
         there = {"op": operator, "layer": layer}
-        rows += launched(name, at + 6 * number + 1, start, start + time, at * 1000 + number, **there)
+        rows += launched(name, at + 6 * number + 1, start, start + time, **there)
         start += time + 1
     return rows
 

@@ -1,7 +1,7 @@
 """The documentation keeps its word: commands run and print what is shown, the site builds without a warning.
 
-In the pages under docs/ every `console` block is run, in the order of the page and in one folder that has
-the examples. A comment before a block says what is special about it:
+In the README and the pages under docs/ every `console` block is run, in the order of the page and in one
+folder that has the examples. A comment before a block says what is special about it:
 
     <!-- exits with 1 -->      it fails (or with 3), and what it says on stderr is shown
     <!-- needs: torch -->      it trains: run by the slow tests, its figures vary and are not compared
@@ -24,11 +24,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
@@ -69,7 +67,7 @@ class Block:
     printed: str
 
 
-def blocks_of(page: str) -> list[Block]:
+def blocks_of(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     return [
         Block(*(found[name] or "" for name in ("mark", "language", "title", "text", "printed")))
@@ -77,11 +75,11 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
-def marked(mark: str) -> list[str]:
+def marked(mark):
     return [page for page in PAGES if any(block.mark == mark for block in blocks_of(page))]
 
 
-def rewrite(page: str, old: str, new: str) -> None:
+def rewrite(page, old, new):
     if WRITE and old != new:
         path = DOCS / page
         text = path.read_text(encoding="utf-8")
@@ -90,7 +88,7 @@ def rewrite(page: str, old: str, new: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder as a reader has it: the examples, and the public traces if there are any."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for sort in ("kineto", "nsys", "memory"):
@@ -101,7 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(command: str, *, inside: bool) -> tuple[int, str, str]:
+def run(command, *, inside):
     """Return exit code, stdout and stderr of a command; of daydream's own within this process if asked."""
     words, _, target = command.partition(" > ")
     argv = shlex.split(words)
@@ -120,7 +118,7 @@ def run(command: str, *, inside: bool) -> tuple[int, str, str]:
     return code, printed, said
 
 
-def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], list[str]], bool]) -> None:
+def check(page, block, *, inside, same):
     """Run a console block and compare what it prints with what is shown."""
     first, *lines = block.text.splitlines()
     assert first.startswith("$ "), first
@@ -136,12 +134,12 @@ def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], l
     assert lines == cut if same is exactly else same(lines, full), "\n".join(["", *full])
 
 
-def exactly(shown: list[str], printed: list[str]) -> bool:
+def exactly(shown, printed):
     """Tell whether the lines are the same, up to a last line `...`."""
     return shown == printed or (shown[-1:] == ["..."] and shown[:-1] == printed[: len(shown) - 1])
 
 
-def but_for_figures(shown: list[str], printed: list[str]) -> bool:
+def but_for_figures(shown, printed):
     """Tell whether each line that is shown was printed, in this order, whatever its numbers are."""
     rest = iter([" ".join(NUMBER.sub("#", line).split()) for line in printed])
     wanted = [" ".join(NUMBER.sub("#", line).split()) for line in shown if line != "..."]
@@ -151,8 +149,8 @@ def but_for_figures(shown: list[str], printed: list[str]) -> bool:
 # What is shown -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
-def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
+@pytest.mark.parametrize("page", [*(page for page in PAGES if page not in ELSEWHERE), "../README.md"])
+def test_a_page_shows_what_is_printed(page, folder):
     for block in blocks_of(page):
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
@@ -171,7 +169,7 @@ def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", marked(PUBLIC))
-def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) -> None:
+def test_a_page_shows_what_is_printed_of_public_traces(page, folder):
     if not (folder / "kineto").exists():
         pytest.skip("the public traces are not at hand")
     for block in blocks_of(page):
@@ -181,9 +179,7 @@ def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", marked(TORCH))
-def test_a_page_shows_what_is_printed_where_something_trains(
-    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_shows_what_is_printed_where_something_trains(page, folder, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv(
         "OMP_NUM_THREADS", "1"
@@ -198,7 +194,7 @@ def test_a_page_shows_what_is_printed_where_something_trains(
 # What is named -----------------------------------------------------------------------------------
 
 
-def named(page: str) -> Iterator[str]:
+def named(page):
     """Return the commands that a page names in passing: in code spans, in blocks for a shell or for CI."""
     text = (DOCS / page).read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -209,7 +205,7 @@ def named(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "../README.md"])
-def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
+def test_commands_that_a_page_names_exist_with_their_options(page):
     wrong = []
     for command in named(page):
         words = shlex.split(command)[1:]
@@ -227,7 +223,7 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
     assert wrong == []
 
 
-def known_options(words: list[str]) -> set[str]:
+def known_options(words):
     """Return the options of a command, and those of the optimizations that are named."""
     command = group.get_command(click.Context(group), words[0])
     assert command is not None
@@ -251,13 +247,13 @@ def known_options(words: list[str]) -> set[str]:
 
 
 @pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def hooks(monkeypatch):
     """Import what mkdocs imports, by its name in docs/hooks/."""
     monkeypatch.syspath_prepend(DOCS / "hooks")
     return importlib.import_module
 
 
-def test_markdown_of_a_code_host_becomes_that_of_the_site(hooks: Callable[[str], ModuleType]) -> None:
+def test_markdown_of_a_code_host_becomes_that_of_the_site(hooks):
     written = """\
 Text:
 - one
@@ -299,39 +295,18 @@ Text:
     assert found == wanted
 
 
-def test_links_to_other_pages_stay(hooks: Callable[[str], ModuleType]) -> None:
-    text = "[in](../page.md), [out](../../README.md)\n"
-
-    assert hooks("readable_markdown").for_the_site(text, "guides/here.md") == "[in](../page.md), out\n"
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_page_of_an_optimization_leaves_out_no_word(name: str, hooks: Callable[[str], ModuleType]) -> None:
-    pages = hooks("optimization_pages")
-    optimization = find(name)
-    summary, told, left_out = pages.parts(optimization.help)
-
-    said = re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", " ".join([summary, *told, *left_out]).lower()))
-    meant = re.findall(
-        r"\w+", optimization.help.lower().replace("not modelled:", "").replace("not\nmodelled:", "")
-    )
-    assert summary
-    assert sorted(said) == sorted(meant)
-    assert len(pages.options(optimization)) == 2 + len(optimization.options)
-
-
 # The site ----------------------------------------------------------------------------------------
 
 
 class Loaded(HTMLParser):
     """The addresses that a page loads something from."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.found: set[str] = set()
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         if tag in ("script", "img", "iframe"):
             self.found.add(given.get("src") or "")
@@ -340,7 +315,7 @@ class Loaded(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="needs the extra `docs`")
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
@@ -352,7 +327,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) -> None:
+def test_the_site_builds_and_has_every_optimization_and_public_name(site):
     api = (site / "api.html").read_text(encoding="utf-8")
     there = set(re.findall(r'id="daydream\.(?:[\w.]+\.)?(\w+)"', api))
 
@@ -366,7 +341,7 @@ def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) 
         assert described - there == set()
 
 
-def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+def test_the_site_asks_no_other_host_for_anything(site):
     loaded = {
         each for path in site.rglob("*.html") for each in Loaded(path.read_text(encoding="utf-8")).found
     }

@@ -1,7 +1,5 @@
 """Mutations of recordings are reproducible, and an answer that a law or the machine refutes is found."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

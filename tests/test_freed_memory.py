@@ -1,7 +1,5 @@
 """What is left behind: memory that is freed, in a process of our own and a user's; threads of Arrow."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys
@@ -27,7 +25,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(how: str) -> int:
+def page_faults(how):
     run = [sys.executable, "-c", LARGE_ARRAYS, how]
     kept, faults = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
     assert kept == ("True" if how == "kept" else "None")

@@ -1,7 +1,5 @@
 """The fuzzer, for as long as CI has time: `python -m tests.fuzz` runs it by hand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +10,9 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_no_hostile_input_does_harm() -> None:
+def test_no_hostile_input_does_harm():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--cases", "20000", "--seconds", "150", "--minimize", "3"],
+        [sys.executable, "-m", "tests.fuzz", "--cases", "20000", "--seconds", "90"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     sys.stdout.write(done.stdout)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,11 +26,11 @@ QUESTIONS: dict[str, Callable[[daydream.Trace], Any]] = {
 }
 
 
-def calls_of(work: Callable[[], Any]) -> int:
+def calls_of(work):
     """Return how many functions are called, those of C too."""
     count = 0
 
-    def note(_frame: FrameType, event: str, _argument: Any) -> None:
+    def note(_frame, event, _argument):
         nonlocal count
         count += event in ("call", "c_call")
 
@@ -45,7 +43,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growth")
     run = multi_stream(layers=6).run(steps=max(STEPS) + 2)
     return [run.write(folder / f"{steps}.json.gz", 1, steps) for steps in STEPS]

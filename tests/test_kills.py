@@ -1,7 +1,5 @@
 """A few of the kills and races that `python -m tests.kills` runs by the hundred."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

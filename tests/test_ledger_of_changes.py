@@ -1,10 +1,7 @@
 """The ledger: what is measured beside what is predicted, and how that is summed up."""
 
-from __future__ import annotations
-
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +10,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "validation"))
 
 import ledger  # noqa: E402
-import ledger_plot  # noqa: E402
 import ranges  # noqa: E402
 
 from daydream.predict.graph_diff import MODEL_ERROR  # noqa: E402
 
 
-def entry(title: str, measured: float, predicted: float, *, recording: str = "a") -> ledger.Entry:
+def entry(title, measured, predicted, *, recording="a"):
     return ledger.Entry("model", recording, title, measured, predicted, predicted * 0.9, predicted * 1.1)
 
 
@@ -60,23 +56,10 @@ def test_a_row_is_the_median_of_the_recordings():
     assert ledger._row(found) == "| model | half | 0.510 | 0.500 | -1.9% (-3.8% to +0.0%) |  |"
 
 
-def test_the_papers_model_stands_beside_ours_where_it_has_one():
-    found = [replace(entry("half", 0.5, 0.5), paper=0.6), replace(entry("half", 0.5, 0.5), paper=0.55)]
-    assert ledger._row(found).endswith("| +0.0% (+0.0% to +0.0%) | +15.0% |")
-
-
-@pytest.mark.slow
-def test_the_page_says_which_public_traces_are_missing(monkeypatch: pytest.MonkeyPatch):
-    known = replace(entry("half", 0.5, 0.5), pair=pair("model", error=0.01, moved=0.5))
-    monkeypatch.setattr(ledger, "entries", lambda _: iter([known]))
-    lines = list(ledger.page(ledger.predicted()))
-    assert sum("traces not at hand" in line for line in lines) == 9
-
-
 # -- ranges: fitted on some models, judged on another -------------------------------------------------
 
 
-def pair(model: str, *, error: float, other: float = 0.0, **affected: float) -> ranges.Pair:
+def pair(model, *, error, other=0.0, **affected):
     return ranges.Pair("cpu", model, error, {**dict.fromkeys(MODEL_ERROR, 0.0), **affected}, other)
 
 
@@ -124,32 +107,3 @@ def test_the_last_row_is_judged_by_the_errors_that_ship():
 
 
 # -- the picture ---------------------------------------------------------------------------------------
-
-
-def drawn_rows() -> list[ledger_plot.Row]:
-    return [
-        ledger_plot.Row("cpu", "MLP", "batch x 2", 1.1, 1.2, (0.08, 0.1), 0.1, paper=0.3),
-        ledger_plot.Row("cpu", "CNN", "batch x 2", 0.6, 0.5, (-0.1,), 0.05),
-    ]
-
-
-def test_the_picture_takes_the_readers_colors():
-    pytest.importorskip("matplotlib")
-    svg = ledger_plot.drawn(drawn_rows())
-    assert "prefers-color-scheme:dark" in svg
-    assert not {ledger_plot.TEXT, ledger_plot.PAPER, "DejaVu"} & set(
-        svg.replace("'", " ").replace(";", " ").split()
-    )
-    for said in ("batch x 2", "MLP", "CNN", "measured speed-up"):
-        assert said in svg
-    assert svg == ledger_plot.drawn(drawn_rows())
-
-
-def test_rows_are_medians_of_the_recordings():
-    found = [entry("half", 0.5, 0.5), entry("half", 0.52, 0.6, recording="b"), entry("less", 0.8, 0.9)]
-    recorded = ledger.Recorded("cpu", {}, [*found, replace(found[0], predicted=None, title="refused")])
-    half, less = ledger_plot.rows_of(ledger.Ledger([recorded], []))
-    assert (half.title, half.measured, half.predicted) == ("half", 0.51, 0.55)
-    assert half.errors == (0.0, found[1].error)
-    assert half.half_width == pytest.approx(0.055)
-    assert less.title == "less"

@@ -1,18 +1,11 @@
 """The machine model against sums written out by hand, on machines small enough to draw."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from machine import (
     Blocked,
     Costs,
     Machine,
     Program,
-    Row,
-    Run,
     annotation,
     backward,
     cpu,
@@ -34,7 +27,6 @@ from machine import (
     take,
     wait,
 )
-from machine.engine import Instruction
 
 TINY = Costs(
     launch=6, graph_launch=9, memcpy=7, memset=5, record=2, wait_event=2, query=1,
@@ -43,16 +35,16 @@ TINY = Costs(
 )  # fmt: skip
 
 
-def run(*step: Instruction, depth: int = 100, steps: int = 1, others: Any = None, **knobs: Any) -> Run:
+def run(*step, depth=100, steps=1, others=None, **knobs):
     program = Program(lambda _number: step, others or {})
     return Machine(program, queue_depth=depth, costs=TINY, steps=steps).run(**knobs)
 
 
-def spans(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
+def spans(rows):
     return [(row.name, row.start, row.end) for row in rows]
 
 
-def times(rows: Sequence[Row]) -> list[tuple[int, int]]:
+def times(rows):
     return [(row.start, row.end) for row in rows]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from machine import Machine
 from machine.blocked import LOADERS
 from machine.harder import HARDER
 from machine.programs import PROGRAMS
@@ -28,33 +27,33 @@ WINDOWS = {"settled": (24, 27), "cold start": (0, 3)}
 
 
 @cache
-def machine(program: str) -> Machine:
+def machine(program):
     return PROGRAMS[program]()
 
 
 @cache
-def true_step_ns(program: str, **change: float) -> float:
+def true_step_ns(program, **change):
     return machine(program).run(**change).steady_step_ns()
 
 
 @pytest.fixture(scope="module", params=WINDOWS)
-def window(request: pytest.FixtureRequest) -> str:
+def window(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def program(request: pytest.FixtureRequest) -> str:
+def program(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def trace(program: str, window: str, tmp_path_factory: pytest.TempPathFactory) -> daydream.Trace:
+def trace(program, window, tmp_path_factory):
     path: Path = tmp_path_factory.mktemp("machine") / f"{program}.json.gz"
     first, last = WINDOWS[window]
     return daydream.load(machine(program).run(steps=last + 2).write(path, first, last))
 
 
-def as_recorded(trace: daydream.Trace) -> daydream.Replay:
+def as_recorded(trace):
     """A machine has no profiler whose cost could be taken out."""
     return daydream.replay(trace).recording
 
@@ -97,7 +96,7 @@ HARD_CASES = [
 
 
 @cache
-def hard_machine(name: str) -> tuple[Machine, daydream.Replay]:
+def hard_machine(name):
     machine = UNSEEN[name]()
     with TemporaryDirectory() as folder:
         path = machine.run(steps=29).write(Path(folder) / "trace.json.gz", 24, 27)

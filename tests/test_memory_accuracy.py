@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import json
 import sys
@@ -14,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "validation"))
 
-from memory_changes import CHANGES, DEVELOPED, MODELS, UNCHANGED  # noqa: E402
+from memory_changes import CHANGES, UNCHANGED  # noqa: E402
 from memory_reader import Steps, read  # noqa: E402
 
 spec = importlib.util.spec_from_file_location(
@@ -25,14 +24,14 @@ sys.modules[spec.name] = ledger  # as dataclasses ask for it
 spec.loader.exec_module(ledger)
 
 
-def row(predicted: int | None, measured: int = 100, low: int = 0, high: int = 0, **more):
+def row(predicted, measured=100, low=0, high=0, **more):
     return ledger.Row("A", "change", "judgement", 50, measured, "backward", predicted, "", low, high, **more)
 
 
 # -- the reader that judges: torch's own rows, by hand ------------------------------------------------
 
 
-def recording(tmp_path: Path, *rows: tuple[float, int, int]) -> Path:
+def recording(tmp_path, *rows):
     memory = [
         {"name": "[memory]", "ts": when, "args": {"Device Type": 0, "Bytes": nbytes, "Total Allocated": total,
                                                   "Ev Idx": place}}
@@ -60,27 +59,7 @@ def test_a_sum_that_contradicts_a_total_judges_nothing(tmp_path):
         read(recording(tmp_path, (1, 100, 100), (11, 20, 121)))
 
 
-def test_a_public_peak_is_the_largest_total_of_a_gpu(tmp_path):
-    rows = [(0, 900), (1, 512), (1, 2048), (1, 1024)]
-    events = [
-        {"name": "[memory]", "args": {"Device Type": on, "Total Allocated": total}} for on, total in rows
-    ]
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"name": "other"}, *events]}).encode()))
-
-    assert ledger.peak_bytes(path) == 2048
-
-
 # -- what was measured --------------------------------------------------------------------------------
-
-
-def test_every_change_of_every_model_is_measured_and_says_who_judges():
-    found = ledger.measured()["recordings"]
-
-    assert {name: list(one["peaks"]) for name, one in found.items()} == {
-        name: [UNCHANGED, *CHANGES] for name in MODELS
-    }
-    assert {name for name, one in found.items() if one["role"] == "development"} == set(DEVELOPED)
 
 
 def test_all_ways_to_measure_agree():

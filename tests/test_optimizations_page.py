@@ -1,7 +1,5 @@
 """The page of all optimizations: the command that makes it, on a machine model's trace and a shipped one."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys
@@ -50,36 +48,6 @@ def test_every_optimization_predicts_or_says_why_not_and_none_crashes(written):
     assert "no_trace" not in text
 
 
-def test_the_list_has_what_each_predicts(written):
-    for name in names():
-        assert f"- `{name}`: {find(name).summary}\n" in written[1]
-
-
-def test_numbers_of_reasons_are_those_listed_and_ascend(written):
-    body, listed = written[1].split("Why not:")
-    used = [
-        int(part.split("]")[0])
-        for part in body.partition("begin: the table")[2].split("[")[1:]
-        if part[0].isdigit()
-    ]
-
-    assert list(dict.fromkeys(used)) == list(range(1, max(used) + 1))
-    assert all(f"\n- [{number}] " in listed for number in used)
-
-
-def test_a_second_run_uses_what_was_imported_and_changes_only_what_is_between_the_marks(
-    page, written, traces, tmp_path
-):
-    target = tmp_path / "page.md"
-    target.write_text(written[1].replace("# Optimizations\n", "# Mine\n"), encoding="utf-8")
-    (kept,) = (traces / "cache").glob("tiny_*")
-    before = kept.stat().st_mtime_ns
-
-    assert page.main(["--traces", str(traces), "--write", str(target), "--cache", str(traces / "cache")]) == 0
-    assert target.read_text(encoding="utf-8") == written[1].replace("# Optimizations\n", "# Mine\n")
-    assert kept.stat().st_mtime_ns == before
-
-
 def test_a_crash_is_shown_and_exits_with_one(page, traces, monkeypatch, capsys):
     def breaks(*_, **__):
         raise ZeroDivisionError("a mistake")
@@ -93,15 +61,6 @@ def test_a_crash_is_shown_and_exits_with_one(page, traces, monkeypatch, capsys):
     assert "amp on tiny machine: ZeroDivisionError: a mistake" in err
 
 
-def test_a_broken_graph_counts_as_a_crash(page, traces, monkeypatch):
-    def breaks(*_, **__):
-        raise page.daydream.GraphError("amp left a broken graph: a cycle")
-
-    monkeypatch.setattr(page.daydream, "whatif", breaks)
-
-    assert page.main(["--traces", str(traces), "--only", "amp"]) == 1
-
-
 def test_every_required_option_has_an_example_that_the_optimization_takes(page):
     for name in names():
         options = {option.name: option for option in find(name).options}
@@ -109,14 +68,3 @@ def test_every_required_option_has_an_example_that_the_optimization_takes(page):
         assert {each for each, option in options.items() if option.required} <= given.keys(), name
         for each, value in given.items():
             options[each].checked(value)
-
-
-def test_names_are_as_short_as_they_can_be_told_apart(page):
-    stems = ["v100_resnet_loader_workers_0", "a100_gpt2_ddp", "v100_resnet_loader_workers_4", "toy"]
-
-    assert page.short_names(stems) == ["v100 resnet 0", "a100 gpt2", "v100 resnet 4", "toy"]
-
-
-def test_of_a_long_reason_the_first_sentence_is_shown(page):
-    assert page.shortened("unknown GPU. Known are " + "a GPU, " * 60) == "unknown GPU"
-    assert page.shortened("no\n  convolution") == "no convolution"

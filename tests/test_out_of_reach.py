@@ -1,18 +1,15 @@
 """What a change may not reach: work in replays, or of layers nobody knows; held starts. Times in us."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
-from daydream import Graph, Replay
 from daydream.graph.calls import in_replays
 from daydream.report.overview import Overview
 from daydream.report.views.step import likely_text
 
 
-def one_step(*rows, end: float) -> Replay:
+def one_step(*rows, end):
     recorded = trace(*rows, steps=(0.0, end))
     recorded.metadata["steps"][0]["covered"] = True
     return daydream.replay(daydream.build(recorded))
@@ -21,11 +18,11 @@ def one_step(*rows, end: float) -> Replay:
 def decoding():
     #  thread 1  |kernel|graph|     stream 7  |own 10 to 40|a 41 to 101|b 102 to 162|
     nodes = [kernel(name, at, at + 60, 2, phase="forward") for name, at in (("a", 41), ("b", 102))]
-    rows = [launched("own", 0, 10, 40, 1, phase="forward"), call("cudaGraphLaunch", 6, 12, 2), nodes]
+    rows = [launched("own", 0, 10, 40, phase="forward"), call("cudaGraphLaunch", 6, 12, 2), nodes]
     return one_step(rows, op("end", 160, 165), end=165.0)
 
 
-def own_kernels_faster(graph: Graph) -> None:
+def own_kernels_faster(graph):
     kernels = graph.select(kind="kernel")
     (kernels - in_replays(kernels)).scale(0.5)
 
@@ -50,21 +47,21 @@ def test_a_change_that_reaches_replays_or_no_device_work_says_nothing():
 
 def test_a_change_of_transfers_leaves_no_kernels_out():
     nodes = [kernel("a", 41, 101, 2, phase="forward")]
-    transfer = launched("ncclKernel", 0, 10, 40, 1, kind="collective", phase="forward")
+    transfer = launched("ncclKernel", 0, 10, 40, kind="collective", phase="forward")
     replay = one_step(transfer, call("cudaGraphLaunch", 6, 12, 2), nodes, op("end", 160, 165), end=165.0)
     answer = daydream.whatif(replay, "scale", kind="collective", factor=0.5)
     assert answer.affected.transfers > 0
     assert answer.left_out is None
 
-    def compressed(graph: Graph) -> None:
+    def compressed(graph):
         graph.select(kind="collective").set(kind="kernel", duration_ns=10_000)
 
     assert daydream.whatif(replay, compressed).left_out is None
 
 
-def waiting(begin: float):
+def waiting(begin):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
-    rows = [launched("a", 0, 10, 20, 1), launched("b", begin, begin + 10, begin + 20, 2, tid=2)]
+    rows = [launched("a", 0, 10, 20), launched("b", begin, begin + 10, begin + 20, tid=2)]
     return one_step(rows, end=begin + 20)
 
 
@@ -83,22 +80,22 @@ def test_a_step_that_hardly_waits_for_them_does_not():
     assert "cannot move" not in likely_text(answer)
 
 
-def model(call_of: str, *, unplaced: float) -> Replay:
+def model(call_of, *, unplaced):
     #  stream 7  |a 10 to 110, blocks.0|b, GPT|c 100, head|: a call runs a and b, and c is another's
     end = 110 + unplaced
     inside = {"op": op("CompiledFunction", 0, 20, layer="GPT", phase="forward")}.get(call_of, [])
-    launches = [launched("a", 1, 10, 110, 1, phase="forward", layer="blocks.0"),
-                launched("b", 7, 110, end, 2, phase="forward", layer="GPT")]  # fmt: skip
+    launches = [launched("a", 1, 10, 110, phase="forward", layer="blocks.0"),
+                launched("b", 7, 110, end, phase="forward", layer="GPT")]  # fmt: skip
     if call_of == "graph":
         inside = call("cudaGraphLaunch", 1, 12, 1, layer="GPT", phase="forward")
         nodes = [("a", 10, 110, "blocks.0"), ("b", 110, end, "GPT")]
         launches = [kernel(*rest, 1, phase="forward", layer=layer) for *rest, layer in nodes]
     own = [op("aten::relu", 21, 30, layer="head", phase="forward")]
-    own += launched("c", 22, end, end + 100, 3, phase="forward", layer="head")
+    own += launched("c", 22, end, end + 100, phase="forward", layer="head")
     return one_step(inside, launches, own, op("end", end + 98, end + 105), end=end + 105)
 
 
-def without_blocks(graph: Graph) -> None:
+def without_blocks(graph):
     graph.select().group_by(block="blocks.*").tasks.remove()
 
 

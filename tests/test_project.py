@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,22 +31,17 @@ NO_FRAGMENTS = {"README.md", "section.jinja.md"}
 FRAGMENT = re.compile(r"(\d+|[a-z][a-z0-9]*([-_][a-z0-9]+)*)\.(added|changed|fixed|removed)\.md")
 
 
-def loaded(name: str) -> dict[str, Any]:
+def loaded(name):
     yaml = pytest.importorskip("yaml", reason="needs the extra `test`")
     found: dict[Any, Any] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
     return {"on" if key is True else key: value for key, value in found.items()}  # YAML 1.1 has `on` for true
 
 
-def steps(workflow: str) -> list[dict[str, Any]]:
+def steps(workflow):
     return [step for job in loaded(workflow)["jobs"].values() for step in job.get("steps", [])]
 
 
 # Workflows, templates, hooks ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_a_yaml_file_can_be_read(name):
-    assert loaded(name)
 
 
 @pytest.mark.parametrize("name", [name for name in HIDDEN if "/workflows/" in name])
@@ -97,7 +90,7 @@ def test_a_commit_is_checked_by_the_ruff_of_the_project():
 # pyproject.toml ----------------------------------------------------------------------------------
 
 
-def extra(name: str) -> set[str]:
+def extra(name):
     """Return what an extra installs, those that it names among them."""
     found: set[str] = set()
     for each in PROJECT["optional-dependencies"][name]:
@@ -106,7 +99,7 @@ def extra(name: str) -> set[str]:
     return found
 
 
-def group(name: str) -> set[str]:
+def group(name):
     """Return what a dependency group installs, those that it includes among them."""
     found: set[str] = set()
     for each in PYPROJECT["dependency-groups"][name]:
@@ -147,37 +140,6 @@ def test_a_news_fragment_has_a_legal_name_and_says_something():
     assert [path.name for path in files if not FRAGMENT.fullmatch(path.name)] == []
     assert [path.name for path in files if not path.read_text(encoding="utf-8").strip()] == []
     assert [path.name for path in files if path.read_text(encoding="utf-8").startswith(("-", "*"))] == []
-
-
-def test_the_kinds_of_news_are_those_that_towncrier_knows():
-    kinds = list(PYPROJECT["tool"]["towncrier"]["fragment"])
-    told = re.findall(
-        r"^\| `(\w+)` \|", (ROOT / "changes" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-
-    assert kinds == told == ["added", "changed", "fixed", "removed"]
-    assert PYPROJECT["tool"]["towncrier"]["start_string"] in (ROOT / "CHANGELOG.md").read_text(
-        encoding="utf-8"
-    )
-
-
-def test_news_become_a_list_with_the_numbers_of_issues(tmp_path):
-    pytest.importorskip("towncrier", reason="needs the extra `dev`")
-    for name in ("pyproject.toml", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    folder = tmp_path / "changes"
-    folder.mkdir()
-    for name in NO_FRAGMENTS:
-        shutil.copy(ROOT / "changes" / name, folder)
-    (folder / "12.fixed.md").write_text("A wrong\nanswer.\n", encoding="utf-8")
-    (folder / "a-command.added.md").write_text("A command.\n", encoding="utf-8")
-    command = ["build", "--draft", "--version", "9.8", "--date", "2030-01-02"]
-    done = subprocess.run(
-        [sys.executable, "-m", "towncrier", *command],
-        cwd=tmp_path, check=True, capture_output=True, encoding="utf-8",
-    )  # fmt: skip
-
-    assert done.stdout.strip() == "## 9.8, 2030-01-02\n\n- A command.\n- A wrong\n  answer. (#12)"
 
 
 # What is promised --------------------------------------------------------------------------------

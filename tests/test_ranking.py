@@ -109,12 +109,6 @@ def test_what_does_not_apply_or_fails_is_named_with_the_reason(ranking):
     }
 
 
-def test_a_ranked_optimization_predicts_what_whatif_predicts(ranking):
-    for function, each in zip((halve_data, halve_long, slow_data), ranking.optimizations, strict=True):
-        alone = daydream.whatif(ranking.replay, function)
-        assert (each.predicted_ns, each.predicted_low_ns) == (alone.predicted_ns, alone.predicted_low_ns)
-
-
 def test_curves_show_where_it_stops_paying(ranking):
     curves = {(curve.sort, curve.name): curve for curve in ranking.curves}
 

@@ -1,7 +1,5 @@
 """Contention in public traces of several GPUs: what is measured, and what it changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from shared import shared_replay

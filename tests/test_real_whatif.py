@@ -24,17 +24,17 @@ TRANSFORMER = "nsys/rtx3070ti_transformer_training_nvtx.sqlite.gz"
 MATH = ("gemm", "conv", "scudnn", "winograd", "wgrad_alg", "dgrad_engine")  # of convolutions and products
 
 
-def covered_steps(replay: daydream.Replay) -> list[int]:
+def covered_steps(replay):
     return list(replay.settled.step_times(0))
 
 
-def steps_near_the_median(replay: daydream.Replay) -> list[int]:
+def steps_near_the_median(replay):
     times = replay.settled.step_times(0)
     usual = np.median(list(times.values()))
     return [number for number, ns in times.items() if abs(ns - usual) <= 0.25 * usual]
 
 
-def device_rows(trace: daydream.Trace) -> np.ndarray:
+def device_rows(trace):
     return np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective"))
 
 
@@ -120,7 +120,7 @@ def test_amp_refuses_a_trace_that_runs_in_16_bits_already():
 # Fused optimizer
 
 
-def optimizer_cpu_ns(replay: daydream.Replay) -> float:
+def optimizer_cpu_ns(replay):
     """CPU time a step from the first operator of `Optimizer.step` ranges to the end of the last."""
     trace = replay.graph.trace
     start, duration = trace["start_ns"], trace["duration_ns"]
@@ -175,7 +175,7 @@ def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
 
 
 @pytest.fixture(scope="module")
-def gpt_calls(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def gpt_calls(tmp_path_factory):
     """Start and end of every launch call of the A100 forward passes, read from the raw tables."""
     path: Path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
     path.write_bytes(gzip.decompress(shared_trace(GPT_EAGER).read_bytes()))

@@ -12,7 +12,7 @@ from daydream.trace.recorded_time import LongRow, recorded_time
 MS = 1_000_000
 
 
-def recorded(rows: list[tuple[str, int, int]], steps: list[tuple[int, int, bool]]) -> Trace:
+def recorded(rows, steps):
     """Return a trace of ranges (name, begin, end in ms) with steps (begin, end in ms, covered)."""
     names = [name for name, _, _ in rows]
     columns = {
@@ -33,7 +33,7 @@ def recorded(rows: list[tuple[str, int, int]], steps: list[tuple[int, int, bool]
 STEPS = [(400, 500, False), (500, 600, True), (600, 700, True)]
 
 
-def test_what_lies_in_no_step_is_named() -> None:
+def test_what_lies_in_no_step_is_named():
     rows = [
         ("run", 0, 1000), ("load weights", 10, 300), ("read file", 20, 290), ("compile", 310, 390),
         ("step", 400, 700), ("evaluate", 710, 990),
@@ -56,14 +56,14 @@ def test_what_lies_in_no_step_is_named() -> None:
     assert found.to_json()["outside"][1]["longest"] == [{"name": "evaluate", "duration_ns": 280 * MS}]
 
 
-def test_a_recording_of_steps_alone_needs_no_note() -> None:
+def test_a_recording_of_steps_alone_needs_no_note():
     found = recorded_time(recorded([("step", 390, 710)], STEPS))
     assert found is not None
     assert found.covered_share == 0.625
     assert found.note() is None
 
 
-def test_a_stall_between_steps_is_named() -> None:
+def test_a_stall_between_steps_is_named():
     steps = [(0, 100, False), (100, 200, True), (400, 500, True)]
     found = recorded_time(recorded([("run", 0, 500), ("save", 210, 380)], steps))
     assert found is not None
@@ -71,6 +71,6 @@ def test_a_stall_between_steps_is_named() -> None:
     assert (stall.where, stall.longest) == ("between", (LongRow("save", 170 * MS),))
 
 
-def test_without_rows_or_steps_nothing_is_told() -> None:
+def test_without_rows_or_steps_nothing_is_told():
     assert recorded_time(recorded([("run", 0, 5)], [])) is None
     assert recorded_time(recorded([], STEPS)) is None

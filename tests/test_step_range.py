@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from graph.small_traces import note, op, trace
@@ -20,11 +16,10 @@ from daydream.trace.step_range import BEFORE, StepRange, is_range
 from daydream.trace.trace import Trace
 
 STEPS = 12
-Save = Callable[[Trace], Path]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def recorded(tmp_path_factory):
     """A trace of twelve steps, with memory that was recorded."""
     path = tmp_path_factory.mktemp("recorded") / "trace.json"
     PROGRAMS["multi_stream"]().run(steps=16).write(path, 3, 2 + STEPS)
@@ -37,18 +32,18 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture
-def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
+def save(tmp_path, monkeypatch):
     """Write a trace in small row groups."""
     monkeypatch.setattr(trace_module, "ROW_GROUP", 64)
 
-    def write(trace: Trace) -> Path:
+    def write(trace):
         trace.save(tmp_path / "trace.parquet")
         return tmp_path / "trace.parquet"
 
     return write
 
 
-def values(trace: Trace) -> dict[str, list[Any]]:
+def values(trace):
     """Return what stands in each column."""
     return {name: trace.values(name) for name in trace.columns}
 
@@ -57,7 +52,7 @@ def values(trace: Trace) -> dict[str, list[Any]]:
     ("text", "meant"),
     [("2:5", (2, 5)), ("2:", (2, None)), (":5", (0, 5)), (":", (0, None)), ("07:8", (7, 8))],
 )
-def test_a_range_is_written_as_in_python(text: str, meant: tuple[int, int | None]) -> None:
+def test_a_range_is_written_as_in_python(text, meant):
     assert is_range(text)
     assert StepRange.parse(text) == meant
 
@@ -65,14 +60,14 @@ def test_a_range_is_written_as_in_python(text: str, meant: tuple[int, int | None
 @pytest.mark.parametrize(
     "text", ["", "5", "auto", "-1:3", "1:2:3", "a:b", "1 :2", "\N{SUPERSCRIPT TWO}:3", "9" * 10 + ":"]
 )
-def test_other_texts_are_no_ranges(text: str) -> None:
+def test_other_texts_are_no_ranges(text):
     assert not is_range(text)
     with pytest.raises(TraceError, match="no range of steps"):
         StepRange.parse(text)
 
 
 @pytest.mark.parametrize("steps", ["0:4", "1:2", "5:9", "8:", f"{STEPS - 1}:", "3:100"])
-def test_a_file_holds_of_a_range_what_the_trace_does(recorded: Trace, save: Save, steps: str) -> None:
+def test_a_file_holds_of_a_range_what_the_trace_does(recorded, save, steps):
     path = save(recorded)
     found, whole = daydream.load(path, steps=steps), recorded.of_steps(steps)
 
@@ -83,7 +78,7 @@ def test_a_file_holds_of_a_range_what_the_trace_does(recorded: Trace, save: Save
     assert "held_before" not in found.metadata
 
 
-def test_the_range_of_all_steps_is_the_trace(recorded: Trace, save: Save) -> None:
+def test_the_range_of_all_steps_is_the_trace(recorded, save):
     path = save(recorded)
 
     assert recorded.of_steps(f"0:{STEPS}") is recorded
@@ -93,14 +88,12 @@ def test_the_range_of_all_steps_is_the_trace(recorded: Trace, save: Save) -> Non
     assert found.memory is not None
 
 
-def test_only_row_groups_of_the_steps_are_read(
-    recorded: Trace, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_row_groups_of_the_steps_are_read(recorded, save, monkeypatch):
     path = save(recorded)
     read: set[int] = set()
     real = ParquetFile.read_row_groups
 
-    def count(file: ParquetFile, groups: list[int], *args: Any, **how: Any) -> Any:
+    def count(file, groups, *args, **how):
         read.update(groups)
         return real(file, groups, *args, **how)
 
@@ -114,7 +107,7 @@ def test_only_row_groups_of_the_steps_are_read(
     assert sorted(read) == list(range(min(read), max(read) + 1))
 
 
-def test_a_file_that_says_nothing_of_its_row_groups_is_read_whole(recorded: Trace, tmp_path: Path) -> None:
+def test_a_file_that_says_nothing_of_its_row_groups_is_read_whole(recorded, tmp_path):
     from pyarrow import Table
     from pyarrow.parquet import write_table
 
@@ -124,7 +117,7 @@ def test_a_file_that_says_nothing_of_its_row_groups_is_read_whole(recorded: Trac
     assert values(daydream.load(tmp_path / "bare.parquet", steps="5:7")) == values(recorded.of_steps("5:7"))
 
 
-def test_the_step_before_a_range_is_kept_but_not_covered(recorded: Trace) -> None:
+def test_the_step_before_a_range_is_kept_but_not_covered(recorded):
     found = recorded.of_steps("5:7")
 
     before, *asked = found.metadata["steps"]
@@ -134,7 +127,7 @@ def test_the_step_before_a_range_is_kept_but_not_covered(recorded: Trace) -> Non
     assert recorded.metadata["steps"][4]["covered"]  # the trace itself is as it was
 
 
-def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded: Trace) -> None:
+def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded):
     whole = {step.name: step for step in daydream.replay(recorded).steps}
     found = daydream.replay(recorded.of_steps("5:9"))
 
@@ -144,7 +137,7 @@ def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded: Trace) -> Non
         assert abs(step.error) <= 0.001
 
 
-def test_parents_that_are_not_kept_are_unknown(recorded: Trace, tmp_path: Path) -> None:
+def test_parents_that_are_not_kept_are_unknown(recorded, tmp_path):
     found = recorded.of_steps("5:7")
     kept = np.flatnonzero(np.isin(recorded["start_ns"], found["start_ns"]))
 
@@ -157,7 +150,7 @@ def test_parents_that_are_not_kept_are_unknown(recorded: Trace, tmp_path: Path) 
             assert found.values("kind", [parent])[0] in ("operator", "annotation", "runtime", "module"), row
 
 
-def test_each_rank_counts_its_own_steps(tmp_path: Path) -> None:
+def test_each_rank_counts_its_own_steps(tmp_path):
     for rank in range(2):
         PROGRAMS["multi_stream"]().run(steps=8).write(tmp_path / f"rank{rank}.json", 2, 6)
     found = daydream.load(tmp_path, steps="2:4")
@@ -169,12 +162,12 @@ def test_each_rank_counts_its_own_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["12:", "3:3", "5:2"])
-def test_a_range_without_a_step_is_refused(recorded: Trace, save: Save, steps: str) -> None:
+def test_a_range_without_a_step_is_refused(recorded, save, steps):
     with pytest.raises(TraceError, match=r"has none of the steps .* the steps 0 to 11"):
         daydream.load(save(recorded), steps=steps)
 
 
-def test_steps_that_no_trace_can_have_are_refused(recorded: Trace, save: Save) -> None:
+def test_steps_that_no_trace_can_have_are_refused(recorded, save):
     broken = Trace(recorded.columns, recorded.texts, {**recorded.metadata, "steps": [{"name": "a"}] * 3})
     with pytest.raises(TraceError, match="its metadata has an unusable value"):
         daydream.load(save(broken), steps="1:2")
@@ -183,7 +176,7 @@ def test_steps_that_no_trace_can_have_are_refused(recorded: Trace, save: Save) -
         none.of_steps("1:2")
 
 
-def test_a_range_around_all_steps_ends_with_the_last_that_is_kept() -> None:
+def test_a_range_around_all_steps_ends_with_the_last_that_is_kept():
     """`fit` lasts from 0 to 500 us, of which the steps 1 and 2 are 100 to 300, with that before them."""
     work = [op("work", 100 * n, 100 * n + 100) for n in range(5)]
     recorded = trace([note("fit", 0, 500), work], steps=(0, 100, 200, 300, 400, 500))

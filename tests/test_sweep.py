@@ -27,8 +27,8 @@ def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fa
 def steps(number=4, long=60, every=100):
     rows = []
     for n in range(number):
-        at, one = every * n, 2 * n + 1
-        rows += launched("long_kernel", at, at + 6, at + 6 + long, one)
+        at = every * n
+        rows += launched("long_kernel", at, at + 6, at + 6 + long)
         rows += [op("data", at + 10, at + 100, op="data")]
         rows += [call("cudaDeviceSynchronize", at + 100, at + every)] if every > 100 else []
     return trace(rows, steps=tuple(float(every * n) for n in range(number + 1)))

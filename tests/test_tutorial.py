@@ -4,8 +4,6 @@ After a change that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_tutorial.
 outputs; read the difference.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,11 +1,5 @@
 """Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from long_recording import SOME, STEPS
@@ -14,12 +8,11 @@ import daydream
 from daydream.trace import step_range as module
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.step_range import TypicalRun, typical_run
-from daydream.trace.trace import Trace
 
 ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
 
 
-def recording(*ranks: Sequence[int], without: Sequence[int] = ()) -> dict[str, Any]:
+def recording(*ranks, without=()):
     """Return the metadata of steps that took so many ns, by rank; those at some places are not covered."""
     return {
         "steps": [
@@ -30,38 +23,38 @@ def recording(*ranks: Sequence[int], without: Sequence[int] = ()) -> dict[str, A
     }
 
 
-def test_of_a_short_recording_all_steps_are_looked_at() -> None:
+def test_of_a_short_recording_all_steps_are_looked_at():
     assert typical_run(recording([10] * 100), module.LONG) is None
     assert typical_run(recording([10] * 100), module.LONG + 1) is not None
 
 
-def test_of_equal_steps_the_last_are_taken() -> None:
+def test_of_equal_steps_the_last_are_taken():
     assert typical_run(recording([10] * 100), ROWS) == TypicalRun(60, 100, 100, 0.0)
 
 
-def test_no_fewer_than_four_steps_are_taken() -> None:
+def test_no_fewer_than_four_steps_are_taken():
     assert typical_run(recording([10] * 100), 100 * ROWS) == TypicalRun(96, 100, 100, 0.0)
     assert typical_run(recording([10] * 4), 100 * ROWS) is None
 
 
-def test_what_comes_now_and_then_is_in_the_run_as_often_as_in_the_recording() -> None:
+def test_what_comes_now_and_then_is_in_the_run_as_often_as_in_the_recording():
     """Every tenth step takes 50: the mean is 14, and any 40 steps hold four of them."""
     run = typical_run(recording([50 if place % 10 == 9 else 10 for place in range(100)]), ROWS)
 
     assert run == TypicalRun(60, 100, 100, 0.0)
 
 
-def test_a_slow_half_is_in_the_run_by_half() -> None:
+def test_a_slow_half_is_in_the_run_by_half():
     """Steps 50 to 99 take 30, the others 10: of 40 steps, those from 30 on hold 20 of each."""
     assert typical_run(recording([10] * 50 + [30] * 50), ROWS) == TypicalRun(30, 70, 100, 0.0)
 
 
-def test_where_no_run_is_like_all_steps_all_are_looked_at() -> None:
+def test_where_no_run_is_like_all_steps_all_are_looked_at():
     """One step takes 1000, 99 take 10: with it every run is longer by more than 1 %, without it shorter."""
     assert typical_run(recording([10] * 50 + [1000] + [10] * 49), ROWS) is None
 
 
-def test_a_longer_run_is_taken_where_a_short_one_is_not_like_all() -> None:
+def test_a_longer_run_is_taken_where_a_short_one_is_not_like_all():
     """Steps take 10 and 11 in turn, every 25th 14: the mean is 10.64.
 
     Four steps without one of 14 take 10.5, 1.3 % less, with one 11.25 or more; five may take 10.6.
@@ -75,14 +68,14 @@ def test_a_longer_run_is_taken_where_a_short_one_is_not_like_all() -> None:
     assert run.off == pytest.approx(1 - 10.6 / 10.64)
 
 
-def test_steps_that_are_not_covered_count_neither_way() -> None:
+def test_steps_that_are_not_covered_count_neither_way():
     """The first ten take 1000 and are not covered: the mean of all is 10."""
     assert typical_run(recording([1000] * 10 + [10] * 90, without=range(10)), ROWS) == TypicalRun(
         60, 100, 100, 0.0
     )
 
 
-def test_a_run_holds_four_covered_steps() -> None:
+def test_a_run_holds_four_covered_steps():
     """Every other step is covered, so that the shortest run is of seven steps at least."""
     run = typical_run(recording([10] * 100, without=range(0, 100, 2)), 100 * ROWS)
 
@@ -90,29 +83,29 @@ def test_a_run_holds_four_covered_steps() -> None:
     assert 4 <= sum(place % 2 for place in range(run.first, run.end)) <= 5
 
 
-def test_ranks_are_judged_together() -> None:
+def test_ranks_are_judged_together():
     """One rank takes 20, the other 10 and later 30: of 40 steps, those from 30 on are like all."""
     run = typical_run(recording([20] * 100, [10] * 50 + [30] * 50), ROWS)
 
     assert run == TypicalRun(30, 70, 100, 0.0)
 
 
-def test_ranks_of_different_numbers_of_steps_are_looked_at_whole() -> None:
+def test_ranks_of_different_numbers_of_steps_are_looked_at_whole():
     assert typical_run(recording([10] * 100, [10] * 99), ROWS) is None
 
 
 @pytest.mark.parametrize(
     "metadata", [{}, {"steps": []}, recording([0] * 100), recording([10] * 50, without=range(50))]
 )
-def test_without_judged_steps_nothing_is_left_out(metadata: dict[str, Any]) -> None:
+def test_without_judged_steps_nothing_is_left_out(metadata):
     assert typical_run(metadata, ROWS) is None
 
 
-def covered(trace: Trace) -> int:
+def covered(trace):
     return sum(bool(step["covered"]) for step in trace.metadata["steps"])
 
 
-def test_a_file_is_read_as_its_trace_is_cut(long: Path) -> None:
+def test_a_file_is_read_as_its_trace_is_cut(long):
     found, cut = daydream.load(long, steps="typical"), daydream.load(long).of_steps("typical")
 
     assert found.metadata == cut.metadata
@@ -123,17 +116,17 @@ def test_a_file_is_read_as_its_trace_is_cut(long: Path) -> None:
     assert found.metadata["notes"][-1] == found.metadata["typical_run"]
 
 
-def test_a_profilers_file_is_cut_likewise(long: Path) -> None:
+def test_a_profilers_file_is_cut_likewise(long):
     assert covered(daydream.load(long.with_suffix(".json"), steps="typical")) == SOME
 
 
-def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long: Path) -> None:
+def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long):
     assert covered(daydream.load(long)) >= STEPS - 2
     assert len(daydream.replay(daydream.load(long)).steps) >= STEPS - 2
     assert len(daydream.replay(long).steps) == SOME
 
 
-def test_a_recording_of_memory_is_whole(long: Path, tmp_path: Path) -> None:
+def test_a_recording_of_memory_is_whole(long, tmp_path):
     trace = daydream.load(long)
     trace.memory = MemoryEvents({"time_ns": np.arange(5), "bytes": np.full(5, 512)})
     trace.save(tmp_path / "memory.parquet")
@@ -143,7 +136,7 @@ def test_a_recording_of_memory_is_whole(long: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["amp", "cuda-graphs"])
-def test_the_answer_is_that_of_all_steps(long: Path, name: str) -> None:
+def test_the_answer_is_that_of_all_steps(long, name):
     """The machine's steps are alike: some of them tell what all do, to the run's own 1 %."""
     some, all_ = (daydream.whatif(of, name) for of in (long, daydream.load(long)))
 

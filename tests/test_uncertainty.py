@@ -1,7 +1,5 @@
 """The range of a prediction: what each cause adds, and that a change of nothing adds none."""
 
-from __future__ import annotations
-
 from math import hypot, sqrt
 
 import pytest
@@ -9,7 +7,7 @@ from graph.small_traces import call, launched, op, trace
 from msgspec.structs import replace
 
 import daydream
-from daydream import Graph, Trace
+from daydream import Graph
 from daydream.graph.tables import Facts
 from daydream.predict.basis import variation
 from daydream.predict.graph_diff import MODEL_ERROR, Affected, GraphDiff
@@ -19,7 +17,7 @@ from daydream.predict.interval import Uncertainty, unknown_ns
 LENGTHS = (100, 102, 100, 98)
 
 
-def steps_of_one_thread() -> Trace:
+def steps_of_one_thread():
     rows, borders = [], [0.0]
     for length in LENGTHS:
         at = borders[-1]
@@ -28,24 +26,24 @@ def steps_of_one_thread() -> Trace:
     return trace(rows, steps=tuple(borders))
 
 
-def steps_behind_a_kernel(long: str = "kernel") -> Trace:
+def steps_behind_a_kernel(long="kernel"):
     #  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
     #  stream 7     +6 |k long 60                          |
     #  stream 8           +6 |k short 40         |                          ends 15 before the other
     rows = []
     for n in range(4):
-        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
+        at = 100 * n
         rows += [
             {**row, "kind": long} if row["kind"] == "kernel" else row
-            for row in launched("long_kernel", at, at + 6, at + 66, one)
+            for row in launched("long_kernel", at, at + 6, at + 66)
         ]
-        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
+        rows += launched("short_kernel", at + 5, at + 11, at + 51, stream=8)
         rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
     return trace(rows, steps=tuple(100.0 * n for n in range(5)))
 
 
-def halve(name: str):
-    def change(graph: Graph) -> None:
+def halve(name):
+    def change(graph):
         graph.select(name=name).scale(0.5)
 
     return change
@@ -111,12 +109,12 @@ def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves
     assert unknown_ns(facts, 1_000, 100, Affected()) == 0.0
 
 
-def loading_steps(load: float, between: float = 0) -> Trace:
+def loading_steps(load, between=0):
     #  thread 1  |load|first 5|between|second 5|sync ......... 2|
     #  stream 7          +6 |first 60 |
     #  stream 8                          +6 |second 40     |
     rows, borders = [], [0.0]
-    for n in range(4):
+    for _n in range(4):
         at = borders[-1] + load
         behind = at + 5 + between
         end = max(at + 66, behind + 46) + 2
@@ -124,8 +122,8 @@ def loading_steps(load: float, between: float = 0) -> Trace:
             op("aten::load", borders[-1], at, op="aten::load"),
             op("aten::between", at + 5, behind, op="aten::between"),
         ]
-        rows += launched("first", at, at + 6, at + 66, 2 * n + 1)
-        rows += launched("second", behind, behind + 6, behind + 46, 2 * n + 2, stream=8)
+        rows += launched("first", at, at + 6, at + 66)
+        rows += launched("second", behind, behind + 6, behind + 46, stream=8)
         rows.append(call("cudaDeviceSynchronize", behind + 5, end))
         borders.append(end)
     return trace(rows, steps=tuple(borders))
@@ -169,7 +167,7 @@ def test_a_drivers_start_up_in_the_only_step_is_no_part_of_the_step_of_the_answe
     #  thread 1  |cudaStreamCreate 9,000|launch 6|launch 6|launch 6|  ...  |data 900|     a step: 10,000
     rows = [call("cudaStreamCreate", 0, 9_000)]
     for n in range(10):
-        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8, n + 1)
+        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8)
     rows += [op("data", 9_100, 10_000, op="data"), op("data", 10_000, 20_000, op="data")][:steps]
     made = trace(rows, steps=(0.0, 10_000.0, 20_000.0)[: steps + 1])
     made.metadata["steps"][0]["covered"] = True
@@ -223,7 +221,7 @@ def test_causes_are_said_in_order_of_their_weight():
 
 
 def test_touched_time_is_told_apart_by_how_it_came_about():
-    def change(graph: Graph) -> None:
+    def change(graph):
         graph.select(name="^rest").remove()
         work = graph.select(name="^work").group_by("step").repeat(1)
         work.scale(0.5)
@@ -236,7 +234,7 @@ def test_touched_time_is_told_apart_by_how_it_came_about():
 
 
 def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
-    def change(graph: Graph) -> None:
+    def change(graph):
         graph.select(name="^work").set(duration_ns=50_000)
         graph.insert_after(graph.select(name="^rest"), "more", duration_ns=7_000)
         graph.insert_after(
@@ -286,8 +284,8 @@ def test_removed_work_is_missed_where_it_was():
 
 
 def test_a_model_that_doubts_its_times_widens_the_range_and_never_narrows_it():
-    def change(error: float):
-        def set_to_50_us(graph: Graph) -> None:
+    def change(error):
+        def set_to_50_us(graph):
             graph.select(name="long_kernel", kind="kernel").set(duration_ns=50_000).doubt(error)
 
         return set_to_50_us
@@ -352,3 +350,25 @@ def test_a_lane_that_a_change_empties_is_missed_nowhere():
     assert not len(comparison.graph.select(lane="stream 8"))
     assert comparison.affected.moved >= 40_000.0  # of its busiest lane
     assert comparison.uncertainty.model == pytest.approx(0, abs=1)  # all of it was hidden
+
+
+def test_a_factor_that_was_asked_for_is_off_by_no_models_error():
+    # The step waits for the long kernel from 6 to 66; at half of it for the short one, which ends at 51.
+    replay = daydream.replay(steps_behind_a_kernel())
+    found = daydream.whatif(replay, "scale", factor=0.5, name="^long_kernel")
+
+    assert found.affected == Affected(exact=30_000.0)
+    assert found.uncertainty.model == 0.0
+
+
+@pytest.mark.parametrize(
+    ("factor", "exact"), [(0.5, 0.0), (0.0, 60_000.0)]
+)  # no time is none, whatever it was
+def test_a_factor_of_a_modelled_time_is_as_far_off_as_the_model(factor, exact):
+    def change(graph: Graph) -> None:
+        kernels = graph.select(name="^long_kernel", kind="kernel").set(duration_ns=50_000)
+        kernels.scale(factor, exact=True)
+
+    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), change).affected
+    assert found.exact == exact
+    assert bool(found.kernels) != bool(exact)

@@ -1,7 +1,5 @@
 """Files appear whole or not at all, replace nothing unasked, and leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

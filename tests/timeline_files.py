@@ -6,7 +6,6 @@ import gzip
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 NS = 1000  # a microsecond
@@ -19,12 +18,12 @@ KEYS = {
 }
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
     data = path.read_bytes()
     return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
 
 
-def slices(document: dict[str, Any], process: str) -> list[dict[str, Any]]:
+def slices(document, process):
     pids = {
         e["pid"]
         for e in document["traceEvents"]
@@ -34,13 +33,13 @@ def slices(document: dict[str, Any], process: str) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == pid]
 
 
-def threads(document: dict[str, Any]) -> dict[tuple[int, int], str]:
+def threads(document):
     return {
         (e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
     }
 
 
-def problems(document: dict[str, Any]) -> list[str]:
+def problems(document):
     """Return what breaks the format: missing keys, bad times, slices that neither nest nor follow."""
     found = []
     lanes = defaultdict(list)
@@ -69,9 +68,7 @@ def problems(document: dict[str, Any]) -> list[str]:
     return found + _broken_arrows(document, lanes)
 
 
-def _broken_arrows(
-    document: dict[str, Any], lanes: dict[tuple[int, int], list[tuple[int, int, str]]]
-) -> list[str]:
+def _broken_arrows(document, lanes):
     """Return the arrows that have one end, go back in time, or end where there is no slice."""
     ends: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     found = []

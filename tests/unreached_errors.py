@@ -6,8 +6,6 @@
 What tests reach in processes of their own is seen where coverage follows these (`coverage combine`).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 from daydream import errors
 
 
-def unreached(report: Path) -> list[str]:
+def unreached(report):
     """Return each `raise` of one of the product's own errors in lines that a report of coverage lacks."""
     found = []
     for file, lines in json.loads(report.read_text(encoding="utf-8"))["files"].items():

@@ -1,7 +1,5 @@
 """A view as it is piped, for tests that read it."""
 
-from __future__ import annotations
-
 from daydream.report.text import text_of
 from daydream.report.view import view
 

@@ -17,6 +17,7 @@ from daydream.results import Record
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "json.md"
 COMMANDS = {
+    "info": "daydream.report.info.Info",
     "whatif": "daydream.predict.prediction.Prediction",
     "rank": "daydream.predict.rank.Ranking",
     "replay": "daydream.predict.replay.ReplayFigures",
@@ -97,11 +98,15 @@ def section(record: type[Record], *, top: bool) -> Iterator[str]:
         said |= {name: " ".join(text.split()) for name, text in DESCRIBED.findall(inspect.getdoc(each) or "")}
     summary = (inspect.getdoc(record) or "").partition("\n\n")[0]
     yield ("" if top else f"### {record.__name__}\n\n") + " ".join(summary.split()) + "\n"
-    yield "| key | type | what it is |"
-    yield "|---|---|---|"
+    plain, rows = [], []
     for key, (name, kind) in zip(record.__struct_encode_fields__, types(record).items(), strict=True):
-        yield f"| `{key}` | {in_json(kind)} | {said.get(name, '').rstrip('.').replace('None', 'null')} |"
-    yield ""
+        what = said.get(name, "").rstrip(".").replace("None", "null")
+        row = f"| `{key}` | {in_json(kind)} | {what} |" if what else f"`{key}` ({in_json(kind)})"
+        (rows if what else plain).append(row)
+    if rows:
+        yield "\n".join(["| key | type | what it is |", "|---|---|---|", *rows, ""])
+    if plain:
+        yield f"{'Also' if rows else 'Keys:'} {', '.join(plain)}.\n"
 
 
 def in_json(kind: str) -> str:

@@ -231,16 +231,27 @@ def calibrated_once(row: Row) -> bool:
 
 
 def reserved_as_recorded(row: Row) -> bool:
-    """Reserved memory is what the allocator's totals tell; an H200 is of capability 9.0: workspaces of 32 MiB."""
+    """Reserved memory is what the totals tell, and after a change as much is unused; workspaces of 32 MiB (H200)."""
     told = row.sides.now.get("memory", {})
     recorded = max((told[path] or 0 for path in told if path.endswith("recorded_reserved_bytes")), default=0)
-    replayed = (each.get("/memory/before_reserved_bytes") for each in row.sides.before.values())
-    once = 0 if isinstance(row.before, str) else row.before or 0
-    ends = (recorded, once + recorded - next(filter(None, replayed), 0))
+    now, (place, _, key) = row.sides.now.get(row.question, {}), row.key.rpartition("/")
+    before, after, reserved = (
+        now.get(f"{place}/{one}_bytes") or 0 for one in ("before", "after", "before_reserved")
+    )
     on_h200 = "train_gpt_h200" in row.trace and row.is_now(row.before, 80 * AGREE)
-    if row.key.endswith(("by_kind/unknown", "by_kind/workspace")):
+    if place.endswith("by_kind"):
         return "train_gpt_h200" in row.trace and abs(row.now - row.before) == 2 * (32 << 20) - 17_039_360
-    return row.key.endswith("_bytes") and (on_h200 or any(row.is_now(each, 0) for each in ends))
+    ends = any(row.is_now(each, 0) for each in (recorded, after + reserved - before))
+    return key == "fits" or (key.endswith("_bytes") and (on_h200 or ends))
+
+
+def asked_for_exactly(row: Row) -> bool:
+    """A factor of `scale` that was asked for has no model's error: its range is narrower, on both sides."""
+    scales = re.match(r"whatif scale|explain|rank", row.question) is not None
+    inward = (row.key.endswith("low_ns") and row.now > row.before) or (
+        row.key.endswith("high_ns") and row.now < row.before
+    )
+    return scales and (inward or "uncertainty_ns" in row.key)
 
 
 def late_starts(row: Row) -> bool:
@@ -304,6 +315,11 @@ def ends_within_a_step(row: Row) -> bool:
     return "mtia_inference_rank0" in row.trace
 
 
+def comes_once_an_iteration(row: Row) -> bool:
+    """Iterations begin with a launch that each has once; of the ranks in one file (fused), nothing tells them."""
+    return re.search(r"mi300x_jax\S*_conv_8gpu|tracelens_fused_nccl_only", row.trace) is not None
+
+
 def _of_its_own(answer: Answer) -> Answer:
     """Return the answer about a step that was given, without what is said of another step, by today's keys."""
     return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
@@ -313,6 +329,6 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
-    ends_within_a_step,
+    asked_for_exactly, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
+    ends_within_a_step, comes_once_an_iteration,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.fitting import Measurement, calibrate
 from daydream.costs.network.nccl_tests import read_nccl_tests
-from daydream.costs.network.trace_collectives import fitted_to_trace, measured_in
+from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.graph.build import build
 
 MIB = 1 << 20

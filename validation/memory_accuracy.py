@@ -291,13 +291,9 @@ def _table(found: Sequence[Row]) -> Iterator[str]:
 def _summaries(
     found: Sequence[Row], head: str, of: Callable[[Row], str], *, by_role: bool = False
 ) -> Iterator[str]:
-    roles = [("", found)]
-    if by_role:
-        roles = [
-            (f" ({role})", [row for row in found if row.role == role])
-            for role in ("judgement", "development")
-        ]
-    for said, chosen in roles:
+    for role in (JUDGED, DEVELOPED) if by_role else ("",):
+        said = f" ({role})" if role else ""
+        chosen = [row for row in found if role in {"", row.role}]
         yield f"| {head}{said} | rows | refused | median | 90th percentile | worst | inside the range |"
         yield "|---|---:|---:|---:|---:|---:|---:|"
         for group in dict.fromkeys(map(of, chosen)):

@@ -10,7 +10,8 @@ import msgspec
 
 from daydream.report.format import printable, shortened
 
-RECORDS = {  # `info` prints an object that no record describes
+RECORDS = {
+    "info": "daydream.report.info.Info",
     "explain": "daydream.predict.explain.Explanation",
     "rank": "daydream.predict.rank.Ranking",
     "whatif": "daydream.predict.prediction.Prediction",

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from daydream.costs.device.measured import recorded_ns
-from daydream.costs.device.table import CPU, KernelTable, save_times
+from daydream.costs.device.measured import CPU, KernelTable, recorded_ns, save_times
 from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import forward_rows, nodes
 from daydream.errors import NotApplicableError

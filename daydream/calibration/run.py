@@ -13,8 +13,14 @@ import numpy as np
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.process import Worker
 from daydream.costs.device.call_scaling import works
-from daydream.costs.device.measured import device_name, recorded_ns, types_of
-from daydream.costs.device.table import CPU, KernelTable, save_times
+from daydream.costs.device.measured import (
+    CPU,
+    KernelTable,
+    device_name,
+    recorded_ns,
+    save_times,
+    types_of,
+)
 from daydream.costs.kernels import work
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import calls_of
@@ -154,7 +160,7 @@ def calibrate(
         _asked_by(graph, optimizations, options or {}) if optimizations else recorded_calls(graph)
     )
     device = device or (CPU if device_name(graph) == CPU else "cuda")
-    threads = graph.trace.metadata.get("threads") if graph.trace is not None else None
+    threads = graph.recorded.metadata.get("threads")
     trains = len(graph.select(phase="backward")) > 0
     with Worker(
         device=device,
@@ -178,8 +184,8 @@ def recorded_calls(graph: Graph) -> list[OperatorCall]:
     tasks = graph.select(
         on="gpu" if len(graph.select(kind="kernel")) else "cpu", kind=("kernel", "cpu")
     )
-    trace = graph.trace
-    if trace is None or not len(tasks):
+    trace = graph.recorded
+    if not len(tasks):
         return []
     rows, calls = work(graph, tasks).call, calls_of(trace)
     time_of_row = recorded_ns(graph)
@@ -200,11 +206,11 @@ def _unknown_calls(graph: Graph) -> list[OperatorCall]:
     """Return the distinct calls that did work of which no formula is known: nothing asks for their times."""
     on_gpu = len(graph.select(kind="kernel")) > 0
     tasks = graph.select(kind="kernel") if on_gpu else graph.select(kind="cpu")
-    if graph.trace is None or not len(tasks):
+    if not len(tasks):
         return []
     unknown = work(graph, tasks).call < 0
     if not on_gpu:  # what calls others does its work there
-        unknown &= ~np.isin(tasks.row, graph.trace["parent"])
+        unknown &= ~np.isin(tasks.row, graph.recorded["parent"])
     columns = (tasks.op, tasks.shapes, tasks.dtype)
     found = dict.fromkeys(zip(*(column[unknown].tolist() for column in columns), strict=True))
     return [

@@ -13,7 +13,7 @@ from typing import Any
 
 from daydream.calibration.operators import OperatorCall, RebuildError, Run, rebuild
 from daydream.calibration.timing import number_format, time_ns
-from daydream.costs.device.table import CPU
+from daydream.costs.device.measured import CPU
 
 MOST_OF_MEMORY = 0.5  # of what is free: inputs of a call; its result and scratch need room too
 TORCH_RAISES = (

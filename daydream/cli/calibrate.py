@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from daydream.cli import collect as collecting
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, SECONDS, Option, output
+from daydream.cli.options import COUNTS, SECONDS, Option
 from daydream.cli.output import Output, wrote
-from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.cli.source import Script, TraceRequest, usage_error, working
 
 if TYPE_CHECKING:
     from daydream.calibration import Calibration
     from daydream.calibration.in_place import InPlaceCalibration
 
 SHOWN = 4  # operators by name, of those left out for one reason
-TABLE = output("Where the times are written.", default="table.parquet", show_default=True)
+TABLE = "table.parquet"
 
 
 class Calibrate(Changes):
@@ -51,8 +50,8 @@ class InPlace(Changes):
         expose_value=False,
         help="Time what this tool changes in a script, instead.",
     ),
-    TABLE,
-    FORCE,
+    "output",
+    "force",
     cls=Calibrate,
     types={"total_limit": SECONDS, "call_limit": SECONDS},
 )
@@ -84,6 +83,7 @@ def calibrate(
     with it; see `daydream calibrate --tool FILE --help`.
 
     Args:
+        output (FILE): Where the times are written [default: table.parquet].
         optimization (NAME[+NAME...]): Measure what this change needs, before and after it.
         device: Where to run [default: as recorded].
         total_limit (SECONDS): Leave out what is not reached by then.
@@ -92,7 +92,7 @@ def calibrate(
     from daydream import calibration
 
     change = change or Change("calibrate", [])
-    output = str(out.output)
+    output = out.output or TABLE
     out.check(output)
     with working() as progress:
         trace = request.load(progress)
@@ -136,21 +136,11 @@ def _text(found: Calibration) -> str:
     return "\n".join(lines)
 
 
-@command(
-    collecting.MODULE,
-    TABLE,
-    FORCE,
-    *collecting.SCRIPT,
-    cls=InPlace,
-    types={**collecting.COUNTS, "steps": click.IntRange(2)},
-    context_settings=collecting.BEFORE_THE_SCRIPT,
-)
+@command("output", "force", cls=InPlace, types={**COUNTS, "steps": click.IntRange(2)})
 def in_place(
     change: Change,
     out: Output,
-    target: str,
-    args: tuple[str, ...],
-    module: bool,
+    script: Script,
     *,
     tool: str,
     steps: int = 5,
@@ -168,6 +158,7 @@ def in_place(
     compared, forward and backward. Options of the tool come before the script.
 
     Args:
+        output (FILE): Where the times are written [default: table.parquet].
         tool (FILE): A file with a `tool`, or a name.
         steps: Steps to record before, and with the tool.
         warmup: Steps to skip first.
@@ -178,14 +169,14 @@ def in_place(
     from daydream.files.atomic import own_folder
     from daydream.trace.trace import Trace
 
-    collecting.check_target(target, module=module)
+    script.check()
     for each in change.optimizations:
         if each.tool is None:
             raise usage_error(
                 f"{each.name} has no tool: its file should define `tool`, a daydream.instrument.Tool "
                 "or what returns one"
             )
-    output = str(out.output)
+    output = out.output or TABLE
     out.check(output)
     with own_folder("daydream") as folder:
         recording = Recording(
@@ -195,15 +186,7 @@ def in_place(
             change=change.to_make(rounds=0, steps=1),
             memory=False,
         )
-        done = collecting.run_script(
-            target,
-            args,
-            folder / "calibrate.parquet",
-            recording,
-            module=module,
-            own_stdout=True,
-            kept=False,
-        )
+        done = script.record(folder / "calibrate.parquet", recording, own_stdout=True, kept=False)
         if done.path is None:
             return done.exit_code or 1
         before = Trace.load(done.path)

@@ -8,89 +8,26 @@ from typing import Any
 import click
 
 from daydream.cli.commands import command
-from daydream.cli.options import FORCE, SOME, Option, Parsed, output
+from daydream.cli.options import COUNTS, Parsed
 from daydream.cli.output import Output, trace_name, wrote
-from daydream.cli.source import TraceRequest, working
+from daydream.cli.source import Script, TraceRequest, working
 from daydream.cli.suggestions import suggestions
 from daydream.errors import DaydreamError, GraphError
 
 SIGNALED = 128  # and the signal's number: the exit code of what a signal ended
 NOT_PARQUET = (".json", ".gz", ".sqlite", ".db", ".etdp")
 
-MODULE = Option("-m", "module", is_flag=True, help="Run a module, as `python -m` does.")
-SCRIPT = (
-    click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
-    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
-)
-BEFORE_THE_SCRIPT = {"allow_interspersed_args": False}
-COUNTS = {"steps": SOME, "warmup": click.IntRange(0), "nproc_per_node": SOME}
 
-
-def run_script(
-    target: str,
-    args: tuple[str, ...],
-    path: Path,
-    recording: Any,
-    *,
-    module: bool,
-    nproc: int | None = None,
-    **how: Any,
-) -> Any:
-    """Run a script and record it; return what was collected, and print how it goes and what went wrong.
-
-    Args:
-        target: the script, or the module.
-        args: its arguments.
-        path: where the trace goes.
-        recording: a `Recording`: what is recorded, and with which change.
-        module: whether it is a module.
-        nproc: how many processes, of several.
-        **how: as `daydream.collect.launcher.runner.collect` has it.
-    """
-    from daydream.cli.errors import message
-    from daydream.collect.launcher.runner import collect as run
-    from daydream.collect.launcher.runner import command_line
-
-    line = command_line(target, args, module=module, nproc_per_node=nproc)
-    done = run(
-        line, path, recording, say=lambda text: click.echo(f"daydream: {text}", err=True), **how
-    )
-    for problem in done.problems:
-        click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
-    return done
-
-
-def check_target(target: str, *, module: bool) -> None:
-    """Raise a usage error if the script is not there."""
-    if module or Path(target).exists():
-        return
-    hint = ""
-    if Path(target).name.startswith(("python", "torchrun")):
-        hint = " Name the training script alone; --nproc-per-node starts several processes."
-    text = f"{target!r} is not a file.{hint}"
-    raise click.BadParameter(text, click.get_current_context(), param_hint="SCRIPT")
-
-
-@command(
-    output("Where to write [default: the script's name, .parquet]."),
-    MODULE,
-    FORCE,
-    *SCRIPT,
-    types=COUNTS,
-    context_settings=BEFORE_THE_SCRIPT,
-)
+@command("output", "force", "nproc_per_node", types=COUNTS)
 def collect(
     out: Output,
-    target: str,
-    args: tuple[str, ...],
-    module: bool,
+    script: Script,
     *,
     steps: int = 3,
     warmup: int = 5,
     stop_after: bool = False,
     with_stack: bool = False,
     memory: bool = True,
-    nproc_per_node: int | None = None,
     no_suggestions: bool = False,
 ) -> int:
     r"""Run a training script, unmodified, and record a few of its steps.
@@ -106,34 +43,26 @@ def collect(
     step most are named, with the code that makes them.
 
     Args:
+        output (FILE): Where to write [default: the script's name, .parquet].
         steps: Steps to capture.
         warmup: Steps to skip first.
         stop_after: End the script when the steps are captured.
         with_stack: Record Python functions, for `explain`; steps take longer.
         memory: Record allocations and frees.
-        nproc_per_node: Start N processes (torch.distributed.run): one trace of all ranks.
         no_suggestions: Do not predict at the end what would shorten the step.
     """
     from daydream.collect.launcher.runner import Recording
 
-    check_target(target, module=module)
-    stem = target.rpartition(".")[2] if module else Path(target).resolve().stem
+    script.check()
+    target = script.target
+    stem = target.rpartition(".")[2] if script.module else Path(target).resolve().stem
     path = Path(out.output or f"{stem}.parquet")
     path = path / f"{stem}.parquet" if path.is_dir() else path
     out.check(path)
     recording = Recording(
         steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory
     )
-    done = run_script(
-        target,
-        args,
-        path,
-        recording,
-        module=module,
-        nproc=nproc_per_node,
-        force=out.force,
-        own_stdout=out.as_json,
-    )
+    done = script.record(path, recording, force=out.force, own_stdout=out.as_json)
     result = {
         "trace": None if done.path is None else str(done.path),
         "exit_code": done.exit_code,
@@ -197,8 +126,8 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 @command(
     click.Argument(["traces"], nargs=-1, required=True, metavar="SOURCE..."),
-    output("Where to write [default: the source's name, .parquet]."),
-    FORCE,
+    "output",
+    "force",
     types={"ranks": Parsed(_ranks)},
 )
 def import_(
@@ -218,6 +147,7 @@ def import_(
     dumps and the like are left out.
 
     Args:
+        output (FILE): Where to write [default: the source's name, .parquet].
         ranks (LIST): Ranks of the files in their order: 0,1,4.
         etrecord (FILE): ETRecord of an ETDump's program: layers and operators.
     """
@@ -263,13 +193,14 @@ EXAMPLES = {  # file -> what it is, and the command to try with it
 }
 
 
-@command(
-    click.Argument(["name"], required=False), output("Where to write [default: NAME, here]."), FORCE
-)
+@command(click.Argument(["name"], required=False), "output", "force")
 def example(out: Output, name: str | None) -> None:
     """Write one of the example traces or scripts, or list them.
 
     NAME is one of the list; the file is written to the current folder. No network is needed.
+
+    Args:
+        output (FILE): Where to write [default: NAME, here].
     """
     from importlib.resources import files
 

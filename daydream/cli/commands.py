@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.options import (
-    JSON,
+    ANSWER,
+    FLAGS,
     NAMED,
     OUTPUT,
-    READ,
     READING,
+    SCRIPT,
     SHARED,
     TRACE,
+    TYPES,
     Option,
     click_option,
 )
 from daydream.cli.output import Output
-from daydream.cli.source import TraceRequest
+from daydream.cli.source import Script, TraceRequest
 from daydream.errors import DaydreamError, FileError, GraphError, NotApplicableError, TraceError
-from daydream.transforms.registry import find, names, options_of, typed
+from daydream.transforms.registry import ARGUMENT, canonical, find, names, options_of, typed
+from daydream.transforms.registry import Option as Described
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -39,15 +42,10 @@ if TYPE_CHECKING:
 
 ALL = "daydream.help_all"
 OWN = "option_"  # how values of an optimization's options are named among the command's parameters
-ALIASES = {
-    "bf16": "amp",
-    "fp16": "amp",
-    "mixed-precision": "amp",
-    "flash": "flash-attention",
-    "sdpa": "flash-attention",
-    "torch.compile": "compile",
-}
 ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
+PARTS = {each.name: each for part in (TraceRequest, Output, Script) for each in options_of(part)[1]}
+PRINTED = {each.name for each in fields(Output)} - {"verbose"}
+READ = [each.name for each in fields(TraceRequest) if each.name != "traces"]
 WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
 
 
@@ -157,6 +155,8 @@ class Command(click.Command):
         given = {name: value for name, value in ctx.params.items() if not name.startswith(OWN)}
         traces: tuple[str, ...] = ()
         kinds: list[tuple[str, Any]] = [("out", Output)] if "as_json" in given else []
+        if "target" in given:
+            kinds.append(("script", Script))
         if "traces" in given:
             traces = given["traces"] = (*given["traces"], *given.pop("trace", ()))
             kinds.append(("request", TraceRequest))
@@ -195,7 +195,7 @@ HELP_ALL = Option(
 
 
 def command(
-    *params: click.Parameter,
+    *params: click.Parameter | str,
     cls: type[Command] = Command,
     types: Mapping[str, Any] | None = None,
     **how: Any,
@@ -207,31 +207,47 @@ def command(
     is printed and written, and `change` the change that is named.
 
     Args:
-        *params: arguments, and options that several commands have.
+        *params: arguments, options, and the names of what `Output` has; what a name means for this
+            command may stand under `Args:`, too.
         cls: the class of the command.
         types: what reads values of parameters, where their annotation does not tell.
         **how: for that class.
     """
-    types = types or {}
 
     def made(function: Callable[..., Any]) -> Command:
         text, options = options_of(function)
-        found = {str(each.name): each for each in params}
-        for option in options:
+        told = {each[1]: each[3] for each in ARGUMENT.finditer(inspect.getdoc(function) or "")}
+        found: dict[str, click.Parameter] = {}
+
+        def add(option: Described, group: str) -> None:
             name = option.name
-            if name == "request":
+            flags = FLAGS.get(name, [name.rstrip("_").replace("_", "-")])
+            kind = {**TYPES, **(types or {})}.get(name)
+            help_ = " ".join(told.get(name, option.help).split())
+            option = replace(option, help=help_)
+            found[name] = click_option(
+                option, name, flags, group=group, type=kind, default=option.default
+            )
+
+        for param in params:
+            if isinstance(param, str):
+                add(PARTS[param], OUTPUT if param in PRINTED else ANSWER)
+            else:
+                found[str(param.name)] = param
+        for option in options:
+            if option.name == "request":
                 traces = found.setdefault("traces", TRACE)
-                reading = [*([] if traces.required else [NAMED]), *READ]
-                found |= {str(each.name): each for each in reading}
-            elif name in SHARED:
-                found[name] = SHARED[name]
-            elif name not in {*found, "out", "change"}:
-                flag = name.rstrip("_").replace("_", "-")
-                found[name] = click_option(
-                    option, name, [flag], type=types.get(name), default=option.default
-                )
+                found |= {} if traces.required else {"trace": NAMED}
+                for name in READ:
+                    add(PARTS[name], READING)
+            elif option.name == "script":
+                found |= {str(each.name): each for each in SCRIPT}
+                add(PARTS["module"], ANSWER)
+                how["context_settings"] = {"allow_interspersed_args": False}
+            elif option.name not in {*found, "out", "change"}:
+                add(SHARED.get(option.name, option), ANSWER)
         if "out" in inspect.signature(function).parameters:
-            found["as_json"] = JSON
+            add(PARTS["as_json"], OUTPUT)
         name, text = function.__name__.rstrip("_"), text.replace("\\b", "\b")
         return cls(name, callback=function, help=text, params=[*found.values()], **how)
 
@@ -295,7 +311,7 @@ class Changes(Command):
 
         with refused(ctx):
             found = parts(spec)
-        chosen = [find(canonical(name)) for name in found]
+        chosen = [find(name) for name in found]
         with refused(ctx):
             check(chosen)
         return chosen
@@ -327,13 +343,6 @@ def is_known(spec: str) -> bool:
     """Return whether a word names changes."""
     known = names()
     return all(canonical(part) in known or part.endswith(".py") for part in spec.split("+"))
-
-
-def canonical(name: str) -> str:
-    """Return the name of an optimization that was typed in capitals or by an alias: `amp` for `BF16`."""
-    low = name.strip().lower().replace("_", "-")
-    low = ALIASES.get(low, low)
-    return low if low in names() else name
 
 
 def change_options(

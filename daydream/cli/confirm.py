@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from daydream.cli import collect as collecting
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, SOME, VERBOSE, output
+from daydream.cli.options import COUNTS, SOME
 from daydream.cli.output import Output, wrote
+from daydream.cli.source import Script
 
 
 class Confirm(Changes):
@@ -44,22 +44,18 @@ class Confirm(Changes):
 
 
 @command(
-    VERBOSE,
-    output("Keep the trace too, under this name."),
-    collecting.MODULE,
-    FORCE,
-    *collecting.SCRIPT,
+    "verbose",
+    "output",
+    "force",
+    "nproc_per_node",
     cls=Confirm,
-    types={**collecting.COUNTS, "rounds": click.IntRange(3), "block_steps": SOME},
-    context_settings=collecting.BEFORE_THE_SCRIPT,
+    types={**COUNTS, "rounds": click.IntRange(3), "block_steps": SOME},
     options_metavar="NAME[+NAME...] [OPTIONS]",
 )
 def confirm(
     change: Change,
     out: Output,
-    target: str,
-    args: tuple[str, ...],
-    module: bool,
+    script: Script,
     *,
     table: str | None = None,
     rounds: int = 5,
@@ -68,7 +64,6 @@ def confirm(
     steps: int = 3,
     warmup: int = 5,
     stop_after: bool = False,
-    nproc_per_node: int | None = None,
 ) -> int:
     r"""Predict a change for a training script, then make it for real and compare.
 
@@ -84,38 +79,34 @@ def confirm(
     train on, with the change: what the script saves after them is not what it would have been.
 
     Args:
+        output (FILE): Keep the trace too, under this name.
         rounds: Rounds of three blocks: unchanged, unchanged again, changed.
         block_steps: Steps of a block, after one that does not count.
         cpu_time: Time blocks by CPU time: for training on a busy CPU.
         steps: Steps to capture.
         warmup: Steps to skip first.
         stop_after: End the script when the comparison is done.
-        nproc_per_node: Start N processes (torch.distributed.run): one trace of all ranks.
     """
     import daydream
     from daydream.cli.errors import INTERRUPTED, message
     from daydream.collect.launcher.runner import Recording
     from daydream.collect.live.messages import changed_path
-    from daydream.costs.device.table import KernelTable
+    from daydream.costs.device.measured import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder
     from daydream.predict import confirm as confirms
     from daydream.report.view import view
 
-    collecting.check_target(target, module=module)
+    script.check()
     if out.output is not None:
         for path in (Path(out.output), changed_path(Path(out.output))):
             out.check(path)
     measured = None if table is None else KernelTable.load(table)
     made = change.to_make(rounds=rounds, steps=block_steps, cpu_time=cpu_time)
     with own_folder("daydream") as folder:
-        done = collecting.run_script(
-            target,
-            args,
+        done = script.record(
             Path(out.output or folder / "confirm.parquet"),
             Recording(steps=steps, warmup=warmup, stop_after=stop_after, change=made),
-            module=module,
-            nproc=nproc_per_node,
             force=out.force,
             own_stdout=out.as_json,
             kept=out.output is not None,

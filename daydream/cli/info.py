@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, HTML, NO_RANKING, SOME, TIMELINES, VERBOSE, output
+from daydream.cli.options import SOME
 from daydream.cli.output import Output, trace_name
-from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.cli.source import TraceRequest, note_missing_engine, usage_error, working
 from daydream.errors import GraphError
 
 if TYPE_CHECKING:
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 
-@command(VERBOSE)
+@command("verbose")
 def info(request: TraceRequest, out: Output) -> None:
     """Show what a trace holds, and which questions it can answer.
 
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
+    from msgspec import convert
+
+    from daydream.report.info import Info
     from daydream.report.overview import overview
     from daydream.report.view import view
 
@@ -38,11 +41,17 @@ def info(request: TraceRequest, out: Output) -> None:
         trace = request.load(progress)
         progress("replaying")
         found = overview(trace)
+    note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
-    out.emit(found, lambda: view(found, verbose=out.verbose), then=then, trace=request.trace)
+    out.emit(
+        convert(found.to_json(), Info),
+        lambda: view(found, verbose=out.verbose),
+        then=then,
+        trace=request.trace,
+    )
 
 
-@command(VERBOSE, TIMELINES, HTML, NO_RANKING, FORCE)
+@command("verbose", "output", "html", "no_ranking", "force")
 def replay(request: TraceRequest, out: Output) -> None:
     """Simulate a trace unchanged, and compare each step with what was measured.
 
@@ -66,11 +75,12 @@ def replay(request: TraceRequest, out: Output) -> None:
     )
 
 
-@command(output("Name of the page [default: that of the trace, .html]."), NO_RANKING, FORCE)
+@command("output", "no_ranking", "force")
 def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
     """Write one page about a trace: where the step's time goes, its timeline, and what would shorten it.
 
     Args:
+        output (FILE): Name of the page [default: that of the trace, .html].
         open_: Open the page in the browser.
     """
     import webbrowser
@@ -98,9 +108,9 @@ class Compare(Changes):
 
 @command(
     click.Argument(["traces"], nargs=-1, required=True, metavar="BEFORE AFTER"),
-    VERBOSE,
-    HTML,
-    FORCE,
+    "verbose",
+    "html",
+    "force",
     cls=Compare,
     types={"top": SOME},
 )

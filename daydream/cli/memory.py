@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from daydream.cli.commands import command
-from daydream.cli.options import FORCE, HTML, VERBOSE, Parsed, output
+from daydream.cli.options import Parsed
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
@@ -17,10 +17,10 @@ def _settings(text: str) -> Any:
 
 
 @command(
-    VERBOSE,
-    output("Write timelines with memory: .json[.gz] (Perfetto)."),
-    HTML,
-    FORCE,
+    "verbose",
+    "output",
+    "html",
+    "force",
     types={"allocator": Parsed(_settings)},
 )
 def memory(
@@ -49,6 +49,7 @@ def memory(
     device with less memory. Nothing in the file is run.
 
     Args:
+        output (FILE): Write timelines with memory: .json[.gz] (Perfetto).
         by: Show instead what operators use, what layers need, or what is held unused.
         largest_batch: Show instead the largest batch that fits.
         largest: Show instead the largest batch, or the longest sequence, that fits.

@@ -10,14 +10,17 @@ import copy
 import math
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.transforms.registry import Option as Described
+from daydream.transforms.registry import options_of
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 ANSWER, OUTPUT, READING = "Answer", "Output", "Reading the trace"
 MEASURED = "measured"  # the default of --contention
@@ -100,6 +103,8 @@ def click_option(
     shown = option.default
     if option.choices:
         how["type"] = click.Choice(option.choices)
+    elif isinstance(default, tuple):
+        how, shown = {"multiple": True, "metavar": option.unit, "type": how["type"]}, None
     elif default is False:
         how, shown = {"is_flag": True}, None
     elif option.type is bool:  # not given, yes, no
@@ -111,7 +116,7 @@ def click_option(
         how["default"] = default
     return Option(
         name,
-        *(f"--{each}" for each in flags),
+        *(f"--{each}" if len(each) > 1 else f"-{each}" for each in flags),
         group=group,
         help=option.help + (f" [default: {shown}]" if shown is not None else ""),
         required=option.required if required is None else required,
@@ -203,6 +208,8 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
 
     Raises `ValueError` with what is wrong.
     """
+    from fractions import Fraction  # for those who type a list
+
     found: list[Fraction] = []
     parts = [part.strip() for part in text.split(",")]
     for place, part in enumerate(parts):
@@ -231,94 +238,49 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
 
 # Shared options ------------------------------------------------------------------------------------
 
-TABLE = Option(
-    "--table", metavar="FILE", help="Measured kernel or operator times (CSV, `calibrate`)."
+
+def shared(
+    table: str | None = None,
+    capacity: int | None = None,
+    contention: str = MEASURED,
+    engine: Any = "local",
+) -> None:
+    """Stand for the options that several commands have.
+
+    Args:
+        table (FILE): Measured kernel or operator times (CSV, `calibrate`).
+        capacity (SIZE): Memory per device, such as 24GB: does the step fit?
+        contention (FACTOR): Slowdown of overlap: off, F or F,F.
+        engine (ENGINE): Where it runs: local, processes[:N], dask[:N], dask:tcp://HOST:PORT.
+    """
+
+
+SHARED = {each.name: each for each in options_of(shared)[1]}
+FLAGS = {
+    "as_json": ["json"],
+    "output": ["o", "output"],
+    "verbose": ["v", "verbose"],
+    "module": ["m"],
+}
+TYPES = {  # what reads values of those, and of the parts of a command line
+    "capacity": BYTES,
+    "contention": Parsed(_contention),
+    "engine": Parsed(_engine),
+    "step_marker": Parsed(_regex),
+    "steps": Parsed(_steps),
+    "max_unpacked": BYTES,
+    "nproc_per_node": SOME,
+}
+COUNTS = {"steps": SOME, "warmup": click.IntRange(0)}
+SCRIPT = (
+    click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
+    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
 )
-CAPACITY = Option(
-    "--capacity",
-    metavar="SIZE",
-    type=BYTES,
-    help="Memory per device, such as 24GB: does the step fit?",
-)
-CONTENTION = Option(
-    "--contention",
-    default=MEASURED,
-    metavar="FACTOR",
-    type=Parsed(_contention),
-    help="Slowdown of overlapping work: measured, off or F[,F].",
-)
-ENGINE = Option(
-    "--engine",
-    default="local",
-    metavar="ENGINE",
-    type=Parsed(_engine),
-    help="Where it runs: local, processes[:N], dask[:N], dask:tcp://HOST:PORT.",
-)
-VERBOSE = Option("-v", "--verbose", is_flag=True, help="Show every part, row and note.")
-HTML = Option(
-    "--html", group=OUTPUT, metavar="FILE", help="Write a report for the browser, in one file."
-)
-NO_RANKING = Option(
-    "--no-ranking", group=OUTPUT, is_flag=True, help="Leave the ranked changes out of that report."
-)
-FORCE = Option("--force", group=OUTPUT, is_flag=True, help="Overwrite existing output files.")
-SHARED = {"table": TABLE, "capacity": CAPACITY, "contention": CONTENTION, "engine": ENGINE}
-JSON = Option(
-    "--json", "as_json", group=OUTPUT, is_flag=True, help="Print one JSON object, nothing else."
-)
-
-
-def output(text: str, **how: Any) -> Option:
-    """Return `-o`, with this help."""
-    return Option("-o", "--output", group=OUTPUT, metavar="FILE", help=text, **how)
-
-
-TIMELINES = output("Write timelines: .json[.gz] (Perfetto) or .et (Chakra).")
-
-
-def _reading(flag: str, metavar: str, text: str, **how: Any) -> Option:
-    return Option(flag, group=READING, metavar=metavar, help=text, **how)
-
-
 TRACE = click.Argument(["traces"], nargs=-1, metavar="TRACE")
-NAMED = _reading(
-    "--trace", "TRACE", "TRACE by name: what `import` wrote, or anything it accepts.", multiple=True
-)
-READ: Sequence[Option] = (
-    _reading(
-        "--step-marker",
-        "REGEX",
-        "Annotations that begin a step, if unlike 'step 12' (importing).",
-        type=Parsed(_regex),
-    ),
-    _reading(
-        "--steps",
-        "A:B",
-        "Use only steps A to B-1 of each rank (':' = all; by default a run of steps that is representative "
-        "of a long recording). 'auto' finds steps by the period of the launches, when importing.",
-        type=Parsed(_steps),
-    ),
-    _reading(
-        "--max-unpacked",
-        "SIZE",
-        "Largest size to unpack to [default: 64 GB and 200 times the file].",
-        type=BYTES,
-    ),
-    _reading(
-        "--handles", "FILE", "Debug handles of compiled kernels, or Inductor's mapping (JSON)."
-    ),
-    _reading("--capture", "FILE", "Recording of the capture of the CUDA or HIP graphs it replays."),
-    _reading(
-        "--counters",
-        "FILE",
-        "Hardware counters of the same kernels, from Nsight Compute, rocprof, NVBit, AccelProf, Kineto or "
-        "Luthier (sums; FILE@100-200 for these kernels); repeat for several passes.",
-        multiple=True,
-    ),
-    Option(
-        "--no-cache",
-        group=READING,
-        is_flag=True,
-        help="Read the trace again and store nothing (DAYDREAM_CACHE: where).",
-    ),
+NAMED = Option(
+    "--trace",
+    group=READING,
+    multiple=True,
+    metavar="TRACE",
+    help="TRACE by name: what `import` wrote, or anything it accepts.",
 )

@@ -34,7 +34,16 @@ FORMATS = (".pt.trace.json", ".json", ".sqlite", ".db", ".etdp", ".parquet")  # 
 
 @dataclass(frozen=True)
 class Output:
-    """What a command line says of its output: see `daydream.cli.options` for each."""
+    """What a command prints and writes.
+
+    Args:
+        as_json: Print one JSON object, nothing else.
+        verbose: Show every part, row and note.
+        output (FILE): Write timelines: .json[.gz] (Perfetto) or .et (Chakra).
+        html (FILE): Write a report for the browser, in one file.
+        no_ranking: Leave the ranked changes out of that report.
+        force: Overwrite existing output files.
+    """
 
     as_json: bool = False
     verbose: bool = False

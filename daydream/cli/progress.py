@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -36,10 +35,10 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._patience_s = patience_s
+        self._timer = threading.Timer(patience_s, self._show)
+        self._timer.daemon = True
         self._what, self._share = "", -1.0
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
         self._in_lines, self._told_s = os.environ.get(LINES) == "1", 0.0
 
     def __call__(self, what: str, share: float = -1.0) -> None:
@@ -51,25 +50,18 @@ class Progress:
             self._stream.flush()
 
     def __enter__(self) -> Self:
+        self._begin_s = time.monotonic()
         if self._stream.isatty():
-            self._thread = threading.Thread(target=self._show, daemon=True)
-            self._thread.start()
+            self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._timer.cancel()
+        if self._timer.ident is not None:
+            self._timer.join()
 
     def _show(self) -> None:
-        begin = time.monotonic()
-        if self._over.wait(self._patience_s):
-            return
         from rich import progress  # only now: it takes longer than many an answer
         from rich.theme import Theme
 
@@ -79,14 +71,11 @@ class Progress:
         if there.is_dumb_terminal:
             return  # it cannot take a line back
         there.push_theme(Theme(STYLES))
-        columns = (
+        line = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(BAR),
             progress.TaskProgressColumn(),
             progress.TimeElapsedColumn(),
-        )
-        line = progress.Progress(
-            *columns,
             console=there,
             transient=True,
             auto_refresh=False,
@@ -94,15 +83,13 @@ class Progress:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        line.add_task(self._what, total=None)
-        (task,) = line.tasks
-        task.start_time = begin
+        task = line.tasks[line.add_task(self._what)]
+        task.start_time = self._begin_s
         with line:
             there.show_cursor()  # a process that is killed could not bring it back
-            while True:
+            while not self._over.is_set():
                 known = self._share >= 0
                 task.description = self._what
-                task.total, task.completed = (1.0, min(self._share, 1.0)) if known else (None, 0.0)
+                task.total, task.completed = (1.0, self._share) if known else (None, 0.0)
                 line.refresh()
-                if self._over.wait(EVERY_S):
-                    break
+                self._over.wait(EVERY_S)

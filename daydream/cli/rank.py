@@ -7,15 +7,15 @@ from typing import Literal
 
 import click
 
-from daydream.cli.commands import Change, canonical, command
-from daydream.cli.options import FORCE, HTML, SOME, VERBOSE
+from daydream.cli.commands import Change, command
+from daydream.cli.options import SOME
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, working
 
 SHOWN = 5
 
 
-@command(VERBOSE, HTML, FORCE, types={"top": SOME, "pairs": click.IntRange(0, 20)})
+@command("verbose", "html", "force", types={"top": SOME, "pairs": click.IntRange(0, 20)})
 def rank(
     request: TraceRequest,
     out: Output,
@@ -91,7 +91,7 @@ def rank(
     )
 
 
-@command(VERBOSE, HTML, FORCE)
+@command("verbose", "html", "force")
 def explain(
     request: TraceRequest, out: Output, *, whatif: str | None = None, capacity: int | None = None
 ) -> None:
@@ -114,7 +114,6 @@ def explain(
     with working() as progress, contextlib.ExitStack() as checks:
         replay = request.replay(progress)
         if whatif is not None:
-            whatif = "+".join(map(canonical, whatif.split("+")))
             checks.enter_context(Change(whatif, parse(whatif)).checked(replay.graph, request.words))
         found = explains.explain(replay, whatif, capacity=capacity, progress=progress)
         written = out.write_files(found, progress)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from daydream.cli.options import AUTO
-from daydream.cli.progress import Progress
+from daydream.cli.progress import PATIENCE_S, Progress
 from daydream.errors import TraceError
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
+SLOW = (
+    "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
+    "with a C compiler, `pip install` daydream again (in a checkout: pip install -e .)"
+)
 T = TypeVar("T")
 
 
@@ -31,15 +36,19 @@ T = TypeVar("T")
 class TraceRequest:
     """Which trace a command is about, and how it is read.
 
-    Attributes:
-        traces: the files or folders, as typed.
-        step_marker: `--step-marker`.
-        steps: `--steps`.
-        max_unpacked: `--max-unpacked`, in bytes.
-        handles: `--handles`.
-        capture: `--capture`.
-        counters: `--counters`.
-        no_cache: `--no-cache`.
+    Args:
+        traces: The files or folders, as typed.
+        step_marker (REGEX): Annotations that begin a step, if unlike 'step 12' (importing).
+        steps (A:B): Use only steps A to B-1 of each rank (':' = all; by default a run of steps that is
+            representative of a long recording). 'auto' finds steps by the period of the launches,
+            when importing.
+        max_unpacked (SIZE): Largest size to unpack to [default: 64 GB and 200 times the file].
+        handles (FILE): Debug handles of compiled kernels, or Inductor's mapping (JSON).
+        capture (FILE): Recording of the capture of the CUDA or HIP graphs it replays.
+        counters (FILE): Hardware counters of the same kernels, from Nsight Compute, rocprof, NVBit,
+            AccelProf, Kineto or Luthier (sums; FILE@100-200 for these kernels); repeat for several
+            passes.
+        no_cache: Read the trace again and store nothing (DAYDREAM_CACHE: where).
     """
 
     traces: tuple[str, ...] = ()
@@ -195,6 +204,54 @@ class TraceRequest:
             attach_counters(trace, self.counters)
 
 
+@dataclass(frozen=True)
+class Script:
+    """A training script that a command runs and records.
+
+    Args:
+        target: The script, or the module.
+        args: Its arguments.
+        module: Run a module, as `python -m` does.
+        nproc_per_node: Start N processes (torch.distributed.run): one trace of all ranks.
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+    nproc_per_node: int | None = None
+
+    def check(self) -> None:
+        """Raise a usage error if the script is not there."""
+        if self.module or Path(self.target).exists():
+            return
+        hint = ""
+        if Path(self.target).name.startswith(("python", "torchrun")):
+            hint = " Name the training script alone; --nproc-per-node starts several processes."
+        text = f"{self.target!r} is not a file.{hint}"
+        raise click.BadParameter(text, click.get_current_context(), param_hint="SCRIPT")
+
+    def record(self, path: Path, recording: Any, **how: Any) -> Any:
+        """Run the script and return what was collected; print how it goes and what went wrong.
+
+        Args:
+            path: where the trace goes.
+            recording: a `Recording`: what is recorded, and with which change.
+            **how: as `daydream.collect.launcher.runner.collect` has it.
+        """
+        from daydream.cli.errors import message
+        from daydream.collect.launcher.runner import collect, command_line
+
+        line = command_line(
+            self.target, self.args, module=self.module, nproc_per_node=self.nproc_per_node
+        )
+        done = collect(
+            line, path, recording, say=lambda text: click.echo(f"daydream: {text}", err=True), **how
+        )
+        for problem in done.problems:
+            click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
+        return done
+
+
 def usage_error(text: str) -> click.UsageError:
     """Return a usage error of the command that runs."""
     return click.UsageError(text, click.get_current_context())
@@ -203,8 +260,20 @@ def usage_error(text: str) -> click.UsageError:
 @contextlib.contextmanager
 def working() -> Iterator[Progress]:
     """Show progress; what others print meanwhile (a user's own file, a library) goes to stderr."""
+    begin = time.monotonic()
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
         yield progress
+    if time.monotonic() - begin > PATIENCE_S:
+        note_missing_engine()
+
+
+@cache  # once
+def note_missing_engine() -> None:
+    """Print a note on stderr where the compiled engine is missing or outdated, which nobody asked for."""
+    from daydream.compiled import VARIABLE, engine
+
+    if engine() is None and VARIABLE not in os.environ:
+        click.echo(SLOW, err=True)
 
 
 # The cache -----------------------------------------------------------------------------------------
@@ -234,6 +303,8 @@ def cache_entry(source: str, step_marker: str | None, steps: str | None) -> Cach
 
 
 def _key(source: str, asked: list[str]) -> str | None:
+    import hashlib
+
     import numpy as np
 
     import daydream
@@ -255,6 +326,8 @@ def _key(source: str, asked: list[str]) -> str | None:
 
 
 def _content(path: Path) -> bytes:
+    import hashlib
+
     digest = hashlib.blake2b()
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is not a file")

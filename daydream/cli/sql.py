@@ -5,14 +5,13 @@ from __future__ import annotations
 import click
 
 from daydream.cli.commands import command
-from daydream.cli.options import VERBOSE
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
 
 @command(
     click.Argument(["query"], required=False),
-    VERBOSE,
+    "verbose",
     types={"most": click.IntRange(1, 10_000_000)},
 )
 def sql(
@@ -86,7 +85,7 @@ def _show_schema(out: Output) -> None:
     out.emit({"tables": entries}, lambda: blocks)
 
 
-@command(click.Argument(["name"], required=False), VERBOSE)
+@command(click.Argument(["name"], required=False), "verbose")
 def tool(
     request: TraceRequest,
     out: Output,
@@ -107,8 +106,7 @@ def tool(
     """
     from daydream.report.blocks import Facts
     from daydream.report.views.records import records
-    from daydream.tools.finding import find_tool, tools
-    from daydream.tools.run import run_tool
+    from daydream.tools.run import find_tool, run_tool, tools
 
     if list_:
         known = tools()

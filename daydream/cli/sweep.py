@@ -11,14 +11,11 @@ import click
 
 from daydream.cli.commands import Change, Changes, command, is_known, refused
 from daydream.cli.options import (
-    FORCE,
-    HTML,
     MEASURED,
     SOME,
     Option,
     Parsed,
     numbers_of,
-    output,
 )
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
@@ -66,9 +63,9 @@ class Sweep(Changes):
         metavar="OPTION=LIST",
         help="An option and its values: 1,2,4,...,64 or a,b; may be repeated.",
     ),
-    output("Write all scenarios: .csv or .parquet."),
-    HTML,
-    FORCE,
+    "output",
+    "html",
+    "force",
     cls=Sweep,
     types={"top": SOME},
     options_metavar="NAME[+NAME...] [OPTIONS]",
@@ -83,7 +80,7 @@ def sweep(
     contention: str = MEASURED,
     capacity: int | None = None,
     engine: Any = "local",
-    sort: Literal["step", "speedup", "order"] | None = None,
+    sort: Literal["throughput", "step", "speedup", "order"] | None = None,
     top: int = 12,
 ) -> None:
     r"""Predict every combination of some options' values, and sort.
@@ -96,7 +93,8 @@ def sweep(
     not apply are listed with the reason.
 
     Args:
-        sort: Sort by step time, speed-up, or the order asked for.
+        output (FILE): Write all scenarios: .csv or .parquet.
+        sort: Sort by throughput, step time, speed-up, or as asked for [default: throughput].
         top: Rows to show; --json and -o have all.
     """
     if change is None:
@@ -258,8 +256,8 @@ class Scaling(Changes):
 
 
 @command(
-    HTML,
-    FORCE,
+    "html",
+    "force",
     cls=Scaling,
     types={
         "workers": Parsed(workers_of),

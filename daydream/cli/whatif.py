@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from daydream.cli.commands import Change, Changes, command
-from daydream.cli.options import FORCE, HTML, MEASURED, NO_RANKING, TIME, TIMELINES, VERBOSE, Option
-from daydream.cli.output import Output, free_name, print_json
+from daydream.cli.options import MEASURED, TIME, Option
+from daydream.cli.output import Output, free_name, print_json, print_screen
 from daydream.cli.source import TraceRequest, usage_error, working
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
+    from daydream.report.blocks import Block
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
+    from daydream.transforms.registry import Option as Described
 
 GATE = 3  # the exit code of a step that a gate does not let pass
-WIDTH = 110
-UNBROKEN = "\0"  # stands for a space where a line must not end
 
 
 @command(
-    VERBOSE,
-    TIMELINES,
-    HTML,
-    NO_RANKING,
-    FORCE,
+    "verbose",
+    "output",
+    "html",
+    "no_ranking",
+    "force",
     Option("--list", "list_", is_flag=True, hidden=True),
     cls=Changes,
     types={"fail_above": TIME},
@@ -158,53 +157,37 @@ def print_list(*, as_json: bool) -> None:
         ]
         print_json({"optimizations": [*entries, *unusable]})
         return
-    click.echo(list_text(found, broken))
+    print_screen(list_of(found, broken))
     click.echo("next: daydream whatif NAME --help   or   daydream whatif NAME TRACE", err=True)
 
 
-def list_text(optimizations: list[Optimization], broken: Mapping[str, str]) -> str:
-    """Return the optimizations under a heading for each stage: name and summary, then the options.
+def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> list[Block]:
+    """Return the optimizations under a heading for each stage, with their options.
 
     Last those that are `broken`, with what is wrong with each.
     """
-    from daydream.report.format import printable
+    from daydream.report.blocks import Facts, Title
     from daydream.transforms.stages import TITLES
 
-    margin = max((len(each.name) for each in optimizations), default=0) + 4
-    lines: list[str] = []
-
-    def add(text: str, head: str, indent: int) -> None:
-        wrapped = textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent=head.ljust(indent),
-            subsequent_indent=" " * indent,
-            break_on_hyphens=False,
-        )
-        lines.extend(line.replace(UNBROKEN, " ") for line in wrapped or [head])
-
-    for stage, title in TITLES.items():
-        here = [each for each in optimizations if each.stage == stage]
-        if here:
-            lines += ["", title]
-        for each in here:
-            add(printable(each.summary), f"  {printable(each.name)}", margin)
-            if each.options:
-                add("   ".join(map(_option_text, each.options)), "", margin + 2)
-    if broken:
-        lines += ["", "cannot be loaded"]
-    for name, error in broken.items():
-        add(printable(error), f"  {printable(name)}", margin)
-    return "\n".join(lines[1:])
+    groups = {
+        title: [
+            (each.name, "   ".join([each.summary, *map(_option_text, each.options)]))
+            for each in optimizations
+            if each.stage == stage
+        ]
+        for stage, title in TITLES.items()
+    }
+    groups["cannot be loaded"] = [*broken.items()]
+    return [
+        block for title, rows in groups.items() if rows for block in (Title(title), Facts(rows))
+    ]
 
 
-def _option_text(option: Any) -> str:
-    """Return an option with its default, as one word."""
+def _option_text(option: Described) -> str:
+    """Return an option with its default."""
     kind = option.type.__name__.upper()
     if option.required:
-        words = [option.flag, f"{kind},", "needed"]
-    elif option.type is bool:
-        words = [f"--no-{option.flag[2:]}" if option.default else option.flag]
-    else:
-        words = [option.flag, kind if option.default is None else str(option.default)]
-    return UNBROKEN.join(words)
+        return f"{option.flag} {kind}, needed"
+    if option.type is bool:
+        return f"--no-{option.flag[2:]}" if option.default else option.flag
+    return f"{option.flag} {kind if option.default is None else option.default}"

@@ -134,19 +134,18 @@ known: WeakKeyDictionary[Trace, Measured] = WeakKeyDictionary()  # what was work
 
 def measured_contention(graph: Graph) -> Measured:
     """Return what the trace of a graph shows of contention, worked out once."""
-    if graph.trace is None:
+    if not len(graph.recorded):
         return NOTHING
-    if graph.trace not in known:
-        known[graph.trace] = _measure(graph, graph.trace)
-    return known[graph.trace]
+    if graph.recorded not in known:
+        known[graph.recorded] = _measure(graph, graph.recorded)
+    return known[graph.recorded]
 
 
 def _measure(graph: Graph, trace: Trace) -> Measured:
-    columns = graph.columns
-    recorded = graph.alive & (columns["row"] >= 0) & (columns["measured_start_ns"] >= 0)
-    recorded &= columns["step"] >= 0
-    kernels = np.flatnonzero(recorded & (columns["kind"] == KERNEL))
-    transfers = np.flatnonzero(recorded & (columns["kind"] == COLLECTIVE))
+    recorded = graph.alive & (graph.row >= 0) & (graph.measured_start_ns >= 0)
+    recorded &= graph.step >= 0
+    kernels = np.flatnonzero(recorded & (graph.kind == KERNEL))
+    transfers = np.flatnonzero(recorded & (graph.kind == COLLECTIVE))
     if not len(kernels) or not len(transfers):
         return NOTHING
     both = _Both(graph, kernels, transfers)
@@ -181,7 +180,7 @@ class _Both:
     """How long kernels and transfers took, and how long each overlapped the other, as recorded."""
 
     def __init__(self, graph: Graph, kernels: np.ndarray, transfers: np.ndarray) -> None:
-        lane, start = graph.columns["lane"], graph.columns["measured_start_ns"]
+        lane, start = graph.lane, graph.measured_start_ns
         self.transfers = transfers
         self.kernel_ns = graph.column("measured_duration_ns", kernels).astype(np.int64)
         ends = graph.column("start_ns", transfers) + graph.column("measured_duration_ns", transfers)
@@ -199,7 +198,7 @@ class _Both:
 
     def known_from_the_last_arrival(self, graph: Graph, trace: Trace) -> np.ndarray:
         """Return a mask of the transfers whose waiting is known: all members are in the trace."""
-        ranks = {graph.lanes[lane].rank for lane in unique(graph.columns["lane"][self.transfers])}
+        ranks = {graph.lanes[lane].rank for lane in unique(graph.lane[self.transfers])}
         if trace.metadata.get("world_size") != len(ranks):
             return np.zeros(len(self.transfers), bool)
         links = graph.links

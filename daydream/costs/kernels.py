@@ -89,16 +89,16 @@ def work(graph: Graph, selection: Selection) -> Work:
     Returns:
         `Work`, arrays in the order of the selection.
     """
-    rows = graph.columns["row"][selection.ids]
-    if graph.trace is None or not len(rows):
+    rows = graph.row[selection.ids]
+    if not len(rows):
         return _unknown(len(rows))
-    found = work_of_rows(graph.trace, rows)
+    found = work_of_rows(graph.recorded, rows)
     factors: tuple[Any, Any] = 1.0, 1.0
     if graph.resized:
         from daydream.costs.resize.prior_resizes import grown_by
 
         factors = grown_by(graph, selection)[:2]
-    kind = graph.columns["kind"][selection.ids]
+    kind = graph.kind[selection.ids]
     on_cpu = kind == CPU
     part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
     if graph.resized or on_cpu.any():
@@ -159,9 +159,9 @@ def is_matrix(graph: Graph, tasks: Selection) -> np.ndarray:
 def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
     """Return whether FLOP (first) and bytes (second) of each task were counted: bool, shape (2, tasks)."""
     found = np.zeros((2, len(selection)), bool)
-    if graph.trace is not None and graph.trace.metadata.get("counters") and len(selection):
-        rows = graph.columns["row"][selection.ids]
-        for column, mine in zip(counted_work(graph.trace), found, strict=True):
+    if graph.recorded.metadata.get("counters") and len(selection):
+        rows = graph.row[selection.ids]
+        for column, mine in zip(counted_work(graph.recorded), found, strict=True):
             mine[:] = (rows >= 0) & (column[np.maximum(rows, 0)] >= 0)
     return found
 
@@ -173,10 +173,10 @@ def _unknown(count: int) -> Work:
 
 def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return how much of its row's CPU time each task is: an operator's time is cut by what it calls."""
-    rows, duration = graph.columns["row"], graph.columns["duration_ns"]
-    mine = graph.alive & (rows >= 0) & (graph.columns["kind"] == CPU)
+    rows, duration = graph.row, graph.duration_ns
+    mine = graph.alive & (rows >= 0) & (graph.kind == CPU)
     # A repetition of a call is a call of its own.
-    key = rows + graph.columns["repeat"].astype(np.int64) * (int(rows.max(initial=0)) + 1)
+    key = rows + graph.repeat.astype(np.int64) * (int(rows.max(initial=0)) + 1)
     size = int(key.max(initial=0)) + 1
     total = np.bincount(key[mine], duration[mine].astype(np.float64), size)
     count = np.bincount(key[mine], minlength=size)
@@ -222,7 +222,7 @@ def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
 
 def floor_ns(graph: Graph) -> float:
     """Return what the smallest kernels of this graph take: the fixed cost of any kernel, as recorded."""
-    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
+    kernels = Selection(graph, np.flatnonzero((graph.kind == KERNEL) & graph.alive))
     duration = recorded_duration_ns(kernels)
     duration = duration[duration > 0]
     if not len(duration):
@@ -251,14 +251,14 @@ def block_threads(graph: Graph, selection: Selection) -> np.ndarray:
 
 
 def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
-    texts = selection.graph.trace.text(column) if selection.graph.trace is not None else []
+    texts = selection.graph.recorded.text(column)
     volumes = [
         int(np.prod([int(part) for part in text.split(",")], dtype=np.int64)) for text in texts
     ]
-    rows = graph.columns["row"][selection.ids]
-    if graph.trace is None or not texts:
+    rows = graph.row[selection.ids]
+    if not texts:
         return np.full(len(rows), UNKNOWN, np.int64)
-    codes = np.where(rows >= 0, graph.trace[column][np.maximum(rows, 0)], UNKNOWN)
+    codes = np.where(rows >= 0, graph.recorded[column][np.maximum(rows, 0)], UNKNOWN)
     return np.array([*volumes, UNKNOWN], np.int64)[codes]
 
 
@@ -373,7 +373,7 @@ def elements_a_thread(graph: Graph) -> int:
     """Return how many elements a thread of torch's vectorized kernels works out at least, by its version."""
     if any(SINCE_2_7.search(name) for name in graph.texts["name"]):
         return EACH_SINCE_2_7
-    versions = {} if graph.trace is None else graph.trace.metadata.get("versions") or {}
+    versions = graph.recorded.metadata.get("versions") or {}
     cuda = str(versions.get("cuda_runtime_version") or "")
     return EACH_SINCE_2_7 if cuda.isdigit() and int(cuda) > CUDA_SINCE_2_7 else EACH
 

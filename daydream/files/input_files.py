@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 from daydream.errors import FileError, TraceError
 
+GZIP_MAGIC = b"\x1f\x8b"
+MARK = 4  # bytes that tell the encoding of a text
 StrPath = str | os.PathLike[str]
 LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tenth of it
 MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
@@ -119,3 +122,24 @@ def too_large(path: StrPath, found: str, most: int) -> str:
         f"{path}: its {packed:,} bytes unpack to {found}; at most {most:,} were expected. "
         "If that is right, raise the limit with --max-unpacked."
     )
+
+
+@contextmanager
+def opened(
+    path: Path, max_unpacked: int | None
+) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+    """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
+
+    Text that says its encoding is in UTF-8, and does not. Raises `TraceError` where it cannot be read.
+    """
+    with reading(path), path.open("rb") as raw:
+        packed = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
+        encoding = marked_encoding(file.read(MARK))
+        file.seek(0)
+        if packed:
+            file = cast("IO[bytes]", Counted(file, path, most_unpacked(path, max_unpacked)))
+        if encoding is not None:
+            file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", encoding, "replace"))
+        yield file, raw.tell, os.fstat(raw.fileno()).st_size

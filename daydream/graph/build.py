@@ -7,16 +7,16 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 |---|---|---|
 | `threads` | CPU time cut into tasks in thread order | `threads` |
 | `streams` | device tasks in launch order | `streams` |
-| `graphs.holes` | nodes of a CUDA graph that the profiler left out | `device_graphs` |
-| `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
+| `graphs.holes` | nodes of a CUDA graph that the profiler left out | `streams` |
+| `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `communication` |
 | `blocked` | threads that the recording says were blocked: what ended the wait | `recurrent_waits` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
 | `wakes` | a thread that goes on just behind a point of another, step after step | `recurrent_waits` |
-| `queue` | a full launch queue blocks the launching call | `queue` |
+| `queue` | a full launch queue blocks the launching call | `synchronization` |
 | `lock` | a call is blocked until a call of another thread lets go of the driver | `recurrent_waits` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
 | `spins` | CPU time that ends with the device task launched before it, again and again | `recurrent_waits` |
-| `launches` | what a long call does before it submits is CPU work, not latency | `latencies` |
+| `launches` | what a long call does before it submits is CPU work, not latency | `streams` |
 | `events.recorded` | a stream waits for an event of another: as the device recorded it | `events` |
 | `events.known_streams` | where it recorded the waiting stream: for work not waited for yet | `events` |
 | `events.program_order` | as the calls before and behind the wait tell | `events` |
@@ -26,10 +26,10 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `streams` |
 | `readings` | pauses that may be work or waits have both readings | `readings` |
 | `background` | threads that nothing waits for complete no step | `threads` |
-| `graphs.heads` | work ahead of a stream's first task, launched before the window | `device_graphs` |
-| `typical` | launch latency and start-up as they typically are | `latencies` |
-| `latencies` | launch latency and start-up of each device task as measured | `latencies` |
-| `fused` | a task for each operator and layer that owns a part of fused work | `fused_parts` |
+| `graphs.heads` | work ahead of a stream's first task, launched before the window | `streams` |
+| `typical` | launch latency and start-up as they typically are | `streams` |
+| `latencies` | launch latency and start-up of each device task as measured | `streams` |
+| `fused` | a task for each operator and layer that owns a part of fused work | `streams` |
 """
 
 from __future__ import annotations
@@ -41,14 +41,9 @@ from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.lower import CycleError, lower
-from daydream.graph.rules.communication import match_ranks
-from daydream.graph.rules.device_graphs import fill_heads, fill_holes
+from daydream.graph.rules.communication import match_ranks, run_on_threads
 from daydream.graph.rules.events import WAYS, follow_what_held
-from daydream.graph.rules.fused_parts import part_fused
-from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over
-from daydream.graph.rules.latencies import cut_long_calls, measure_latencies, typical_latencies
-from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import (
     wait_for_lock,
@@ -57,8 +52,18 @@ from daydream.graph.rules.recurrent_waits import (
     wait_outside,
     wake_up,
 )
-from daydream.graph.rules.streams import find_device_work, follow_the_device, order_streams
-from daydream.graph.rules.synchronization import wait_in_calls
+from daydream.graph.rules.streams import (
+    cut_long_calls,
+    fill_heads,
+    fill_holes,
+    find_device_work,
+    follow_the_device,
+    measure_latencies,
+    order_streams,
+    part_fused,
+    typical_latencies,
+)
+from daydream.graph.rules.synchronization import bound_queues, wait_in_calls
 from daydream.graph.rules.threads import order_threads, tell_background
 from daydream.trace.trace import Trace
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,8 +59,7 @@ def call_rows(
             wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
         around = enclosing(parent, wanted, np.arange(len(trace)), inner=inner)
         graph._of_trace[key] = np.append(around, -1).astype(np.int32)  # the last: of no row
-    found: np.ndarray = graph._of_trace[key][graph.row[ids]].astype(np.int64)
-    return found
+    return np.asarray(graph._of_trace[key][graph.row[ids]].astype(np.int64))
 
 
 def _with_hand_offs(graph: Graph) -> np.ndarray:
@@ -169,8 +168,7 @@ def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     A blocking call is cut into the call and its return, a long one into the time before it
     submits its work and the rest; the pieces are CPU tasks of one row.
     """
-    runtime = np.append(graph.recorded.is_kind("runtime"), False)
-    known = np.flatnonzero(runtime[graph.row[calls]])[::-1]
+    known = np.flatnonzero(graph.of_rows("runtime")[calls])[::-1]
     found, number = distinct(row_numbers(graph, np.arange(graph.size)))
     place = np.full(len(found), -1)
     place[number[calls[known]]] = known  # of several pieces of one call, the first
@@ -269,12 +267,6 @@ def whole_duration_ns(tasks: Selection) -> np.ndarray:
     return np.where(parts[tasks.ids], of_row[row[tasks.ids]], duration)
 
 
-def _named(graph: Graph, tasks: np.ndarray, fits: Callable[[str], object]) -> np.ndarray:
-    """Return whether the name of each of some tasks fits: bool."""
-    by_code = np.array([*(bool(fits(name)) for name in graph.texts["name"]), False])
-    return np.asarray(by_code[graph.name[tasks]])
-
-
 def in_replays(tasks: Selection) -> Selection:
     """Return those of some device tasks that a replayed CUDA (or HIP) graph runs: its call launched them.
 
@@ -282,9 +274,9 @@ def in_replays(tasks: Selection) -> Selection:
     """
     graph = tasks.graph
     call = graph.launch[tasks.ids]
-    replays = _named(graph, call, lambda name: GRAPH_LAUNCH in name)
+    replays = graph.named(lambda name: GRAPH_LAUNCH in name, call)
     found = (call >= 0) & replays & device_work(graph)[tasks.ids]
-    return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
+    return tasks[found]
 
 
 def mostly_replayed(tasks: Selection) -> bool:
@@ -299,7 +291,7 @@ def unrecorded_launches(graph: Graph) -> bool:
     """Tell whether calls of the trace launched kernels, of which it has none."""
     if has_device_work(graph):
         return False
-    return bool(_named(graph, graph.alive, LAUNCH.search).any())
+    return bool(graph.named(LAUNCH.search)[graph.alive].any())
 
 
 class Coverage:
@@ -323,8 +315,7 @@ class Coverage:
     def until(self, time_ns: np.ndarray) -> np.ndarray:
         """Return how much is covered before each time."""
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
-        covered: np.ndarray = self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0)
-        return covered
+        return np.asarray(self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0))
 
     def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Return how much of each span is covered."""

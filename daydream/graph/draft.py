@@ -19,7 +19,6 @@ import numpy as np
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
 from daydream.graph.plan import around, stable_order
-from daydream.graph.select import of_tasks
 from daydream.graph.tables import CODED, COLUMNS, CPU, TABLES, Table
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
@@ -244,11 +243,6 @@ class Draft(Graph):
         """Return which of the lanes are others of the device of one: a mask."""
         places = [(each.rank, each.device) for each in self.lanes]
         return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
-
-    def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
-        """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
-        chosen = self.tasks(np.arange(self.size) if tasks is None else tasks)
-        return of_tasks(chosen, "name", lambda name: name is not None and match(name), bool)
 
     @cached_property
     def calls(self) -> np.ndarray:

@@ -35,9 +35,15 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
 from daydream.graph.interop import from_networkx, to_networkx
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
-from daydream.graph.select import in_program_order, lanes_named, priorities, read_column
+from daydream.graph.select import (
+    in_program_order,
+    lanes_named,
+    of_tasks,
+    priorities,
+    read_column,
+)
 from daydream.graph.selection import Selection
 from daydream.graph.tables import (
     CODED,
@@ -69,6 +75,7 @@ OWN = (  # what each copy has of its own
     "facts",
     "modelled",
     "doubted",
+    "exact",
     "edited_by",
     "resized",
 )
@@ -132,6 +139,9 @@ class Graph(NotebookTables):
         self.doubted: list[
             tuple[np.ndarray, np.ndarray]
         ] = []  # ids, and how far such a time may be off
+        self.exact: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # ids, and the factors of their times that were asked for
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = (
@@ -164,6 +174,10 @@ class Graph(NotebookTables):
     def ranks(self) -> np.ndarray:
         """The rank of each lane: int64, shape (lanes,); of a graph without lanes, one 0."""
         return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
+
+    def of_rows(self, *kinds: str) -> np.ndarray:
+        """Return whether each task is a piece of a row of these kinds (`runtime`, ...): bool, shape (ids,)."""
+        return np.append(self.recorded.is_kind(*kinds), False)[self.row]
 
     @property
     def in_background(self) -> np.ndarray:
@@ -235,6 +249,11 @@ class Graph(NotebookTables):
         return Selection(
             self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         )
+
+    def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
+        """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
+        chosen = self.tasks(np.arange(self.size) if tasks is None else tasks)
+        return of_tasks(chosen, "name", lambda name: name is not None and match(name), bool)
 
     def copy(self) -> Graph:
         """Return an independent copy; the trace is shared."""
@@ -485,6 +504,11 @@ class Graph(NotebookTables):
         if not isinstance(sentence, str):
             raise GraphError(f"a note must be text, not {sentence!r}")
         self.facts.notes.append(sentence)
+
+    def covers(self, times: float, unit: str = "samples") -> None:
+        """Let a step cover `times` as many samples, or tokens: answers then give the throughput, too."""
+        self.facts.work *= times
+        self.facts.work_unit = max(self.facts.work_unit, unit)  # more samples are more tokens, too
 
     def does_not_apply(self, reason: str) -> NoReturn:
         """Raise `NotApplicableError`: there is nothing to change in this trace, for this reason."""

@@ -17,8 +17,8 @@ from daydream.arrays import distinct_rows, first_of
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
-from daydream.graph.edits import keep_waits
 from daydream.graph.insert import place_next_to
+from daydream.graph.lower import keep_waits
 from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLUMNS, CPU
 
@@ -66,8 +66,7 @@ class Groups(NotebookTables):
         return len(self.keys)
 
     def __iter__(self) -> Iterator[Selection]:
-        for number in range(len(self)):
-            yield self._group(number)
+        return map(self._group, range(len(self)))
 
     def __getitem__(self, key: Any) -> Selection:
         if key not in self.keys:
@@ -102,11 +101,11 @@ class Groups(NotebookTables):
 
     def first(self) -> Selection:
         """Return the first task of each group, one a group."""
-        return self.selection.of(self._ids[self._starts[:-1]], f"first of {self!r}", ordered=True)
+        return self.by_group[self._starts[:-1]]
 
     def last(self) -> Selection:
         """Return the last task of each group, one a group."""
-        return self.selection.of(self._ids[self._starts[1:] - 1], f"last of {self!r}", ordered=True)
+        return self.by_group[self._starts[1:] - 1]
 
     def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
@@ -180,8 +179,8 @@ class Groups(NotebookTables):
         """Do the work of each group again: `times` copies right behind its last task; return the copies.
 
         Device work brings its launches along, calls bring their waits, and links among the
-        tasks of a group are copied with them. With `before` (one task a group) the copies
-        come right before that task in program order, and their CPU work runs on its thread
+        tasks of a group are copied with them, those too that may be none. With `before` (one task
+        a group) the copies come right before that task in program order, and their CPU work runs on its thread
         unless it is to `stay` on those it was recorded on. Another thread's idle time behind its
         last task of a group is not copied.
         """
@@ -191,7 +190,7 @@ class Groups(NotebookTables):
             raise GraphError(f"work is repeated 0 or more times, not {times!r}")
         if times == 0:
             graph.write("repeat", tasks.ids, graph.repeat[tasks.ids])  # counts as an edit
-            return tasks.of(tasks.ids[:0], "repetitions")
+            return tasks[:0]
         if before is not None and (before.graph is not graph or len(before) != len(self)):
             raise GraphError(
                 f"{len(self)} groups need as many tasks to come before, not {len(before)}"
@@ -240,17 +239,18 @@ class Groups(NotebookTables):
             launch=np.where(launch[entry] >= 0, copies[number, call[entry]], -1),
             **given,
         )
-        # Rows of tables whose tasks were all copied; links within a group only. Of a task that several groups
-        # have, its copies in the first one count.
+        # Rows of tables whose tasks were all copied; links, and what may be one, within a group only. Of a task
+        # that several groups have, its copies in the first one count.
         place = first_of(ids, graph.size)
         for table, *names in (
             (graph.syncs, "task", "point"),
             (graph.waits, "record", "wait"),
             (graph.links, "src", "dst"),
+            (graph.doubtful, "src", "dst"),
         ):
             one, other = (place[table[name]] for name in names)
             both = (one >= 0) & (other >= 0)
-            if table is graph.links:
+            if "src" in names:
                 both &= group[one] == group[other]
             rows = {name: np.tile(table[name][both], times) for name in table}
             ends = (copies[:, end[both]].reshape(-1) for end in (one, other))

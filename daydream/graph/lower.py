@@ -22,10 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from daydream.errors import GraphError
-from daydream.graph.edits import around_points
 from daydream.graph.plan import OF_NO_EDGE, Cause, Plan, around, stable_order
-from daydream.graph.select import priorities
+from daydream.graph.select import among, priorities
 from daydream.graph.tables import ALL_LANES, CPU, ORDER_STEP, Table, step_rank
+from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -111,7 +111,6 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         edges[:2] = rank[edges[:2]]
         doubtful[:2] = rank[doubtful[:2]]
     task, copy, lane, gap_of, release = own
-    src, dst, latency, from_start, cause = edges
     priority = np.zeros(graph.size, np.int64)
     for number, key in graph.scheduled.items():
         ids, values = priorities(graph, number, key)
@@ -121,13 +120,9 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         graph.duration_ns[task],
         graph.gap_ns[gap_of],
         release,
-        src,
-        dst,
-        latency,
-        from_start,
-        cause,
-        tuple(graph.scheduled),
-        priority[task] if graph.scheduled else None,
+        *edges,
+        scheduled=graph.scheduled,
+        priority=priority[task] if graph.scheduled else None,
     )
     return Lowered(plan, task, copy, gap_of, doubtful, copies, window)
 
@@ -154,17 +149,12 @@ def _released(graph: Graph, lowered: Lowered) -> Lowered:
     doubt = (graph.doubt + graph.gap_doubt)[lowered.task[plan.edge_src]]
     stays = (plan.edge_cause != Cause.OUTSIDE) | (doubt == 0)
     edges = plan.edge_src, plan.edge_dst, latency, plan.edge_from_start, plan.edge_cause
-    src, dst, latency, from_start, cause = (
-        np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)
-    )
-    tasks = plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns
     made = Plan.from_edges(
-        *tasks,
-        src,
-        dst,
-        latency,
-        from_start,
-        cause,
+        plan.lane,
+        plan.duration_ns,
+        plan.gap_ns,
+        plan.release_ns,
+        *(np.append(old[stays], new) for old, new in zip(edges, doubtful, strict=True)),
         scheduled=plan.scheduled,
         priority=plan.priority,
     )
@@ -209,13 +199,11 @@ class _Tiles:
 
     def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
-        found: np.ndarray = self.graph.order[task] + copy * self.shift[self.graph.lane[task]]
-        return found
+        return np.asarray(self.graph.order[task] + copy * self.shift[self.graph.lane[task]])
 
     def calls(self, entries: np.ndarray) -> np.ndarray:
         """Return the entry of the call that launched each entry, or -1."""
-        found: np.ndarray = self.at[self.copy[entries], self.graph.launch[self.task[entries]]]
-        return found
+        return np.asarray(self.at[self.copy[entries], self.graph.launch[self.task[entries]]])
 
     def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the last entry of each lane up to a task's place in the program, and the first behind it.
@@ -437,3 +425,99 @@ def task_name(graph: Graph, task: int) -> str:
     """Return a task's name for a message, shortened."""
     name = graph.texts["name"][graph.name[task]]
     return repr(name if len(name) <= 60 else name[:57] + "...")
+
+
+def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
+    """Turn waits between streams that the places of these tasks resolve into edges, before they move."""
+    order = graph.order
+    table = graph.waits
+    moving = among(graph, going)
+    src, _ = around_points(graph, table["source"], table["record"])
+    _, dst = around_points(graph, table["target"], table["wait"])
+    resolved = (src >= 0) & (dst >= 0) & (moving[src] | moving[dst]) & (order[src] < order[dst])
+    latency = table["latency_ns"][resolved]
+    graph.link(src[resolved], dst[resolved], latency_ns=latency, cause=Cause.EVENT)
+    if drop:
+        table.keep(~resolved)
+
+
+def around_points(
+    graph: Graph, lanes: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last task of each lane up to a task's place in the program, and the first behind it."""
+    order = graph.order
+    ids = graph.ids
+    own = graph.lane[ids]
+    return around(lambda lane: ids[own == lane], order, lanes, order[points])
+
+
+def follow_instead(graph: Graph, tasks: np.ndarray, others: np.ndarray) -> None:
+    """Let what follows the ends of tasks follow those of others, one for each."""
+    moved = np.arange(graph.size)
+    moved[tasks] = others
+    src = graph.links["src"]
+    graph.links.put("src", np.where(graph.links["from_start"] != 0, src, moved[src]))
+
+
+def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
+    """Return what is wrong: negative times, lost launches, work on the wrong kind of lane, cycles.
+
+    Whoever simulates the graph next meets its cycles anyway, and may leave them out.
+    """
+    alive = np.flatnonzero(graph.alive)
+    found = []
+
+    def check(tasks: np.ndarray, kind: str, issue: str) -> None:
+        """Say what is wrong with how many tasks, and name the first."""
+        if len(tasks):
+            first = task_name(graph, int(tasks[0]))
+            found.append(f"{counted(len(tasks), kind)} {issue.format(first=first)}")
+
+    for name in ("duration_ns", "gap_ns", "release_ns"):
+        check(
+            alive[graph.columns[name][alive] < 0],
+            "task",
+            f"with a negative {name}, {{first}} first.",
+        )
+    launched = alive[graph.launch[alive] >= 0]
+    launch = graph.launch[launched].astype(np.int64)
+    there = graph.alive[launch]
+    of_device = graph.kind[launched] != CPU
+    check(
+        launched[~there],
+        "device task",
+        "without the call that launched them, {first} first; removing work removes its launch.",
+    )
+    check(
+        launched[there & (graph.kind[launch] != CPU)],
+        "device task",
+        "launched by device work, {first} first; only CPU tasks launch.",
+    )
+    check(
+        launched[~of_device],
+        "CPU task",
+        "with a launch, {first} first; only device work is launched.",
+    )
+    order = graph.order
+    check(
+        launched[there & of_device & (order[launched] < order[launch])],
+        "device task",
+        "ahead of their launch in program order, {first} first; calls in between would not see them.",
+    )
+    lane = graph.lane[alive]
+    is_cpu = graph.kind[alive] == CPU
+    known = (lane >= 0) & (lane < len(graph.lanes))
+    check(
+        alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`."
+    )
+    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[
+        np.where(known, lane, -1)
+    ]
+    check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
+    check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
+    if cycles and not found:
+        try:
+            lower(graph)
+        except GraphError as error:
+            found.append(f"{error}.")
+    return found

@@ -78,6 +78,7 @@ TYPES: dict[str, DTypeLike] = {  # of the columns that are not int64
     "edge_from_start": np.bool_,
     "edge_cause": np.int8,
 }
+OF_EDGES = ("edge_src", "edge_dst", "edge_latency_ns", "edge_from_start", "edge_cause")
 OF_NO_EDGE = (
     "by_lane",
     "before",
@@ -116,15 +117,13 @@ class Plan(Struct, frozen=True, eq=False):
         duration_ns: ArrayLike,
         gap_ns: ArrayLike,
         release_ns: ArrayLike,
-        src: ArrayLike,
-        dst: ArrayLike,
-        latency_ns: ArrayLike,
-        from_start: ArrayLike,
-        cause: ArrayLike,
+        *edges: ArrayLike,
         scheduled: Iterable[int] = (),
         priority: ArrayLike | None = None,
     ) -> Plan:
         """Return the plan of these tasks and edges; edges may come in any order.
+
+        `edges` are their columns: source, destination, latency, whether it counts from the start, cause.
 
         Raises `GraphError` if lengths differ, a time or lane is negative, or an edge does
         not go from a lower id to a higher one.
@@ -137,17 +136,10 @@ class Plan(Struct, frozen=True, eq=False):
             release_ns=release_ns,
             priority=priority,
         )
-        edges = _columns(
-            "edge",
-            edge_src=src,
-            edge_latency_ns=latency_ns,
-            edge_from_start=from_start,
-            edge_cause=cause,
-            edge_dst=dst,
-        )
+        columns = _columns("edge", **dict(zip(OF_EDGES, edges, strict=True)))
         n = len(tasks["lane"])
-        sources = edges["edge_src"]
-        targets = edges.pop("edge_dst")
+        sources = columns["edge_src"]
+        targets = columns.pop("edge_dst")
         wrong = (sources < 0) | (sources >= targets) | (targets >= n)
         if wrong.any():
             first = int(np.argmax(wrong))
@@ -157,11 +149,11 @@ class Plan(Struct, frozen=True, eq=False):
             )
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
-            edges = _columns("edge", **{name: values[order] for name, values in edges.items()})
+            columns = _columns("edge", **{name: each[order] for name, each in columns.items()})
         edge_ptr = np.cumsum(np.bincount(targets + 1, minlength=n + 1))
         edge_ptr.flags.writeable = False
         lanes = tuple(sorted({int(number) for number in scheduled}))
-        return cls(**tasks, edge_ptr=edge_ptr, **edges, scheduled=lanes)
+        return cls(**tasks, edge_ptr=edge_ptr, **columns, scheduled=lanes)
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -189,8 +181,7 @@ class Plan(Struct, frozen=True, eq=False):
     def edge_delay_ns(self) -> np.ndarray:
         """From the start of each edge's source to the earliest start of its destination, int64."""
         after = np.where(self.edge_from_start, 0, self.duration_ns[self.edge_src])
-        delay: np.ndarray = after + self.edge_latency_ns
-        return delay
+        return np.asarray(after + self.edge_latency_ns)
 
     def by_lane(self) -> np.ndarray:
         """Return the tasks ordered by (lane, id)."""

@@ -62,8 +62,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "on":
         if wanted not in ("cpu", "gpu"):
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
-        found: np.ndarray = device_work(graph)[ids] == (wanted == "gpu")
-        return found
+        return np.asarray(device_work(graph)[ids] == (wanted == "gpu"))
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
@@ -185,8 +184,7 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
     layers = list(dict.fromkeys(graph.layer[first].tolist()))
     place = np.full(len(graph.texts["layer"]) + 1, -1)
     place[layers] = np.arange(len(layers))
-    found: np.ndarray = place[graph.layer[ids]]
-    return found
+    return np.asarray(place[graph.layer[ids]])
 
 
 def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
@@ -349,8 +347,7 @@ def of_tasks(
     used[codes] = True  # the last: of no text, -1
     for each in np.flatnonzero(used).tolist():
         told[each] = tell(texts[each] if each < len(texts) else None)
-    found: np.ndarray = told[codes]
-    return found
+    return np.asarray(told[codes])
 
 
 def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:

@@ -18,9 +18,9 @@ from daydream.arrays import combinations, unique
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import instances, operators, row_numbers
-from daydream.graph.edits import around_points, follow_instead, keep_waits
 from daydream.graph.groups import Groups
 from daydream.graph.insert import encode
+from daydream.graph.lower import around_points, follow_instead, keep_waits
 from daydream.graph.select import (
     DERIVED,
     among,
@@ -73,8 +73,11 @@ class Selection(NotebookTables):
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Selection]:
-        for task in self.ids.tolist():
-            yield self.of(np.array([task]), self.words, ordered=True)
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, places: Any) -> Selection:
+        """Return the tasks at some places (a number, a slice, an array), or where a mask holds."""
+        return self.of(np.atleast_1d(self.ids[places]), self.words, ordered=True)
 
     def __repr__(self) -> str:
         return f"<Selection of {len(self):,} tasks{': ' + self.words if self.words else ''}>"
@@ -102,15 +105,23 @@ class Selection(NotebookTables):
         return self._with(other, either, f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
-        return self._with(other, self.ids[self._among(other)], f"{self.words}, {other.words}")
+        return self._with(other, self.ids[self.is_in(other)], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
-        left = self.ids[~self._among(other)]
+        left = self.ids[~self.is_in(other)]
         return self._with(other, left, f"{self.words} without ({other.words})")
 
-    def _among(self, other: Selection) -> np.ndarray:
+    def is_in(self, other: Selection) -> np.ndarray:
+        """Return which of these tasks are among others: bool, shape (tasks,)."""
         same_graph(self.graph, other)
         return among(self.graph, other.ids)[self.ids]
+
+    def next_after(self, others: Selection) -> np.ndarray:
+        """Return the place among these tasks of the next one behind each of the others in program order.
+
+        int64, shape (others,): the number of these tasks where none follows.
+        """
+        return np.searchsorted(self.order, others.order, side="right")
 
     def _with(self, other: Selection, ids: np.ndarray, words: str) -> Selection:
         ids = in_program_order(self.graph, ids)
@@ -166,17 +177,15 @@ class Selection(NotebookTables):
 
     def first(self) -> Selection:
         """Return the first task in program order."""
-        return self.head(1)
+        return self.need_some()[:1]
 
     def last(self) -> Selection:
         """Return the last task in program order."""
-        self.need_some()
-        return self.of(self.ids[-1:], f"last of {self.words}", ordered=True)
+        return self.need_some()[-1:]
 
     def head(self, count: int) -> Selection:
         """Return the first tasks in program order."""
-        self.need_some()
-        return self.of(self.ids[:count], f"first {count} of {self.words}", ordered=True)
+        return self.need_some()[:count]
 
     def launches(self) -> Selection:
         """Return the calls that launched these device tasks."""
@@ -202,7 +211,7 @@ class Selection(NotebookTables):
     def waiting(self) -> Selection:
         """Return the calls among these that wait for device work."""
         waits = np.isin(self.ids, self.graph.syncs["task"])
-        return self.of(self.ids[waits], f"{self.words}, waiting")
+        return self.of(self.ids[waits], f"{self.words}, waiting", ordered=True)
 
     def waited_for(self) -> Selection:
         """Return the points of the program that these calls wait for: records of events, or the calls."""
@@ -213,7 +222,7 @@ class Selection(NotebookTables):
     def on_lanes_of(self, others: Selection) -> Selection:
         """Return the tasks on those lanes, threads or streams, that run some of the others."""
         lane = self.graph.lane
-        return self.of(self.ids[np.isin(lane[self.ids], lane[others.ids])], self.words)
+        return self[np.isin(lane[self.ids], lane[others.ids])]
 
     def group_by(
         self,
@@ -341,10 +350,13 @@ class Selection(NotebookTables):
 
     # changing
 
-    def scale(self, factor: Any, *, gaps: bool = False) -> Selection:
-        """Multiply durations (with `gaps`, the untraced time after them too), rounding half up.
+    def scale(
+        self, factor: Any, *, durations: bool = True, gaps: bool = False, exact: bool = False
+    ) -> Selection:
+        """Multiply `durations`, and with `gaps` the untraced time after them, rounding half up.
 
-        The factor is one number, or one for each task.
+        The factor is one number, or one for each task. It is `exact` where it is what the question asks for,
+        and no model's: then the range holds no error of these times.
         """
         graph = self.to_edit().graph
         ids = self.ids
@@ -355,7 +367,9 @@ class Selection(NotebookTables):
         if not (np.isfinite(factors).all() and (factors >= 0).all()):
             raise GraphError(f"a factor must be 0 or more, not {factor}")
         factors = one_each(factors, len(ids), "factors")
-        for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
+        if exact:
+            graph.exact.append((ids, factors))
+        for name in ("duration_ns",) * durations + ("gap_ns",) * gaps:
             what = f"{name} times {factors.max():g}"
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
         return self
@@ -367,9 +381,7 @@ class Selection(NotebookTables):
         what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
         shorter where it is below 0, and not the other way: it widens the range at one end.
         """
-        self.graph.doubted.append(
-            (self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape))
-        )
+        self.graph.doubted.append((self.ids, np.broadcast_to(error, self.ids.shape)))
         return self
 
     def set(self, **columns: Any) -> Selection:

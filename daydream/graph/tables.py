@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from daydream.errors import GraphError
 from daydream.trace.schema import PHASES
@@ -193,14 +192,14 @@ class Facts(Struct):
     )
     unresolved_syncs: int = 0
     unlaunched_kernels: int = 0
+    work: float = 1.0  # how many times the recorded samples a step covers, or tokens
+    work_unit: str = "samples"
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
     notes: list[str] = field(default_factory=list)
 
     def copy(self) -> Facts:
         """Return independent facts."""
-        return replace(
-            self, event_waits=dict(self.event_waits), rules=[*self.rules], notes=[*self.notes]
-        )
+        return copy.deepcopy(self)
 
 
 def phase_code(phase: str | None) -> int:

@@ -8,10 +8,9 @@ touched in `torch_private.py` only.
 
 from __future__ import annotations
 
-from daydream.instrument.apply import apply
 from daydream.instrument.context import OpContext
-from daydream.instrument.errors import InstrumentError
+from daydream.instrument.session import apply
 from daydream.instrument.switch import disabled, enabled
-from daydream.instrument.tool import Tool
+from daydream.instrument.tool import InstrumentError, Tool
 
 __all__ = ["InstrumentError", "OpContext", "Tool", "apply", "disabled", "enabled"]

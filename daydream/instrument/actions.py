@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from daydream.instrument.context import Action, Actions
-from daydream.instrument.errors import InstrumentError
 from daydream.instrument.gradients import straight_through, with_own_backward
 from daydream.instrument.kinds import Kind
 from daydream.instrument.opaque import opaque
 from daydream.instrument.places import Local
+from daydream.instrument.tool import InstrumentError
 
 Call = Callable[..., Any]
 

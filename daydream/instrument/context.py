@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daydream.instrument.errors import InstrumentError
+from daydream.instrument.tool import InstrumentError
 
 Func = Callable[..., Any]
 

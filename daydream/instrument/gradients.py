@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from daydream.instrument.errors import InstrumentError
+from daydream.instrument.tool import InstrumentError
 
 
 def straight_through(original: Any, value: Any) -> Any:

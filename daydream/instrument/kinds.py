@@ -37,9 +37,10 @@ class Kind:
         """The places of the arguments that it writes to."""
         arguments = torch_private.schema_of(self.op).arguments
         return frozenset(
-            place for place, one in enumerate(arguments)
+            place
+            for place, one in enumerate(arguments)
             if one.alias_info is not None and one.alias_info.is_write
-        )  # fmt: skip
+        )
 
     @cached_property
     def is_view(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from daydream.instrument.context import Action
-from daydream.instrument.errors import InstrumentError
+from daydream.instrument.tool import InstrumentError
 
 _NUMBERS = count()
 

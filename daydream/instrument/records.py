@@ -53,11 +53,14 @@ class Records:
         self.all: dict[str, Record] = {}
         self._callbacks = {
             (backward, late): [
-                each.callback for tool in tools for each in tool.registrations
+                each.callback
+                for tool in tools
+                for each in tool.registrations
                 if (each.backward, each.require_outputs) == (backward, late)
             ]
-            for backward in (False, True) for late in (False, True)
-        }  # fmt: skip
+            for backward in (False, True)
+            for late in (False, True)
+        }
 
     @property
     def want_backward(self) -> bool:
@@ -82,9 +85,14 @@ class Records:
         forward = None if entry is None else entry.forward
         facts = {} if forward is None else dict(forward.context)
         facts |= {
-            "op": kind.op, "op_id": op_id, "type": kind.type, "namespace": str(kind.op.namespace),
-            "layer": layer if entry is None else entry.layer, "phase": phase, "composite": kind.composite,
-        }  # fmt: skip
+            "op": kind.op,
+            "op_id": op_id,
+            "type": kind.type,
+            "namespace": str(kind.op.namespace),
+            "layer": layer if entry is None else entry.layer,
+            "phase": phase,
+            "composite": kind.composite,
+        }
         if entry is not None:
             facts |= {
                 "backward_type": entry.name,
@@ -98,9 +106,15 @@ class Records:
         if forward.node is None:
             op_id = "backward/" + forward.context["op_id"].partition("/")[2]
             facts = dict(forward.context) | {
-                "op": name, "op_id": op_id, "type": name, "namespace": "autograd", "phase": BACKWARD,
-                "composite": False, "backward_type": name, "forward_id": forward.context["op_id"],
-            }  # fmt: skip
+                "op": name,
+                "op_id": op_id,
+                "type": name,
+                "namespace": "autograd",
+                "phase": BACKWARD,
+                "composite": False,
+                "backward_type": name,
+                "forward_id": forward.context["op_id"],
+            }
             context = OpContext(facts, forward.actions, kind="node")
             forward.node = self.all.setdefault(op_id, Record(context, None, forward, at_mode=False))
         return forward.node

@@ -7,8 +7,9 @@ pass it (operators that make tensors, `out=` variants, inference mode) is seen b
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from daydream.instrument import torch_private
@@ -19,7 +20,7 @@ from daydream.instrument.kinds import Kind, all_kinds, kind_of
 from daydream.instrument.places import BACKWARD, Places
 from daydream.instrument.records import Record, Records
 from daydream.instrument.switch import SWITCH
-from daydream.instrument.tool import Tool, in_order
+from daydream.instrument.tool import InstrumentError, Tool, in_order
 
 Call = Callable[..., Any]
 OTHERS = {name.rstrip(":") for name in torch_private.NOT_OPERATORS}
@@ -50,6 +51,15 @@ class Session:
     def contexts(self) -> dict[str, Any]:
         """The contexts of all operators and nodes met so far, by id, in the order they were met."""
         return {each.context["op_id"]: each.context for each in self.records.all.values()}
+
+    def changed_operators(self) -> list[str]:
+        """Return the forward operators that tools act on, or within whose backward pass: `aten::gelu`."""
+        found = set()
+        for context in self.contexts.values():
+            if context.actions.on_operator or context.actions.on_node:
+                forward = self.contexts.get(context.get("forward_id") or "", context)
+                found.add(f"{forward['namespace']}::{forward['type']}")
+        return sorted(found)
 
     # On and off ------------------------------------------------------------------------------------
 
@@ -108,8 +118,9 @@ class Session:
             found = [(key, torch_private.kernel_of(kind.op, key)) for key in keys]
             self._overrides[kind] = [
                 torch_private.Override(kind.op, key, self._override_of(kind, kernel))
-                for key, kernel in found if kernel is not None
-            ]  # fmt: skip
+                for key, kernel in found
+                if kernel is not None
+            ]
 
     def _leave_mode(self) -> None:
         """Leave the dispatch mode; if another was entered since, it stays until that one has ended."""
@@ -255,3 +266,35 @@ class Session:
                 local.running = before
 
         return running
+
+
+_APPLYING = threading.Lock()
+
+
+@contextlib.contextmanager
+def apply(*tools: Tool, cache: bool = True) -> Iterator[Session]:
+    """Apply tools to every operator that runs in this process, until the block is left.
+
+    Args:
+        *tools: and those that they depend on. What is depended on runs first.
+        cache: analyse each operator once. Without it each is analysed in every iteration anew.
+
+    Yields:
+        The session; its `contexts` are those of all operators met, by id.
+
+    Raises:
+        InstrumentError: tools depend on each other in a circle, others are applied already, or this torch is
+            too old. Nothing is installed then.
+    """
+    torch_private.check_version()
+    session = Session(tools, cache=cache)
+    if not _APPLYING.acquire(blocking=False):
+        raise InstrumentError("tools are applied already; give all of them to one apply(...)")
+    try:
+        session.install()
+        try:
+            yield session
+        finally:
+            session.remove()
+    finally:
+        _APPLYING.release()

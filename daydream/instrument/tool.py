@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daydream.instrument.errors import InstrumentError
+from daydream.errors import DaydreamError
 
 if TYPE_CHECKING:
     from daydream.instrument.context import OpContext
 
 Callback = Callable[["OpContext"], Any]
+
+
+class InstrumentError(DaydreamError):
+    """A tool, an action or a place of an operator makes no sense."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +118,26 @@ def in_order(tools: Iterable[Tool]) -> list[Tool]:
             raise InstrumentError(f"apply was given {tool!r}; it needs tools{hint}")
         visit(tool)
     return ordered
+
+
+def tools_of(made: Any, name: str, options: Mapping[str, Any]) -> list[Tool]:
+    """Return the tools that an optimization's file has as `tool`: a tool, or what makes one or several.
+
+    What makes them is called with those options that it takes.
+
+    Raises:
+        InstrumentError: it is not a tool, and does not return one.
+    """
+    if callable(made) and not isinstance(made, Tool):
+        parameters = inspect.signature(made).parameters
+        every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        made = made(
+            **{name: value for name, value in options.items() if every or name in parameters}
+        )
+    tools = list(made) if isinstance(made, (list, tuple)) else [made]
+    if not tools or not all(isinstance(each, Tool) for each in tools):
+        raise InstrumentError(
+            f"`tool` of {name} gives {made!r}; it must be a daydream.instrument.Tool, "
+            "or a class or function that returns one or several"
+        )
+    return tools

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daydream.instrument.errors import InstrumentError
+from daydream.instrument.tool import InstrumentError
 
 NEEDED = "2.9"  # the first torch with `torch.library.get_kernel`
 NOT_OPERATORS = (

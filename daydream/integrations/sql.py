@@ -53,8 +53,11 @@ class SqlRows:
             {"name": name, "type": kind}
             for name, kind in zip(self.columns, self.types, strict=True)
         ]
-        return {"columns": columns, "rows": [[_plain(value) for value in row] for row in self.rows],
-                "more": self.more}  # fmt: skip
+        return {
+            "columns": columns,
+            "rows": [[_plain(value) for value in row] for row in self.rows],
+            "more": self.more,
+        }
 
     def records(self) -> list[dict[str, Any]]:
         """Return a mapping for each row; a name that occurs again gets a number."""

@@ -130,10 +130,12 @@ def arrow_tables(trace: Trace) -> dict[str, pa.Table]:
     }
     tables = {"events": pa.table(events), "memory": _memory(trace)}
     for table, (columns, records) in rows.items():
-        tables[table] = pa.table({
-            name: pa.array([_typed(record.get(name), kind) for record in records], kinds[kind])
-            for name, (kind, _) in columns.items()
-        })  # fmt: skip
+        tables[table] = pa.table(
+            {
+                name: pa.array([_typed(record.get(name), kind) for record in records], kinds[kind])
+                for name, (kind, _) in columns.items()
+            }
+        )
     return tables
 
 

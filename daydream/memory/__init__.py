@@ -9,8 +9,8 @@ allocator, replayed, tells what is reserved for it.
     parts_of, repeat, put_away     parts of the program; to run one once more; what is gone between two places
     fuse, hold_16_bits, shard      calls that become one; 16 bits; shares of several workers
 
-These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
-Files below are the package's own, and may change.
+What `__all__` names is promised to optimizations (docs/extending.md); the other names here are those of
+optimizations that ship. All are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ if TYPE_CHECKING:
         renumber,
         repeat,
     )
-    from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
-    from daydream.memory.eight_bits import hold_8_bits
+    from daydream.memory.before import let_states_shrink
     from daydream.memory.growth import drop_scores, fuse, resize_input, within
-    from daydream.memory.in_16_bits import hold_16_bits
-    from daydream.memory.kept import KeptCalls, kept_calls
-    from daydream.memory.prediction import unchanged
-    from daydream.memory.readers import (
+    from daydream.memory.liveness import (
+        KeptCalls,
+        block_of_rows,
+        calls_that_made,
+        in_phase,
         input_of_parts,
+        kept_calls,
+        nearest,
         next_call,
         read_behind,
         until_next_call,
         used_until,
     )
-    from daydream.memory.sharded import shard
+    from daydream.memory.narrow import hold_8_bits, hold_16_bits
+    from daydream.memory.prediction import unchanged
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -52,67 +55,67 @@ if TYPE_CHECKING:
         hold_throughout,
         let_go_behind,
         scale_owned,
+        shard,
     )
-    from daydream.memory.states import let_states_shrink
 
 _HOMES = {
     "daydream.memory.allocations": (
-        "parts_of", "place_before", "put_away", "renumber", "repeat", "Allocations", "Moved",
+        "Allocations",
+        "Moved",
         "Parts",
+        "parts_of",
+        "place_before",
+        "put_away",
+        "renumber",
+        "repeat",
     ),
-    "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
-    "daydream.memory.eight_bits": ("hold_8_bits",),
+    "daydream.memory.before": ("let_states_shrink",),
     "daydream.memory.growth": ("drop_scores", "fuse", "resize_input", "within"),
-    "daydream.memory.in_16_bits": ("hold_16_bits",),
-    "daydream.memory.kept": ("KeptCalls", "kept_calls"),
+    "daydream.memory.liveness": (
+        "KeptCalls",
+        "block_of_rows",
+        "calls_that_made",
+        "in_phase",
+        "input_of_parts",
+        "kept_calls",
+        "nearest",
+        "next_call",
+        "read_behind",
+        "until_next_call",
+        "used_until",
+    ),
+    "daydream.memory.narrow": ("hold_8_bits", "hold_16_bits"),
     "daydream.memory.prediction": ("unchanged",),
-    "daydream.memory.readers": (
-        "input_of_parts", "next_call", "read_behind", "until_next_call", "used_until",
-    ),
     "daydream.memory.shares": (
-        "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
+        "add_buckets",
+        "add_copies",
+        "divide",
+        "gradient_bytes",
+        "hold_throughout",
+        "let_go_behind",
         "scale_owned",
+        "shard",
     ),
-    "daydream.memory.sharded": ("shard",),
-    "daydream.memory.states": ("let_states_shrink",),
-}  # fmt: skip
+}
 
 __all__ = [
     "Allocations",
-    "KeptCalls",
     "Moved",
     "Parts",
-    "add_buckets",
-    "add_copies",
-    "block_of_rows",
     "calls_that_made",
-    "divide",
-    "drop_scores",
     "fuse",
-    "gradient_bytes",
-    "hold_8_bits",
-    "hold_16_bits",
-    "hold_throughout",
     "in_phase",
     "input_of_parts",
-    "kept_calls",
-    "let_go_behind",
     "let_states_shrink",
-    "nearest",
-    "next_call",
     "parts_of",
     "place_before",
     "put_away",
-    "read_behind",
     "renumber",
     "repeat",
     "resize_input",
-    "scale_owned",
     "shard",
     "unchanged",
-    "until_next_call",
     "used_until",
-    "within",
-]  # fmt: skip
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -25,7 +25,7 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
-from daydream.memory.enclosing import rows_that
+from daydream.memory.enclosing import rows_that, take
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -73,7 +73,6 @@ class Allocations:
         notes: sentences that a reader should know before trusting the result.
         parameters: those of each rank, as the metadata lists them or operators' shapes show them.
         case: which end of what is not known counts, see `among`.
-        doubted: the cases differ.
         recorded_graph: the graph of the trace before any change, if there is one already.
         worked_out: figures of this table as it is, which `copy` leaves out.
         doubted_cases: those of "least" and "most" that differ from what is expected.
@@ -87,7 +86,6 @@ class Allocations:
     notes: list[str] = field(default_factory=list)
     parameters: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     case: Literal["least", "expected", "most"] = "expected"
-    doubted: bool = False
     recorded_graph: Graph | None = None
     worked_out: dict[Any, Any] = field(default_factory=dict)
     doubted_cases: set[str] = field(default_factory=set)
@@ -123,7 +121,6 @@ class Allocations:
         """
         for case, end in (("least", least), ("most", most)):
             if not np.array_equal(end, expected):
-                self.doubted = True
                 self.doubted_cases.add(case)
         return {"least": least, "expected": expected, "most": most}[self.case]
 
@@ -172,12 +169,14 @@ class Allocations:
         end_phase: str | Sequence[str] | None = None,
         layer: str | None = None,
         op: str | None = None,
+        end_op: str | None = None,
         on: str | None = None,
     ) -> np.ndarray:
         """Return which allocations match all that is given: bool, shape (rows,).
 
         `layer` is a glob over the layer that asked, `op` a regular expression over the operator that
-        asked, `phase` and `end_phase` the phase of the beginning and of the end, `on` is `cpu` or `gpu`.
+        asked, `end_op` over the one that freed it, `phase` and `end_phase` the phase of the beginning and of
+        the end, `on` is `cpu` or `gpu`.
         """
         found = np.ones(len(self), bool)
         if kind is not None:
@@ -196,9 +195,10 @@ class Allocations:
             paths = self.texts("layer")
             fits = {path: path is not None and fnmatchcase(path, layer) for path in set(paths)}
             found &= np.fromiter((fits[path] for path in paths), bool, len(self))
-        if op is not None:
-            hits = rows_that(self.trace, re.compile(op).search, "op")
-            found &= np.append(hits, False)[self["begin_row"]]
+        for at, pattern in (("begin_row", op), ("end_row", end_op)):
+            if pattern is not None:
+                hits = rows_that(self.trace, re.compile(pattern).search, "op")
+                found &= take(hits, self[at], False)
         if on is not None:
             found &= (self["device"] < 0) == (on == "cpu")
         return found
@@ -250,10 +250,6 @@ class Allocations:
             name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])])
             for name in TYPES
         }
-
-    def free_at(self, which: np.ndarray, places: np.ndarray | float) -> None:
-        """Let some allocations (bool, shape (rows,)) end at other places."""
-        self["end"][which] = places
 
     # What it holds
 

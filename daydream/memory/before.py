@@ -4,11 +4,21 @@ Allocators report what happens, not what lies there. Parameters, optimizer state
 run's metadata. PyTorch's CPU allocator does not even report when memory goes that it did not see come: of a
 recording on the CPU, what the first step holds from the step before is taken to be what the second step
 holds from the first one.
+
+What the first recorded step holds from the one before it, which was not recorded.
+
+PyTorch's allocator for the CPU does not report when memory goes that it did not see come: that is taken to be
+what the second step holds from the first one.
+
+The optimizer's state among what was held before a recording: how much its kind keeps, and of what sizes.
+
+An update of torch keeps so many values of each parameter that it trains, in a tensor of the parameter's size,
+from its first step on. A parameter that is trained gets a gradient of its size in each backward pass.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -29,13 +39,180 @@ from daydream.memory.allocations import (
     on_device,
     rounded,
 )
-from daydream.memory.states import by_kind
-from daydream.memory.step_before import add_from_the_step_before
-from daydream.memory.weights import not_counted, weights_of, without_head
-from daydream.memory.workspace import workspaces
+from daydream.memory.enclosing import rows_that
+from daydream.memory.weights import not_counted, weights_of, without_head, workspaces
+from daydream.model.optimizers import states_of
 from daydream.text import bytes_text
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.trace import Trace
+
+
+def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int) -> None:
+    """Add what the first recorded step holds from the one before it, as the second does from the first."""
+    on = on_device(held, rank, HOST)
+    steps = np.unique(held["step"][on & (held["step"] >= 0)])
+    if not len(steps) or _is_the_first(held.trace, int(steps[0])):
+        return
+    first = int(steps[0])
+    mine = on_device(events, rank, HOST) & (events["bytes"] > 0)
+    asked = np.flatnonzero(mine)
+    if len(steps) > 1:
+        second = int(steps[1])
+        rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == second))
+        first_asked = np.sort(
+            held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)]
+        )
+        second_asked = np.sort(held["begin"][on & (held["step"] == second)])
+        nth = np.searchsorted(
+            second_asked, held["end"][rows]
+        )  # it goes before the nth request of its step
+        nth = np.minimum(nth, len(first_asked) - 1)
+        places = first_asked[nth] - 0.5
+    else:
+        rows = np.flatnonzero(on & is_kind(held, "gradient") & ~freed(held))
+        cleared = _clears_gradients(held, events, rank, asked)
+        if cleared is None:
+            return
+        places = np.full(len(rows), cleared)
+    new = _not_recorded(held, rows, on & (held["begin"] == BEFORE) & (held["end_step"] == first))
+    rows, places = rows[new], places[new]
+    added = {name: column[rows] for name, column in held.columns.items()}
+    added |= {"begin": np.full(len(rows), BEFORE), "end": places.astype(np.float64)}
+    for name in ("begin_row", "end_row", "step", "phase"):
+        added[name] = np.full(len(rows), UNKNOWN)
+    added["end_step"] = np.full(len(rows), first)
+    held.append(added)
+
+
+def _not_recorded(held: Allocations, rows: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """Return which of the rows no recorded one stands for: an earlier recording of the run saw it come."""
+    there = Counter(held["bytes"][recorded].tolist())
+    new = np.ones(len(rows), bool)
+    for place, nbytes in enumerate(held["bytes"][rows].tolist()):
+        if there[nbytes]:
+            there[nbytes] -= 1
+            new[place] = False
+    return new
+
+
+def _is_the_first(trace: Trace, step: int) -> bool:
+    return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
+
+
+def _clears_gradients(
+    held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray
+) -> float | None:
+    """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
+    trace = held.trace
+    named = rows_that(trace, lambda text: text.startswith("Optimizer.zero_grad"))
+    rows = np.flatnonzero(named & (np.maximum(trace["rank"], 0) == rank))
+    on = on_device(held, rank, HOST)
+    backward = held["begin"][on & (held["phase"] == PHASES.index("backward"))]
+    if not len(rows) or not len(backward) or not len(asked):
+        return None
+    time = int(trace["start_ns"][rows[0]])
+    after = int(np.searchsorted(events["time_ns"][asked], time))
+    place = float(asked[min(after, len(asked) - 1)]) - 0.5
+    return place if place < backward.min() else None
+
+
+Row = tuple[str, int, int]  # kind, bytes, parameter
+
+
+def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[Row]:
+    """Return the state that an optimizer that the trace does not describe keeps, a row a tensor.
+
+    Args:
+        held: the allocations.
+        rank: of the process.
+        device: index of the GPU.
+        told: what is known to be held there before the recording: parameters.
+
+    Returns:
+        Rows; none where the optimizer is not known, keeps nothing, or shares its state among ranks.
+    """
+    states = states_of(held.trace)
+    if not states or is_kind(held, "shard").any():
+        return []
+    owners: dict[int, list[int]] = defaultdict(list)
+    for kind, nbytes, parameter in reversed(told):
+        if kind == "parameter" and held.parameters[rank][parameter].get("requires_grad", True):
+            owners[nbytes].append(parameter)
+    mine = np.flatnonzero(
+        on_device(held, rank, device) & is_kind(held, "gradient") & (held["begin"] > BEFORE)
+    )
+    if not len(mine):  # those that were there are filled
+        return [
+            ("optimizer_state", size, one)
+            for size in owners
+            for one in owners[size]
+            for _ in range(states)
+        ]
+    most = int(np.argmax(np.bincount(held["step"][mine] + 1, held["bytes"][mine]))) - 1
+    rows = []
+    for size in held["bytes"][mine[held["step"][mine] == most]].tolist():
+        owner = owners[size].pop() if owners[size] else UNKNOWN
+        rows += [("optimizer_state", size, owner)] * states
+    return rows
+
+
+def let_states_shrink(
+    held: Allocations, workers: int | None = None, *, on: str | None = None
+) -> None:
+    """Leave one of several workers' share of the optimizer's states, or nothing (None).
+
+    Where it keeps state that is not told from what else was held before the recording, as much of that may
+    be the state: at the least all of it shrinks, at the most nothing.
+
+    Args:
+        held: the allocations.
+        workers: how many share.
+        on: `gpu` or `cpu`, if only what lies there shrinks.
+    """
+
+    def left(nbytes: np.ndarray) -> np.ndarray:
+        return nbytes * 0 if workers is None else -(-nbytes // workers)
+
+    states = held.where(kind="optimizer_state", on=on)
+    held.resize(states, left(held["bytes"][states]))
+    for rank, device in held.devices():
+        here = on_device(held, rank, device)
+        rest = here & is_kind(held, "unknown") & (held["begin"] == BEFORE) & (held["end"] == AFTER)
+        kept = _kept_bytes(held, rank)
+        if (here & states).any() or device < 0 or kept == 0 or not rest.any():
+            continue
+        now, whole = held["bytes"][rest], int(held["bytes"][rest].sum())
+        may = (
+            now
+            if kept is None
+            else np.floor(now * (min(kept, whole) / max(whole, 1))).astype(np.int64)
+        )
+        least = now - may + left(may)
+        held.resize(rest, held.among(least, now if kept is None else least, now))
+        held.note(
+            f"Which of {bytes_text(whole)} held before the recording are the optimizer's state is not "
+            "recorded: the range is from as much of it as there may be to none."
+        )
+    if workers is None:
+        held.remove(states)
+
+
+def _kept_bytes(held: Allocations, rank: int) -> int | None:
+    """Return the bytes of a rank's optimizer states, None if not known; 0 where nothing is updated."""
+    trace = held.trace
+    described = of_rank(trace, "optimizers", rank)
+    if described:
+        own = (one.get("local_state_bytes", one.get("state_bytes")) for one in described)
+        return sum(each or 0 for each in own)
+    if not (trace["phase"] == trace.code("phase", "optimizer")).any():
+        return 0
+    states = states_of(trace)
+    if not states:
+        return states
+    sizes = held["bytes"][held.where(kind="parameter") & (held["rank"] == rank)]
+    return states * int(sizes.sum()) if len(sizes) else None
+
 
 SCALAR_BYTES = 8  # a state's count of steps takes this or less
 ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that count lies on the GPU

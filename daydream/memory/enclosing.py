@@ -1,14 +1,33 @@
-"""Rows of the trace: those whose text fits, those around others, those that an instant lies in."""
+"""Rows of the trace: those whose text fits, those around others, those that an instant lies in.
+
+How many bytes each tensor takes that an operator is given, by its recorded shapes and type.
+
+When an instant of memory happens: in which step, and in which phase of it.
+
+Most instants lie inside a row of the trace, which tells both. Python frees tensors between rows: then what
+its thread did before tells the phase, and the clock the step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.device_work import ITEM_BYTES
+from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
+
+
+def take(values: np.ndarray, rows: Any, default: Any = UNKNOWN) -> np.ndarray:
+    """Return the values of some rows, `default` for the row -1: shape of `rows`."""
+    found: np.ndarray = np.append(values, default)[rows]
+    return found
 
 
 def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:
@@ -20,7 +39,7 @@ def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name")
 def innermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the first of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
     parent, up = np.asarray(trace["parent"], np.int64), places.copy()
-    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
+    while (climbing := np.flatnonzero((up >= 0) & ~take(rows, up, False))).size:
         up[climbing] = parent[up[climbing]]
     return up
 
@@ -31,7 +50,7 @@ def outermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
     found = np.full(len(places), UNKNOWN, np.int64)
     while ((up := innermost(trace, up, rows)) >= 0).any():
         found = np.where(up >= 0, up, found)
-        up = np.append(parent, UNKNOWN)[up]
+        up = take(parent, up)
     return found
 
 
@@ -85,3 +104,94 @@ def _threads(
         low, high = np.searchsorted(lane[order], [one, one + 1])
         if low < high:  # each of rank, pid and tid may be known, and the three never together
             yield np.flatnonzero(lane_of_event == one), rows[order[low:high]]
+
+
+def arguments_of(trace: Trace, row: int) -> list[Argument]:
+    """Return the shapes of a row's arguments, none where they are not recorded."""
+    code = int(trace["shapes"][row])
+    return (parse_shapes(trace.text("shapes")[code]) if code >= 0 else None) or []
+
+
+def argument_bytes(trace: Trace, rows: np.ndarray) -> list[tuple[int, ...]]:
+    """Return for each row the bytes of its tensors, none where its shapes or its type are not known.
+
+    One type is known of an operator: tensors of another are told with its width. Views count as whole.
+    """
+    dtypes, texts = [*trace.text("dtype"), None], [*trace.text("shapes"), None]
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    codes = zip(trace["shapes"][rows].tolist(), trace["dtype"][rows].tolist(), strict=True)
+    return [
+        known.get(pair) or known.setdefault(pair, _sizes(texts[pair[0]], dtypes[pair[1]]))
+        for pair in codes
+    ]
+
+
+def _sizes(shapes: str | None, dtype: str | None) -> tuple[int, ...]:
+    width = ITEM_BYTES.get(dtype or "", 0)
+    arguments = (parse_shapes(shapes) or []) if width else []
+    given = [shape for each in arguments for shape in (each if isinstance(each, list) else [each])]
+    return tuple(int(prod(shape)) * width for shape in given if shape)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of each memory event: arrays of shape (events,), int64, -1 for unknown.
+
+    Attributes:
+        row: the innermost host row around it.
+        phase: index into `PHASES`.
+        step: index into the trace's steps.
+        passes: how many backward passes of its rank have begun by then, itself included.
+    """
+
+    row: np.ndarray
+    phase: np.ndarray
+    step: np.ndarray
+    passes: np.ndarray
+
+
+def moments(trace: Trace, events: MemoryEvents) -> Moments:
+    """Return when each event happens."""
+    row = enclosing_rows(trace, events)
+    codes = [PHASES.index(text) if text in PHASES else UNKNOWN for text in trace.text("phase")]
+    of_rows = np.array([*codes, UNKNOWN], np.int64)[trace["phase"]]  # the last: no phase
+    phase = take(of_rows, row)
+    bare = np.flatnonzero(phase < 0)
+    before = rows_before(trace, events.take(bare), of_rows >= 0)
+    phase[bare] = take(of_rows, before)
+    return Moments(row, phase, _steps(trace, events, row), _passes(events, phase))
+
+
+def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
+    step = take(np.asarray(trace["step"], np.int64), row)
+    steps = trace.metadata.get("steps", [])
+    bare = step < 0
+    for rank in np.unique(events["rank"][bare]).tolist():
+        own = [number for number, each in enumerate(steps) if each.get("rank", 0) == rank]
+        if own:
+            starts = [steps[number]["start_ns"] for number in own]
+            mine = np.flatnonzero(bare & (events["rank"] == rank))
+            place = np.searchsorted(starts, events["time_ns"][mine], side="right") - 1
+            step[mine] = np.where(place >= 0, np.array(own)[np.maximum(place, 0)], UNKNOWN)
+    return step
+
+
+def _passes(events: MemoryEvents, phase: np.ndarray) -> np.ndarray:
+    """Count the backward passes: each begins where backward work follows forward work of its rank."""
+    found = np.zeros(len(events), np.int64)
+    forward, backward = (PHASES.index(name) for name in ("forward", "backward"))
+    loss = PHASES.index("loss")
+    for rank in np.unique(events["rank"]).tolist():
+        own = np.flatnonzero(events["rank"] == rank)
+        tells = np.isin(phase[own], (forward, loss, backward))
+        is_backward = phase[own[tells]] == backward
+        begins = is_backward & ~np.append(False, is_backward[:-1])
+        counted = np.zeros(len(own), np.int64)
+        counted[tells] = begins
+        found[own] = np.cumsum(counted)
+    return found
+
+
+def has_tensors(text: str) -> bool:
+    """Tell whether there are elements in the shapes of a call's arguments."""
+    return any(elements(part) for part in parse_shapes(text) or [])

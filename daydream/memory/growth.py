@@ -29,8 +29,8 @@ from daydream.graph.calls import call_rows
 from daydream.graph.groups import Groups
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, rounded
-from daydream.memory.asked import in_phase, nearest
-from daydream.memory.enclosing import rows_that
+from daydream.memory.enclosing import has_tensors, rows_that, take
+from daydream.memory.liveness import in_phase, nearest
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -89,11 +89,11 @@ def _by_shapes(
     calls, resize = sizes.calls, sizes.resize
     asked = asking_operators(held, rows)
     keys = np.stack([
-        np.append(held.trace["name"], UNKNOWN)[asked],
-        np.append(held.trace["shapes"], UNKNOWN)[asked],
-        np.append(calls.which, UNKNOWN)[asked],
-        np.append(held.trace["dtype"], UNKNOWN)[asked],
-        np.append(rows_of_scores(calls), False)[asked] if resize.shared else np.zeros(len(rows)),
+        take(held.trace["name"], asked),
+        take(held.trace["shapes"], asked),
+        take(calls.which, asked),
+        take(held.trace["dtype"], asked),
+        take(rows_of_scores(calls), asked, False) if resize.shared else np.zeros(len(rows)),
         recorded,
         held["device"][rows] >= 0,
     ]).astype(np.int64)  # fmt: skip
@@ -124,11 +124,6 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
     """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
     return nearest(held, rows_that(held.trace, has_tensors, "shapes"))[rows]
-
-
-def has_tensors(text: str) -> bool:
-    """Tell whether there are elements in the shapes of a call's arguments."""
-    return any(elements(part) for part in parse_shapes(text) or [])
 
 
 _known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], _Sizes]] = WeakKeyDictionary()
@@ -318,7 +313,7 @@ def drop_scores(held: Allocations) -> None:
     trace = held.trace
     names, texts = trace.text("name"), trace.text("shapes")
     asked = asking_operators(held, np.arange(len(held)))
-    keys = np.stack([np.append(trace[column], UNKNOWN)[asked] for column in ("name", "shapes")])
+    keys = np.stack([take(trace[column], asked) for column in ("name", "shapes")])
     distinct, of_key = np.unique(keys, axis=1, return_inverse=True)
     shapes = [
         (bare_name(names[name]), _results(names[name], texts[text]) if text >= 0 else [])

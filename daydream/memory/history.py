@@ -1,18 +1,395 @@
-"""What a recording asked of the allocator, request by request, and which peaks it saw itself."""
+"""What a recording asked of the allocator, request by request, and which peaks it saw itself.
+
+The events of an allocator's own history, as snapshots keep them; what cannot be is counted.
+
+Where a recording says that memory lies: regions that the device gave, and what is held in them.
+
+What an allocator held when a recording began: its state at the end with the events undone.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
 
-from daydream.memory.allocator import Allocator
-from daydream.memory.layout import Held, Layout, Region, region_of
-from daydream.memory.records import Record
-from daydream.memory.requests import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Request
-from daydream.memory.segments import Segment
+from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
+from daydream.memory.replay import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Part, Request, Segment
 from daydream.memory.settings import Settings
 from daydream.text import counted
+
+LARGEST = 1 << 48  # bytes of a request: more than any device has, by far
+LAST_ADDRESS = 1 << 64
+FREES = frozenset({"free", "free_requested", "free_completed"})
+SEGMENTS = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
+WITHOUT_MEMORY = frozenset({"snapshot", "user_defined", "annotate"})
+
+
+class Record(NamedTuple):
+    """An event.
+
+    Attributes:
+        action: `alloc`, one of `FREES` or `SEGMENTS`, or `oom`.
+        address: where; of `oom` the bytes that the device had left, -1 where that is unknown.
+        size: bytes asked for; of segments, what the device gave or got back.
+        stream: any number that names it.
+        private: the private pool (of a CUDA graph, say), 0 for none.
+        frames: the stack, as it was recorded, or None.
+
+    """
+
+    action: str
+    address: int
+    size: int
+    stream: int = 0
+    private: int = 0
+    frames: object = None
+
+
+class Records:
+    """Events as they are read.
+
+    Attributes:
+        kept: those that can be, in order.
+        doubts: how many events could not be read, by what was wrong with them.
+
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Record] = []
+        self.doubts: Counter[str] = Counter()
+        self._pools: dict[tuple[object, object], int] = {(0, 0): 0}
+
+    def add(
+        self, action: object, address: object, size: object, stream: object, more: Mapping[str, Any]
+    ) -> None:
+        """Keep an event, or count why it cannot be kept."""
+        if not isinstance(action, str):
+            self.doubts["action"] += 1
+        elif action in WITHOUT_MEMORY:
+            return
+        elif action not in FREES | SEGMENTS | {"alloc", "oom"}:
+            self.doubts["action"] += 1
+        elif not whole(size) or not whole(stream):
+            self.doubts["fields"] += 1
+        elif not 0 < size < LARGEST:
+            self.doubts["size"] += 1
+        elif action == "oom":
+            free = more.get("device_free")
+            self.kept.append(Record("oom", free if whole(free) else -1, size, stream))
+        elif not whole(address) or not 0 <= address < LAST_ADDRESS:
+            self.doubts["fields"] += 1
+        else:
+            private = self.private(more.get("pool_id"))
+            self.kept.append(Record(action, address, size, stream, private, more.get("frames")))
+
+    def private(self, pool: object) -> int:
+        """Return a number for the private pool that an id of two numbers names, 0 for none."""
+        if not isinstance(pool, list | tuple) or len(pool) != 2 or not all(map(whole, pool)):
+            return 0
+        return self._pools.setdefault((pool[0], pool[1]), len(self._pools))
+
+
+def whole(value: object) -> TypeGuard[int]:
+    """Tell whether a value is a whole number; true and false are none."""
+    return type(value) is int
+
+
+def normal(records: Iterable[Record]) -> list[Record]:
+    """Return events in which a free has one name: without `free_completed` there are only plain frees."""
+    found = list(records)
+    if any(record.action == "free_completed" for record in found):
+        return found
+    return [
+        each._replace(action="free") if each.action == "free_requested" else each for each in found
+    ]
+
+
+@dataclass(slots=True)
+class Region:
+    """A segment, or a range of an expandable one that has memory."""
+
+    address: int
+    size: int
+    stream: int
+    small: bool
+    expandable: bool = False
+    private: int = 0
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.size
+
+
+@dataclass(slots=True)
+class Held:
+    """A block in use; `frames` is the stack that allocated it, as it was recorded, or None."""
+
+    address: int
+    size: int
+    requested: int
+    pending: bool = False
+    frames: object = None
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.size
+
+
+class Layout:
+    """Regions and blocks in order of address."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+        self.reserved = 0
+        self._addresses: list[int] = []  # of what is held
+        self._starts: list[int] = []  # of the regions
+        self._regions: dict[int, Region] = {}
+
+    # Regions -------------------------------------------------------------------------------------
+
+    def regions(self) -> list[Region]:
+        """Return the regions in order of address."""
+        return [self._regions[start] for start in self._starts]
+
+    def region_at(self, address: int) -> Region | None:
+        """Return the region that an address lies in."""
+        at = bisect_right(self._starts, address)
+        region = self._regions[self._starts[at - 1]] if at else None
+        return region if region is not None and address < region.end else None
+
+    def add(self, region: Region) -> bool:
+        """Enter a region, joined with those of its expandable segment next to it; False if it overlaps."""
+        at = bisect_left(self._starts, region.address)
+        before = self._regions[self._starts[at - 1]] if at else None
+        after = self._regions[self._starts[at]] if at < len(self._starts) else None
+        if (before is not None and before.end > region.address) or (
+            after is not None and after.address < region.end
+        ):
+            return False
+        self.reserved += region.size
+        if after is not None and _continues(region, after):
+            region.size += after.size
+            del self._regions[self._starts.pop(at)]
+        if before is not None and _continues(before, region):
+            before.size += region.size
+        else:
+            self._starts.insert(at, region.address)
+            self._regions[region.address] = region
+        return True
+
+    def remove(self, address: int, size: int) -> bool:
+        """Take out a region or, of an expandable segment, a part of one; False if there is none such."""
+        region = self.region_at(address)
+        if region is None or address + size > region.end:
+            return False
+        whole = region.address == address and region.size == size
+        if not (whole or region.expandable) or self.first_in(address, address + size) is not None:
+            return False
+        self.reserved -= size
+        end = region.end
+        if region.address < address:
+            region.size = address - region.address
+        else:
+            del self._regions[region.address]
+            del self._starts[bisect_left(self._starts, address)]
+        if address + size < end:
+            rest = Region(
+                address + size,
+                end - address - size,
+                region.stream,
+                region.small,
+                True,
+                region.private,
+            )
+            insort(self._starts, rest.address)
+            self._regions[rest.address] = rest
+        return True
+
+    # What is held --------------------------------------------------------------------------------
+
+    def first_in(self, address: int, end: int) -> Held | None:
+        """Return the first block that lies, at least in part, between two addresses."""
+        at = bisect_right(self._addresses, address)
+        before = self.held[self._addresses[at - 1]] if at else None
+        if before is not None and before.end > address:
+            return before
+        if at < len(self._addresses) and self._addresses[at] < end:
+            return self.held[self._addresses[at]]
+        return None
+
+    def hold(self, block: Held) -> None:
+        """Enter a block, where none is."""
+        insort(self._addresses, block.address)
+        self.held[block.address] = block
+
+    def release(self, address: int) -> Held:
+        """Take out the block at an address, which there must be."""
+        del self._addresses[bisect_left(self._addresses, address)]
+        return self.held.pop(address)
+
+    def free_until(self, address: int, region: Region) -> int:
+        """Return where the next block in use of a region begins after an address, or the region ends."""
+        at = bisect_right(self._addresses, address)
+        return min(self._addresses[at], region.end) if at < len(self._addresses) else region.end
+
+    def neighbours(self, block: Held) -> tuple[Held | None, Held | None]:
+        """Return the blocks in use before and after one."""
+        at = bisect_left(self._addresses, block.address)
+        before = self.held[self._addresses[at - 1]] if at else None
+        after = self.held[self._addresses[at + 1]] if at + 1 < len(self._addresses) else None
+        return before, after
+
+    # A state -------------------------------------------------------------------------------------
+
+    def segments(self) -> tuple[list[Segment], list[Held]]:
+        """Return the state as segments, and the blocks in use in the order of their ids there."""
+        found: list[Segment] = []
+        blocks: list[Held] = []
+        for region in self.regions():
+            parts: list[Part] = []
+            address = region.address
+            for at in self._addresses[
+                bisect_left(self._addresses, region.address) : bisect_left(
+                    self._addresses, region.end
+                )
+            ]:
+                block = self.held[at]
+                if block.address > address:
+                    parts.append(Part(block.address - address))
+                parts.append(Part(block.size, block.requested, len(blocks), block.pending))
+                blocks.append(block)
+                address = block.end
+            if address < region.end:
+                parts.append(Part(region.end - address))
+            found.append(
+                Segment(
+                    region.address,
+                    region.stream,
+                    region.small,
+                    tuple(parts),
+                    region.expandable,
+                    region.private,
+                )
+            )
+        return found, blocks
+
+
+def _continues(before: Region, after: Region) -> bool:
+    same = (
+        before.stream == after.stream
+        and before.small == after.small
+        and before.private == after.private
+    )
+    return before.expandable and after.expandable and same and before.end == after.address
+
+
+def with_tail(layout: Layout, region: Region, block: Held) -> None:
+    """Give a block, and the one before it, the rest that was too small to be split off.
+
+    In the large pool a rest of 1 MiB or less stays with its block, and no block is as small as that: so a gap
+    of that size belongs to the block before it.
+    """
+    if region.small or region.expandable:
+        return
+    before, after = layout.neighbours(block)
+    end = region.end if after is None else min(after.address, region.end)
+    if end - block.end <= LARGEST_SMALL:
+        block.size = end - block.address
+    if (
+        before is not None
+        and before.address >= region.address
+        and block.address - before.end <= LARGEST_SMALL
+    ):
+        before.size = block.address - before.address
+
+
+def region_of(layout: Layout, record: Record, settings: Settings) -> Region:
+    """Return the region that an event of a segment is about.
+
+    A segment of 2 MiB is of the small pool: the smallest of the large pool has 10 MiB. Pages of an expandable
+    segment belong to the pool of those that they touch, else to the one whose pages they are.
+    """
+    small = record.size == SMALL_SEGMENT
+    expandable = record.action in {"segment_map", "segment_unmap"}
+    if expandable:
+        sides = (
+            layout.region_at(record.address - 1),
+            layout.region_at(record.address + record.size),
+        )
+        touching = [
+            side for side in sides if side and side.expandable and side.stream == record.stream
+        ]
+        small = touching[0].small if touching else record.size % settings.large_segment_bytes > 0
+    return Region(record.address, record.size, record.stream, small, expandable, record.private)
+
+
+def undo(layout: Layout, records: list[Record], settings: Settings) -> int:
+    """Turn the state at the end of a recording into that at its beginning.
+
+    The size of a block that was freed meanwhile is that of its request, rounded up, with the rest that was
+    too small to be split off, where its neighbours show one; a request of `max_split_size_mb` or more has a
+    whole segment.
+
+    Args:
+        layout: the state at the end; it is changed.
+        records: all events, in order; those of segments get the private pool that the end tells.
+        settings: those of the recording.
+
+    Returns:
+        How many events contradict the state after them, and were passed over.
+
+    """
+    sizes = Allocator(settings)
+    contradictions = 0
+    for at, record in reversed(list(enumerate(records))):
+        action, held = record.action, layout.held.get(record.address)
+        if action == "alloc":
+            possible = held is not None
+            if possible:
+                layout.release(record.address)
+        elif action in {"free", "free_completed"}:
+            block = _held_again(layout, record, sizes)
+            possible = block is not None
+            if block is not None:
+                block.pending = action == "free_completed"
+        elif action == "free_requested":
+            possible = held is not None and held.pending
+            if held is not None:
+                held.pending = False
+        elif action in {"segment_alloc", "segment_map"}:
+            if (region := layout.region_at(record.address)) is not None:
+                records[at] = record._replace(private=record.private or region.private)
+            possible = layout.remove(record.address, record.size)
+        elif action in {"segment_free", "segment_unmap"}:
+            possible = layout.add(region_of(layout, record, settings))
+        else:
+            continue
+        contradictions += not possible
+    return contradictions
+
+
+def _held_again(layout: Layout, record: Record, sizes: Allocator) -> Held | None:
+    """Enter a block as it was before it was freed, and return it; None where it cannot have been there."""
+    region = layout.region_at(record.address)
+    if region is None:
+        return None
+    size = sizes.rounded(record.size)
+    most = sizes.settings.max_split_bytes
+    if most is not None and size >= most and not region.expandable:
+        size = max(size, region.size)
+    end = record.address + size
+    if end > region.end or layout.first_in(record.address, end) is not None:
+        return None
+    block = Held(record.address, size, record.size)
+    layout.hold(block)
+    with_tail(layout, region, block)
+    return block
+
 
 PRESSED = (
     -2

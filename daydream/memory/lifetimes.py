@@ -19,8 +19,7 @@ from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
-from daydream.memory.enclosing import innermost, rows_that
-from daydream.memory.moments import Moments, moments
+from daydream.memory.enclosing import Moments, innermost, moments, rows_that, take
 from daydream.memory.pairing import paired
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
@@ -182,7 +181,7 @@ def _workspace(of: _Lifetimes) -> np.ndarray:
 def _input(of: _Lifetimes) -> np.ndarray:
     """Loaded, or made outside of every layer before the first layer of a pass, and held into that."""
     loaded = (of.phase == DATA) & (of.end_phase != DATA)
-    layer = np.append(of.trace["layer"], UNKNOWN)[of.held["begin_row"]]
+    layer = take(of.trace["layer"], of.held["begin_row"])
     in_layer = of.begun & (layer >= 0) & (of.phase == FORWARD)
     _, of_pass = distinct_rows([of.held["rank"], of.passes])
     first = np.full(len(of.held), np.inf)
@@ -207,7 +206,7 @@ def _recomputed(of: _Lifetimes) -> np.ndarray:
         return found
     trace = of.trace
     maker = innermost_makers(trace, of.held["begin_row"][mine])
-    again = (maker >= 0) & ~np.append(nodes(trace), False)[maker]
+    again = (maker >= 0) & ~take(nodes(trace), maker, False)
     end = np.append(np.asarray(trace["start_ns"]) + trace["duration_ns"], 0)
     freed = of.held["end"][mine]
     at = np.where(np.isfinite(freed), freed, len(of.time_ns) - 1).astype(np.int64)
@@ -250,7 +249,7 @@ def _as_their_like(held: Allocations, kinds: np.ndarray) -> np.ndarray:
         rows = np.flatnonzero(np.isfinite(order) & ((step == edge) | (step == edge + neighbour)))
         rows = rows[np.argsort(order[rows], kind="stable")]
         by = held[f"{at}_row"][rows]
-        op, layer = (np.append(held.trace[name], UNKNOWN)[by] for name in ("op", "layer"))
+        op, layer = (take(held.trace[name], by) for name in ("op", "layer"))
         parts = [held[name][rows] for name in ("rank", "device", "bytes")]
         parts += [phase[rows], op, layer, step[rows]]
         keys = zip(*(part.tolist() for part in parts), strict=True)

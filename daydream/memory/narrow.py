@@ -4,24 +4,34 @@ Products read and write 16 bits, some operators 32, all others what they are giv
 for the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the
 order of the forward pass. A sum of two activations is as wide as the wider one, and one of them is the
 stream that an earlier sum, or the first operator, began.
+
+And of products in 8 bits: casts of their operands.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
-from daydream.memory.argument_bytes import arguments_of
-from daydream.memory.asked import forward_calls, nearest
-from daydream.memory.enclosing import rows_that
-from daydream.memory.growth import has_tensors
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
+from daydream.memory.liveness import (
+    calls_that_made,
+    first_factor,
+    forward_calls,
+    nearest,
+    next_call,
+    used_until,
+)
 from daydream.memory.onednn import (
     LAYER,
     add_scratch,
@@ -29,18 +39,22 @@ from daydream.memory.onednn import (
     resize_scratch,
     resize_workspaces,
 )
-from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
-WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
-FLOAT = "float32"
-OWN_ERROR_ON_GPU = (
-    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
-)
 
+def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - those of any optimization
+    """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
 
-def narrow(held: Allocations) -> None:
-    """Let allocations hold 16 bits where `daydream.memory.in_16_bits` says so."""
+    A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
+    pass is done. What an operator keeps in 32 bits for itself (the probabilities of an attention that is
+    written out) has a copy for the product that reads it. Gradients of weights come in 16 bits and are cast
+    to 32. The loss is expected inside of autocast, in 32 bits, as in torch's recipe for it; outside, where
+    it follows the model's output, is the least.
+
+    Args:
+        held: the allocations.
+        **options: of the optimization, whatever they are.
+    """
     types = _Types(held)
     if types.on_gpu:
         held.own_error = max(held.own_error, OWN_ERROR_ON_GPU)
@@ -48,7 +62,7 @@ def narrow(held: Allocations) -> None:
     call = forward_calls(held)
     backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
     maker = np.where(backward, call, begin_row)
-    made_in = np.append(types.result, 0)[types.outermost[maker]]
+    made_in = take(types.result, types.outermost[maker], 0)
     of_product = types.in_product[maker]
     is_float = (
         types.float32[begin_row]
@@ -76,10 +90,7 @@ def narrow(held: Allocations) -> None:
     wide = made_in == 32
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
     into_32 = (
-        backward
-        & of_product
-        & ~gradient
-        & (np.append(types.given, 0)[types.outermost[maker]] == 32)
+        backward & of_product & ~gradient & (take(types.given, types.outermost[maker], 0) == 32)
     )
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
     recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
@@ -95,6 +106,48 @@ def narrow(held: Allocations) -> None:
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     add_scratch(held, np.flatnonzero(half | casts))
     renumber(held)
+
+
+def hold_8_bits(held: Allocations) -> None:
+    """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
+
+    At the least a linear layer saves its input so, as libraries do that keep the cast.
+
+    Args:
+        held: the allocations.
+    """
+    pattern = operators_that(lambda op: op.is_linear or op.name == "matmul")
+    call = calls_that_made(held, pattern)
+    products = parts_of(
+        held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call
+    )
+    sizes = []
+    for row in products.keys[:, -1].tolist():
+        arguments = map(elements, arguments_of(held.trace, row))
+        sizes.append(sum(sorted(arguments, reverse=True)[:2]))
+    like = np.full(len(products), UNKNOWN)
+    rows = np.flatnonzero(products.of >= 0)
+    like[products.of[rows]] = rows
+    ends = place_before(held, products.until)
+    held.add(
+        like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary"
+    )
+    last = forward_calls(held, at="end")
+    linear = np.append(rows_that(held.trace, re.compile(pattern).search), False)
+    saved = held.where(kind="activation") & (last >= 0) & linear[last]
+    widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
+    width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
+    held.scale(
+        saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum())))
+    )
+    renumber(held)
+
+
+WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+FLOAT = "float32"
+OWN_ERROR_ON_GPU = (
+    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
+)
 
 
 def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
@@ -186,12 +239,12 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
     ends = np.where(
-        passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"]
+        passes.of >= 0, place_before(held, take(passes.until, passes.of, 0)), held["end"]
     )
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
-    begins = there[np.append(types.is_first | types.reads_result, False)[found[there, 1]]]
+    begins = there[take(types.is_first | types.reads_result, found[there, 1], False)]
     ends = np.maximum(done[begins], first[begins])
     _hold(held, leader[begins], types.input_elements(found[begins, 1]), first[begins], ends)
 
@@ -258,8 +311,8 @@ class _Types:
         self.in_math = self.math.copy()
         inner = np.asarray(trace["parent"], np.int64)
         for _ in range(DEEPEST):  # calls lie a few deep in it
-            self.in_math |= np.append(self.in_math, False)[inner]
-        self.in_product = np.append(self.product, False)[outermost] & (outermost >= 0)
+            self.in_math |= take(self.in_math, inner, False)
+        self.in_product = take(self.product, outermost, False) & (outermost >= 0)
         dtype = trace.text("dtype")
         codes = np.array([*(text == FLOAT for text in dtype), True])
         self.float32 = np.append(codes[trace["dtype"]], False)

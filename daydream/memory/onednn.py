@@ -12,8 +12,8 @@ from daydream.costs.resize.new_shapes import result_size
 from daydream.costs.workload.shapes import Argument, elements
 from daydream.lazy import regex
 from daydream.memory.allocations import Allocations
-from daydream.memory.argument_bytes import arguments_of
-from daydream.memory.asked import in_phase
+from daydream.memory.enclosing import arguments_of
+from daydream.memory.liveness import in_phase
 from daydream.trace.trace import Trace
 
 COMPUTES = r"^aten::(addmm|mm|convolution_backward)$"  # that oneDNN adds up in 32 bits

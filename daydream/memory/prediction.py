@@ -48,7 +48,7 @@ class MemoryPrediction(Record):
         high_bytes: the most it may be.
         before_reserved_bytes: what the caching allocator takes from the device now, as recorded where it
             was; None on a CPU.
-        after_reserved_bytes: likewise after the change.
+        after_reserved_bytes: likewise after the change, with as much unused as now.
         capacity_bytes: what the device has; None if unknown.
         fits: whether it fits into that; None if that is unknown, or too close to tell.
         device: `cpu`, `cuda:0`; with several ranks also whose: `rank 1, cuda:0`.
@@ -128,14 +128,11 @@ def memory_after(
     if not stays and not _same(held, after):
         own = round(after_bytes * after.own_error)
         low, high = max(low - own, 0), high + own
-    reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
-    from daydream.memory.reserved import recorded_reserved
-
-    recorded = recorded_reserved(held, *now) or 0
-    if reserved is not None and reserved_after is not None and recorded >= before_bytes:
-        # What requests do not explain was there before them, and stays.
-        reserved_after = max(reserved_after + recorded - reserved, after_bytes)
-        reserved = recorded
+    # What the allocator has besides what tensors hold stays. Of 60 changes measured on an H200 (validation/h200)
+    # nine of ten then come within 10 %, of a replay of the changed requests within 28 % (public pairs alike).
+    reserved = reserved_after = _reserved_bytes(held, *now, before_bytes)
+    if reserved is not None:
+        reserved_after = after_bytes + reserved - before_bytes
     ranks = len({rank for rank, _ in held.devices()}) > 1
     from daydream.memory.report import device_bytes  # most traces hold no memory events
 
@@ -202,12 +199,14 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
     return held.peak(rank, device)[0] if (rank, device) in held.devices() else 0
 
 
-def _reserved_bytes(held: Allocations, rank: int, device: int) -> int | None:
-    """Return what the allocator takes for a GPU's allocations at most; None on a CPU, which has none."""
+def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
+    """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
+    from daydream.memory.replay import recorded_reserved, reserved_for
+
+    if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
+        return recorded
     key = ("reserved", rank, device)
     if key not in held.worked_out:
-        from daydream.memory.reserved import reserved_for
-
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
     known: int | None = held.worked_out[key]

@@ -11,13 +11,12 @@ from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
-from daydream.memory.enclosing import innermost, rows_that
+from daydream.memory.enclosing import innermost, rows_that, take
 from daydream.memory.lifetimes import allocations
-from daydream.memory.reserved import recorded_reserved, reserved_for
+from daydream.memory.replay import contradictory, recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.settings import Settings
-from daydream.memory.start import contradictory
-from daydream.memory.workspace import description_of
+from daydream.memory.weights import description_of
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -97,8 +96,8 @@ def _device(
         recorded_reserved_bytes=recorded,
     )
     said: list[str] = []
-    needed = reserved_for(held, rank, device, settings=settings, cached=True)
-    as_recorded = needed if settings is None else reserved_for(held, rank, device, cached=True)
+    needed = reserved_for(held, rank, device, settings=settings)
+    as_recorded = needed if settings is None else reserved_for(held, rank, device)
     if needed is not None and as_recorded is not None:
         replayed = as_recorded.peak_reserved_bytes
         more = 0
@@ -157,7 +156,7 @@ def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | Non
         return UNKNOWN, None, None
     row = rows[:1]
     code = int(held["phase"][row[0]])
-    layer = int(np.append(held.trace["layer"], UNKNOWN)[held["begin_row"][row[0]]])
+    layer = int(take(held.trace["layer"], held["begin_row"][row[0]]))
     return (
         int(held["step"][row[0]]),
         PHASES[code] if code >= 0 else None,
@@ -257,7 +256,7 @@ def operators(held: Allocations) -> list[str | None]:
     )
     row = innermost(trace, held["begin_row"], tells)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
-    codes = np.append(trace["name"], UNKNOWN)[row].tolist()
+    codes = take(trace["name"], row).tolist()
     return [
         names[code].removeprefix(NODE_RANGE) if code >= 0 else own[place]
         for place, code in enumerate(codes)

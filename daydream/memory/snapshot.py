@@ -19,11 +19,20 @@ from daydream.errors import DaydreamError, TraceError
 from daydream.files.input_files import Counted, Readable, most_unpacked, reading
 from daydream.memory import pickles
 from daydream.memory.allocator import LARGEST_SMALL, Allocator
-from daydream.memory.history import History, history
-from daydream.memory.layout import Held, Layout, Region
-from daydream.memory.records import LARGEST, LAST_ADDRESS, Records, normal, whole
+from daydream.memory.history import (
+    LARGEST,
+    LAST_ADDRESS,
+    Held,
+    History,
+    Layout,
+    Records,
+    Region,
+    history,
+    normal,
+    undo,
+    whole,
+)
 from daydream.memory.settings import INTERVALS, Settings, settings_of
-from daydream.memory.undo import undo
 from daydream.text import counted
 
 GZIP_MAGIC = b"\x1f\x8b"

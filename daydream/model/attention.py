@@ -138,7 +138,7 @@ def _with_products(
 
     A loop over chains: each takes its products from its own place on its lane.
     """
-    lanes = graph.columns["lane"]
+    lanes = graph.lane
     chains: list[np.ndarray] = []
     on_lane: dict[int, np.ndarray] = {}
     place = np.empty(graph.size, np.int64)
@@ -155,7 +155,7 @@ def _with_products(
     for lane in np.unique(lanes[matrix.ids]).tolist():
         on_lane[lane] = graph.ids[lanes[graph.ids] == lane]
         place[on_lane[lane]] = np.arange(len(on_lane[lane]))
-    step = graph.columns["step"]
+    step = graph.step
     for first, last in zip(parts.first().ids.tolist(), parts.last().ids.tolist(), strict=True):
         line = on_lane.get(int(lanes[first]))
         if line is None:

@@ -195,8 +195,8 @@ def _inside(called: list[str]) -> dict[str, set[str]]:
 def _operators(graph: Graph) -> dict[str, set[str]]:
     """Return the operators that each module calls in the forward pass, without those that these call."""
     names: list[str | None]
-    if graph.trace is not None and graph.trace.is_kind("operator").any():
-        trace = graph.trace
+    if graph.recorded.is_kind("operator").any():
+        trace = graph.recorded
         texts, names = trace.text("layer"), [*trace.text("name")]
         operator = trace.is_kind("operator")
         parent = np.asarray(trace["parent"], np.int64)
@@ -207,11 +207,10 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
         rows = np.flatnonzero(outer & (trace["layer"] >= 0))
         pairs = np.stack([trace["layer"][rows], trace["name"][rows]])
     else:
-        columns = graph.columns
         texts, names = graph.texts["layer"], [*graph.texts["op"]]
-        ids = graph.ids[columns["phase"][graph.ids] == phase_code("forward")]
-        ids = ids[(columns["layer"][ids] >= 0) & (columns["op"][ids] >= 0)]
-        pairs = np.stack([columns["layer"][ids], columns["op"][ids]])
+        ids = graph.ids[graph.phase[graph.ids] == phase_code("forward")]
+        ids = ids[(graph.layer[ids] >= 0) & (graph.op[ids] >= 0)]
+        pairs = np.stack([graph.layer[ids], graph.op[ids]])
     found: dict[str, set[str]] = {}
     for layer, name in np.unique(pairs, axis=1).T.tolist():
         found.setdefault(str(texts[layer]), set()).add(str(names[name]))
@@ -231,7 +230,7 @@ def _first_runs(graph: Graph) -> dict[str, int]:
 
 
 def _paths(graph: Graph) -> list[str]:
-    recorded = [] if graph.trace is None else graph.trace.text("layer")
+    recorded = graph.recorded.text("layer")
     return sorted({*recorded, *graph.texts["layer"]} - {""}, key=_by_number)
 
 

@@ -63,7 +63,7 @@ class Gradients:
         behind = dict(zip(calls.keys, calls.last().ids.tolist(), strict=True))
         found = {}
         for place, node in last.items():
-            launch = int(graph.columns["launch"][node])
+            launch = int(graph.launch[node])
             key = (
                 place[0],
                 str(graph.column("lane", np.array([launch if launch >= 0 else node]))[0]),
@@ -180,7 +180,7 @@ def gradients_of(
         nodes, makers, nbytes = gradients(graph)
     except NotApplicableError as error:
         nodes, makers = accumulated(graph)
-        if not len(nodes) and graph.trace is not None and not graph.trace.is_kind("operator").any():
+        if not len(nodes) and not graph.recorded.is_kind("operator").any():
             nodes = makers = weight_products(graph)
             gradient_mb = updated_mb(graph) if gradient_mb is None else gradient_mb
         if gradient_mb is None or not len(nodes):
@@ -189,7 +189,7 @@ def gradients_of(
     else:
         if gradient_mb is not None:
             raise GraphError("gradient_mb was given, but the trace has the sizes of its gradients")
-    known = graph.columns["step"][nodes] >= 0
+    known = graph.step[nodes] >= 0
     kept = np.flatnonzero(known)[_of_last_pass(graph, nodes[known])]
     nodes, makers, nbytes = nodes[kept], makers[kept], nbytes[kept]
     if gradient_mb is not None:
@@ -197,7 +197,7 @@ def gradients_of(
             raise GraphError(
                 f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}"
             )
-        steps, place = np.unique(graph.columns["step"][nodes], return_inverse=True)
+        steps, place = np.unique(graph.step[nodes], return_inverse=True)
         nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[
             place
         ].astype(np.int64)
@@ -213,14 +213,13 @@ def _of_last_pass(graph: Graph, nodes: np.ndarray) -> np.ndarray:
     Passes are parted by forward work. Where a step's parts differ in length they are no passes (a
     forward pass that is computed again, for one), and all its gradients count.
     """
-    columns = graph.columns
     forward = graph.ids[
-        np.isin(columns["phase"][graph.ids], [phase_code("forward"), phase_code("loss")])
+        np.isin(graph.phase[graph.ids], [phase_code("forward"), phase_code("loss")])
     ]
-    part = np.searchsorted(columns["order"][forward], columns["order"][nodes])
+    part = np.searchsorted(graph.order[forward], graph.order[nodes])
     kept = np.ones(len(nodes), bool)
-    for step in np.unique(columns["step"][nodes]).tolist():
-        here = np.flatnonzero(columns["step"][nodes] == step)
+    for step in np.unique(graph.step[nodes]).tolist():
+        here = np.flatnonzero(graph.step[nodes] == step)
         passes, sizes = np.unique(part[here], return_counts=True)
         if len(passes) > 1 and (sizes == sizes[0]).all():
             kept[here] = part[here] == passes[-1]

@@ -70,9 +70,9 @@ def captures(graph: Graph) -> Selection:
 def _from_outside(held: Selection) -> Selection:
     """Return other work on the streams of some work, and the calls that let these wait for other streams."""
     graph = held.graph
-    lane = graph.columns["lane"]
+    lane = graph.lane
     used = np.unique(lane[held.ids])
-    device = graph.ids[graph.columns["kind"][graph.ids] != CPU]
+    device = graph.ids[graph.kind[graph.ids] != CPU]
     between = device[np.isin(lane[device], used) & ~np.isin(device, held.ids)]
     outside = np.isin(graph.waits["target"], used) & ~np.isin(graph.waits["source"], used)
     waits = graph.waits["wait"][outside]
@@ -81,9 +81,8 @@ def _from_outside(held: Selection) -> Selection:
 
 def _programs(graph: Graph, captured: Selection) -> np.ndarray:
     """Return, by lane, the program of each thread that launches some of this work: a lane, -1 for none."""
-    columns = graph.columns
     calls = captured.launches().ids
-    lane, step, phase = columns["lane"][calls], columns["step"][calls], columns["phase"][calls]
+    lane, step, phase = graph.lane[calls], graph.step[calls], graph.phase[calls]
     ranks = np.array([each.rank for each in graph.lanes], np.int64)
     program = np.full(len(graph.lanes), -1)
     for rank in np.unique(ranks[lane]).tolist():
@@ -105,13 +104,12 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
     On each thread a region goes from the first launch of a part to its last; the operators that made
     these two are in it.
     """
-    columns = graph.columns
-    lanes, order = columns["lane"], columns["order"]
+    lanes, order = graph.lane, graph.order
     found = np.full(graph.size, -1)
-    calls = columns["launch"][parts.by_group.ids]
+    calls = graph.launch[parts.by_group.ids]
     part = np.repeat(np.arange(len(parts)), parts.sizes)
     found[calls] = part
-    cpu = graph.ids[columns["kind"][graph.ids] == CPU]
+    cpu = graph.ids[graph.kind[graph.ids] == CPU]
     for lane in np.unique(lanes[calls]).tolist():
         here = lanes[calls] == lane
         first, last = np.full(len(parts), 2**62), np.full(len(parts), -(2**62))
@@ -143,17 +141,14 @@ def no_dispatch(tasks: Selection) -> Selection:
 
 def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.ndarray:
     """Return a mask of those CPU tasks whose untraced time stays: long, or not inside one region."""
-    columns = graph.columns
-    cpu = graph.ids[columns["kind"][graph.ids] == CPU]
-    by_lane = cpu[np.argsort(columns["lane"][cpu], kind="stable")]
+    cpu = graph.ids[graph.kind[graph.ids] == CPU]
+    by_lane = cpu[np.argsort(graph.lane[cpu], kind="stable")]
     following = np.full(graph.size, -1)
     following[by_lane[:-1]] = np.where(
-        columns["lane"][by_lane[1:]] == columns["lane"][by_lane[:-1]], region[by_lane[1:]], -1
+        graph.lane[by_lane[1:]] == graph.lane[by_lane[:-1]], region[by_lane[1:]], -1
     )
-    stays: np.ndarray = (columns["gap_ns"][tasks] > DISPATCH_NS) | (
-        region[tasks] != following[tasks]
-    )
-    return stays & (columns["gap_ns"][tasks] > 0)
+    stays: np.ndarray = (graph.gap_ns[tasks] > DISPATCH_NS) | (region[tasks] != following[tasks])
+    return stays & (graph.gap_ns[tasks] > 0)
 
 
 def start_as_nodes(captured: Selection, node_ns: int) -> None:

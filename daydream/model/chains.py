@@ -3,6 +3,13 @@
 A chain is found in program order: every call gets a letter by its operator's name, and a
 regular expression over the letters says which calls are one operation. The backward
 nodes of a chain are found by the sequence numbers that autograd gives both.
+
+Bounds of fusion: what one kernel can contain, whatever names and sequence numbers say.
+
+Sequence numbers count the nodes that a thread makes, so an operator that makes none has the number of the
+next one that does, and two threads have the same numbers: a chain may be given a node that is not its
+own, and with it half a backward pass. No fused kernel holds a matrix product, a collective or a copy over
+the link; it runs on one stream, and nothing that it computes is waited for, or multiplied, in between.
 """
 
 from __future__ import annotations
@@ -15,8 +22,10 @@ import numpy as np
 
 from daydream.arrays import distinct_rows, unique
 from daydream.costs.device.call_scaling import memory_bandwidth, works
+from daydream.costs.device.fusion import parting_calls
+from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
-from daydream.costs.operators import operators_that
+from daydream.costs.operators import MATRIX_FAMILIES, operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
@@ -24,7 +33,6 @@ from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_lau
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-from daydream.model.chain_bounds import can_fuse
 
 REDUCTIONS = ("reduction", "softmax", "normalization")
 CAST = r"^aten::(to|_to_copy)$"
@@ -39,7 +47,7 @@ def work_tasks(graph: Graph) -> Selection:
     Raises:
         NotApplicableError: the trace records no operators.
     """
-    if graph.trace is None or not graph.trace.is_kind("operator").any():
+    if not graph.recorded.is_kind("operator").any():
         raise NotApplicableError(
             "this trace records no operators, so which kernels belong together is not known"
         )
@@ -70,7 +78,7 @@ def find_chains(
             outermost that has one.
         pattern: regular expression over the letters.
         unseen: tasks that part no chain.
-        one_kernel: leave out chains with something that one kernel cannot do (`daydream.model.chain_bounds`).
+        one_kernel: leave out chains with something that one kernel cannot do (`daydream.model.chains`).
 
     Returns:
         `Groups`, a group a chain.
@@ -124,14 +132,13 @@ def backward_chains(chains: Groups) -> Groups:
             all that is in it.
     """
     graph = chains.tasks.graph
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - chains are found in a trace
+    trace = graph.recorded
     rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
     parent = np.asarray(trace["parent"], np.int64)
     is_node = _is_node(graph)
     work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    up = graph.columns["row"][work.ids].astype(np.int64)
+    up = graph.row[work.ids].astype(np.int64)
     found_rows, found_places = [], []
     while (
         climbing := (up >= 0) & ~is_node[up]
@@ -173,8 +180,7 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     That of a library's operator is. A compiled call or another `autograd.Function` is one node for all
     the operators in it: it is the chain's if nearly all of that work, `ns` of it from each task below, is.
     """
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - chains are found in a trace
+    trace = graph.recorded
     whole = np.array(["::" not in text for text in trace.text("name")])[trace["name"][rows]]
     if not whole.any():
         return ~whole
@@ -182,7 +188,7 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     tasks = work_tasks(graph).where(
         lambda each: each.kind != "collective"
     )  # what it waits for is no work
-    up = graph.columns["row"][tasks.ids].astype(np.int64)
+    up = graph.row[tasks.ids].astype(np.int64)
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
         up = np.where(there, parent[up], -1)
@@ -241,7 +247,7 @@ def remove_with_operators(tasks: Selection) -> None:
     if (tasks.kind == "cpu").all():
         tasks.remove()
         return
-    has_operators = graph.trace is not None and bool(graph.trace.is_kind("operator").any())
+    has_operators = bool(graph.recorded.is_kind("operator").any())
     operators = tasks.operators() if has_operators else tasks.launches()
     tasks.remove()
     left = (operators & graph.select(kind="cpu")) - graph.select(on="gpu").launches()
@@ -290,31 +296,27 @@ def _forward(graph: Graph, tasks: Selection) -> Selection:
 
 def _innermost(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the innermost row around each task that is an autograd node or makes one, -1 for none."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
-    return innermost_makers(trace, graph.columns["row"][ids])
+    trace = graph.recorded
+    return innermost_makers(trace, graph.row[ids])
 
 
 def _is_node(graph: Graph) -> np.ndarray:
     """Return a mask of the rows of autograd nodes; the last entry is no row."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    trace = graph.recorded
     return np.append(nodes(trace), False)
 
 
 def _lane_and_step(tasks: Selection) -> np.ndarray:
-    columns = tasks.graph.columns
     lane, step = (
-        columns["lane"][tasks.ids].astype(np.int64),
-        columns["step"][tasks.ids].astype(np.int64),
+        tasks.graph.lane[tasks.ids].astype(np.int64),
+        tasks.graph.step[tasks.ids].astype(np.int64),
     )
     return lane * (int(step.max(initial=0)) + 2) + step + 1
 
 
 def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the letter of each task ("" for what does no work), and the number of its call, -1 for none."""
-    graph, trace = tasks.graph, tasks.graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    graph, trace = tasks.graph, tasks.graph.recorded
     union = "|".join(f"(?:{pattern})" for pattern in words.values())
     rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
     texts = trace.text("name")
@@ -333,7 +335,7 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
         )
     ] = OTHER
     works, around = _works(graph)
-    own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
+    own = np.where(rows >= 0, around[rows], works[graph.row[tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call
 
 
@@ -342,8 +344,7 @@ def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
     Their last entry is no row.
     """
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    trace = graph.recorded
     texts = [works(text) for text in trace.text("name")]
     working = trace.is_kind("operator") & np.array([*texts, False])[trace["name"]]
     parent = np.asarray(trace["parent"], np.int64)
@@ -401,3 +402,50 @@ def _typed_ends(chains: Groups) -> tuple[Selection, Selection]:
     if len(typed) != len(chains):
         return chains.first(), chains.last()
     return typed.first(), typed.last()
+
+
+def can_fuse(groups: Groups) -> Groups:
+    """Return the groups that one kernel can do: of one lane and step, no product in or between them."""
+    if not len(groups):
+        return groups
+    tasks = groups.by_group
+    graph = tasks.graph
+    columns, number = graph.columns, np.repeat(np.arange(len(groups)), groups.sizes)
+    starts = np.append(0, np.cumsum(groups.sizes))[:-1]
+    first, last = (
+        each(columns["order"][tasks.ids], starts)
+        for each in (np.minimum.reduceat, np.maximum.reduceat)
+    )
+    allowed = np.ones(len(groups), bool)
+    for name in ("lane", "step"):
+        values = columns[name][tasks.ids]
+        allowed &= np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
+    allowed[number[np.isin(tasks.ids, _unfusible(tasks).ids)]] = False
+    lane = columns["lane"][groups.first().ids]
+    for each in np.unique(lane).tolist():
+        mine = np.flatnonzero(lane == each)
+        mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
+        parting = np.concatenate([_unfusible(mates).ids, parting_calls(graph, each)])
+        points = np.sort(columns["order"][parting])
+        crossed = np.searchsorted(points, last[mine]) - np.searchsorted(
+            points, first[mine], side="right"
+        )
+        allowed[mine[crossed > 0]] = False
+    return groups.where(allowed)
+
+
+def _unfusible(tasks: Selection) -> Selection:
+    """Return products, collectives and copies over the link among some tasks."""
+    amounts = work(tasks.graph, tasks)
+    products = tasks.where(lambda _: amounts.is_of(*MATRIX_FAMILIES))
+    unknown = tasks.where(lambda _: amounts.is_of(None))
+    by_name = unknown.where(kind="kernel").where(
+        lambda kernels: kernels_are(kernels, *MATRIX_CLASSES, "collective", "partial sum")
+    )
+    by_name = by_name | unknown.where(op=operators_that(lambda op: op.is_matrix))
+    return (
+        products
+        | by_name
+        | tasks.where(kind="collective")
+        | tasks.where(kind="memcpy", name=OVER_LINK)
+    )

@@ -3,10 +3,35 @@
 A compiler keeps the calls of matrix libraries and makes one loop of what lies between two of
 them. Operator dispatch, views, autograd's nodes (with its walks over them) and the module's Python
 go; what comes is fixed costs of compiled code, which small models feel.
+
+Masks that compiled code on a CPU stores for its backward pass: which, and what they cost.
+
+The gradient of a ReLU needs to know where it cut. Where a product or a normalization of the same compiled
+graph keeps the ReLU's output anyway, the compiler looks there; else it stores a mask of a byte an element,
+and the loop that stores or reads one converts it element by element. So it is behind a graph break: a graph
+that ends with a ReLU does not know who keeps its output.
+
+Random numbers in compiled code on a CPU: each element is drawn by itself, where torch draws them in a row.
+
+Inductor makes the numbers of a dropout with Philox, a counter an element, in a loop without vectors, and
+stores a mask of a byte an element in it. What uses the mask reads it again in each of its passes. The seeds
+of all draws of a compiled call are drawn by torch, once.
+
+Convolutions in compiled code on a CPU: their tensors lie channels last, whatever the program does.
+
+Inductor changes the layout of all convolutions of a graph (`layout_optimization`). oneDNN then pads no
+channels to whole blocks, and what it wrote in blocks needs no reordering.
+
+Compiled code on a device: what goes on the CPU, beside the launches that fusion saves.
+
+One call of generated Python runs the forward pass, and one autograd node the backward pass. Modules'
+Python, views, calls that only call others and autograd's nodes go. A kernel that stays is launched by the
+operator that did it before, called from generated code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -18,23 +43,19 @@ from daydream.collect.live.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
-from daydream.costs.operators import MATRIX_FAMILIES, operator
-from daydream.costs.workload.calls import calls_of
+from daydream.costs.operators import MATRIX_FAMILIES, operator, operators_that
+from daydream.costs.workload.calls import calls_of, forward_rows
 from daydream.costs.workload.operator import itemsize
+from daydream.costs.workload.shapes import parse_shapes
+from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.profiler_overhead import overhead_scale
 from daydream.graph.selection import Selection
-from daydream.model.captured import DISPATCH_NS
-from daydream.model.compiled_kernels import (
-    DOUBT,
-    channels_last_factors,
-    draws,
-    masks_ns,
-    random_numbers_ns,
-)
+from daydream.lazy import regex
+from daydream.model.captured import DISPATCH_NS, captures, no_dispatch, pauses_that_stay, regions
 from daydream.model.optimizers import ACCUMULATE
-from daydream.model.parameters import NODE, compiled_parts, graph_walks
+from daydream.model.parameters import NODE, CompiledPart, compiled_parts, graph_walks
 
 
 @dataclass(frozen=True)
@@ -149,9 +170,9 @@ def slowness(graph: Graph) -> dict[str, float]:
     A real script's caches are colder than those of the small programs that the costs were measured with, and
     the machine is another: the heads of operators tell both, as they do of the cost of recording.
     """
-    if graph.trace is None:
+    if not len(graph.recorded):
         return {phase: 1.0 for phase, _ in PASSES}
-    found = overhead_scale(graph.trace, TYPICAL)
+    found = overhead_scale(graph.recorded, TYPICAL)
     return {phase: min(max(found[phase], FASTEST), SLOWEST) for phase, _ in PASSES}
 
 
@@ -226,7 +247,7 @@ def _compile(
     ends = runs.last().gap_ns
     fixed = np.full(len(runs), fixed_ns)
     if once:
-        in_order = np.argsort(graph.columns["order"][runs.first().ids], kind="stable")
+        in_order = np.argsort(graph.order[runs.first().ids], kind="stable")
         _, in_steps = np.unique(runs.first().step[in_order], return_index=True)
         fixed[np.setdiff1d(np.arange(len(runs)), in_order[in_steps])] = 0
     loops = (region - library).stretches(others | library, on_lane=True)
@@ -287,8 +308,7 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
 
 def _library_calls(graph: Graph) -> str:
     """Return a pattern of the operators of this trace that stay calls of a matrix library, "" for none."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    trace = graph.recorded
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
     names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
@@ -319,3 +339,264 @@ def _beside_recurrent(tasks: Selection) -> Selection:
 def _caller(layer: str | None) -> str | None:
     """Return the module that holds a layer, "" for the model itself; None where no layer is known."""
     return None if layer is None else layer.rpartition(".")[0]
+
+
+# An element, ns: fitted to ReLUs of 65 k to 590 k elements whose output nothing keeps, less the same ReLU
+# ahead of a product; torch 2.13.0 on an x86 server CPU with AVX-512.
+STORE_NS, READ_NS = 10.4, 4.0
+RELU = r"^aten::relu_?$"
+SUMS_OF_GRADIENTS = ("aten::add", "aten::add_")
+
+
+def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.ndarray:
+    """Return the time that masks add to each task, by id.
+
+    Where graphs break is not known, only how often. A break stands between two statements of a program, and a
+    product is called in one with its activation. So each place in front of a product is as likely as the
+    next, and what a break would add behind a ReLU counts with the share of these places that have one.
+
+    Args:
+        compiled: what one compiled call takes the place of.
+        library: calls of it that stay as they are.
+        breaks: graph breaks in each forward call.
+
+    """
+    graph, trace = compiled.graph, compiled.graph.recorded
+    added = np.zeros(len(graph.alive))
+    family = work(graph, compiled).family.astype(str)
+    stays = np.isin(compiled.ids, library.ids)
+    keeps = stays | (family == "normalization")
+    works = np.flatnonzero(keeps | (family != "None"))
+    relu = call_rows(graph, compiled.ids[works], RELU)
+    last = np.flatnonzero((relu >= 0) & np.append(relu[1:] != relu[:-1], True))
+    # By the next call of the pass that does work.
+    passes = np.stack(
+        [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
+    )
+    goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
+    kept = np.append(keeps[works], False)[last + 1] & goes_on[last]
+    broken = np.append(stays[works], False)[last + 1] * _share_broken(library, breaks)
+    part = np.where(kept, broken, 1.0)
+    elements = np.maximum(compiled.input_elements, 0)
+    added[compiled.ids[works[last]]] = STORE_NS * part * elements[works[last]]
+
+    cuts = np.flatnonzero(compiled.op == "aten::threshold_backward")
+    forward = forward_rows(trace, graph.row[compiled.ids[cuts]])
+    parent = np.asarray(trace["parent"], np.int64)
+    of_row = np.zeros(len(parent) + 1)
+    of_row[relu[last]] = part
+    share = np.where(forward >= 0, np.maximum(of_row[forward], of_row[parent[forward]]), 0.0)
+    reads = share * _reads(compiled, stays, family, cuts)
+    added[compiled.ids[cuts]] = READ_NS * reads * elements[cuts] / 2  # the gradient comes in, too
+    return added
+
+
+def _reads(
+    compiled: Selection, stays: np.ndarray, family: np.ndarray, cuts: np.ndarray
+) -> np.ndarray:
+    """Return how often the mask of each cut gradient is read.
+
+    A loop with the gradient of a normalization goes over it twice: once for its sums, once to write. Where a
+    path around layers brings the gradient to a sum with another, it is not stored but cut once more.
+    """
+    backward = compiled.phase == "backward"
+    loop = np.cumsum(np.append(False, stays[1:] != stays[:-1]))
+    passes = 1 + np.isin(loop, loop[(family == "normalization") & backward])
+    sums = np.flatnonzero(np.isin(compiled.op.astype(str), SUMS_OF_GRADIENTS) & backward)
+    following = np.append(sums, len(passes))[np.searchsorted(sums, cuts)]
+    there = np.append(compiled.step, -1)[following] == compiled.step[cuts]
+    alike = np.append(compiled.input_elements, -1)[following] == compiled.input_elements[cuts]
+    again = np.append(passes, 0)[following] * (there & alike)
+    return passes[cuts] + again
+
+
+def _share_broken(library: Selection, breaks: int) -> float:
+    """Return which share of the places between two products of a forward pass have a graph break."""
+    forward = library.where(phase="forward")
+    if not breaks or not len(forward):
+        return 0.0
+    calls = len(np.unique(call_rows(forward.graph, forward.ids))) / len(forward.group_by("step"))
+    return min(1.0, breaks / max(calls - 1, 1))
+
+
+# ns; torch 2.13.0 on an x86 server CPU with AVX-512, at one thread (benchmarks/compiled_costs.py).
+# An element drawn and its mask stored: the compiled forward pass of a dropout of 16 k and 65 k elements, less
+# its fixed costs: the mean of two hosts (19.2 and 21.4 on one, 16 and 15 on the other).
+DRAW_NS = 17.0
+# An element of a mask read in one pass: 4 blocks of 512 x 64 with dropout, of norm (6.3 forward, in three
+# passes; 2.2 backward), ReLU (4.0; 0.9) and softmax (3.5; 4.5, in two passes).
+READ_DRAWN_NS = 2.1
+NORM_PASSES = 3  # a normalization takes its mean, its variance, and writes
+SOFTMAX_PASSES = 2  # the gradient of a softmax takes a sum, and writes
+# A call's seeds: blocks of 8 x 8 with dropout less those without, the first one (16 to 29 us).
+SEEDS_NS = 20_000
+DROPOUT = regex(r"^aten::((feature_|alpha_)?dropout_?|native_dropout)$")
+
+
+def draws(tasks: Selection) -> np.ndarray:
+    """Return which tasks draw random numbers for a tensor: bool, shape (tasks,)."""
+    return call_rows(tasks.graph, tasks.ids, _fills()) >= 0
+
+
+def _fills() -> str:
+    return operators_that(lambda op: op.formula == "write" and "random" in op.traits)
+
+
+def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
+    """Return the time that random numbers take in one compiled call, by id of the task that it is added to.
+
+    Args:
+        compiled: what the compiled call takes the place of.
+        library: calls of it that stay as they are.
+
+    """
+    graph = compiled.graph
+    added = np.zeros(len(graph.alive))
+    call = call_rows(graph, compiled.ids, _fills())
+    drawn = np.flatnonzero((call >= 0) & np.append(call[1:] != call[:-1], True))
+    if not len(drawn):
+        return added
+    family, phase = work(graph, compiled).family.astype(str), compiled.phase.astype(str)
+    loop = _loops(compiled, library)
+    elements = np.maximum(compiled.input_elements, 0)
+    norms = _last_in(loop, (family == "normalization") & (phase == "forward"))
+    passes = np.where(norms[loop[drawn]] > drawn, NORM_PASSES, 1)
+    added[compiled.ids[drawn]] = (DRAW_NS + READ_DRAWN_NS * passes) * elements[drawn]
+    _, first = np.unique(compiled.step[drawn], return_index=True)
+    added[compiled.ids[drawn[first]]] += SEEDS_NS
+
+    masked = _multiplies_by_mask(compiled)
+    softmaxes = _last_in(loop, (family == "softmax") & (phase == "backward"))
+    passes = np.where(softmaxes[loop[masked]] > masked, SOFTMAX_PASSES, 1)
+    added[compiled.ids[masked]] += (
+        READ_DRAWN_NS * passes * elements[masked] / 2
+    )  # the gradient comes in, too
+    return added
+
+
+def _loops(compiled: Selection, library: Selection) -> np.ndarray:
+    """Return the number of the loop that each task would be in: between two library calls of a pass."""
+    stays = np.isin(compiled.ids, library.ids)
+    passes = np.stack([stays, compiled.step, np.unique(compiled.phase, return_inverse=True)[1]])
+    return np.cumsum(np.append(False, (passes[:, 1:] != passes[:, :-1]).any(axis=0)))
+
+
+def _last_in(loop: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Return by loop the place of its last task of those, -1 for none."""
+    last = np.full(loop[-1] + 1, -1)
+    at = np.flatnonzero(which)
+    last[loop[at]] = at  # in order: the last one stays
+    return last
+
+
+def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
+    """Return the places of the tasks that compute the gradient of a dropout."""
+    graph, trace = compiled.graph, compiled.graph.recorded
+    products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
+    forward = forward_rows(trace, graph.row[compiled.ids[products]])
+    around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
+    products, around = products[around >= 0], around[around >= 0]
+    dropouts = [DROPOUT.search(name) is not None for name in trace.values("name", around)]
+    return products[np.array(dropouts, bool)]
+
+
+CONVOLUTION = r"^aten::(convolution|convolution_backward)$"
+WEIGHT = {"forward": 1, "backward": 2}  # place among the arguments
+# Channels of a block, and the time channels last of what it was: of whole blocks, and at the least. Measured
+# with images of 4 x 12 to 28 squared, of 8 to 64 channels; torch 2.13.0 on an x86 server CPU with AVX-512.
+BLOCK = 16
+WHOLE = {"forward": 0.87, "backward": 0.92}
+LEAST = 0.65
+DOUBT = 0.12  # what the measured ones were off by, nine in ten
+
+
+def channels_last_factors(library: Selection) -> np.ndarray:
+    """Return the part of each task's time that is left: (tasks,); 1 if it is no convolution of images."""
+    graph, trace = library.graph, library.graph.recorded
+    factors = np.ones(len(library))
+    rows = call_rows(graph, library.ids, CONVOLUTION)
+    shapes = np.where(rows >= 0, trace["shapes"][rows], -1)
+    for code in np.unique(shapes[shapes >= 0]).tolist():
+        arguments = parse_shapes(trace.text("shapes")[code]) or []
+        for phase, place in WEIGHT.items():
+            weight = arguments[place] if len(arguments) > place else None
+            if isinstance(weight, tuple) and len(weight) == 4:
+                filled = max(many / (-(-many // BLOCK) * BLOCK) for many in weight[:2])
+                mine = (shapes == code) & (library.phase == phase)
+                factors[mine] = np.clip(filled, LEAST, WHOLE[phase])
+    return factors
+
+
+GUARDS = r"^(guards and )?wrappers$"  # tasks that compiled calls put in: their fixed costs
+# Communication, hooks and gradients of parameters: what runs beside the compiled passes.
+BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParallel|FSDP|_FullyShard|^Optimizer"
+
+
+def remove_dispatch(
+    graph: Graph, device: Selection | Sequence[CompiledPart], breaks: int = 0
+) -> int:
+    """Take away what no compiled pass calls around this device work; return the CPU time that goes, ns.
+
+    That is module Python, views and the dispatch of operators. Nothing goes where the trace has no operators:
+    there the dispatch of a kernel that stays is not told from its module's Python.
+
+    Args:
+        graph: the graph of the trace.
+        device: the device work of one compiled call, or that of several (`compiled_parts`).
+        breaks: graph breaks in each compiled forward call.
+
+    """
+    if not graph.recorded.is_kind("operator").any():
+        return 0
+    gone = 0
+    parts = compiled_parts(graph, device, None) if isinstance(device, Selection) else device
+    for part in parts:
+        alive = part.tasks.of(part.tasks.ids[graph.alive[part.tasks.ids]], part.tasks.words)
+        for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+            work = alive.where(phase=phase).where(lambda tasks: tasks.launch >= 0)
+            work = work - work.where(within=BESIDE)
+            if len(work):
+                gone += _take(graph, work, phase, fixed.of(part.parameters, breaks))
+    return gone
+
+
+def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
+    """Leave of each pass the calls that launch its work, and put the fixed costs of compiled code in."""
+    cpu = graph.select(kind="cpu")
+    waits = cpu.on_lanes_of(work.launches()).waiting()
+    parts = work.stretches(waits | captures(graph))
+    region = regions(graph, parts)
+    tasks = cpu.where(phase=phase)
+    tasks = tasks.of(tasks.ids[region[tasks.ids] >= 0], "compiled passes")
+    if not len(tasks):
+        return 0
+    beside = tasks.where(within=BESIDE)
+    calls = _callers(tasks, graph.select(on="gpu")) - beside
+    kept = beside | calls | no_dispatch(tasks) | (waits & tasks)
+    stays = pauses_that_stay(graph, region, tasks.ids) | np.isin(tasks.ids, beside.ids)
+    gaps = np.where(stays, tasks.gap_ns, 0)
+    gone = tasks - kept
+    before = tasks.total("gap_ns") - int(gaps.sum()) + gone.total("duration_ns")
+    tasks.set(gap_ns=gaps)
+    begins = calls.group_by("call").first()
+    if len(begins):
+        begins.set(duration_ns=begins.duration_ns + LIBRARY_CALL_NS)
+    graph.insert_before(
+        parts.first().launches(), "guards and wrappers", kind="cpu", duration_ns=fixed_ns
+    )
+    if len(gone):
+        gone.set(duration_ns=0)
+        paused = np.isin(gone.ids, tasks.ids[gaps > 0])
+        if not paused.all():
+            gone.of(gone.ids[~paused], gone.words).remove()
+    return before
+
+
+def _callers(tasks: Selection, device: Selection) -> Selection:
+    """Return the tasks of the innermost operators that launch device work, and the launches."""
+    graph = tasks.graph
+    launches = device.launches()
+    made = call_rows(graph, launches.ids, inner=True)
+    own = call_rows(graph, tasks.ids, inner=True)
+    chosen = (np.isin(own, made) & (own >= 0)) | np.isin(tasks.ids, launches.ids)
+    return tasks.of(tasks.ids[chosen], "calls that launch work")

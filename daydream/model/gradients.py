@@ -61,7 +61,7 @@ def gradients(
     nodes, size = _nodes(graph)
     if not len(nodes):
         nodes, size = _last_of_layers(graph)
-    order = np.lexsort((nodes, graph.columns["order"][nodes]))
+    order = np.lexsort((nodes, graph.order[nodes]))
     nodes, size = nodes[order], size[order]
     return nodes, _producers(graph, nodes), size
 
@@ -69,7 +69,7 @@ def gradients(
 def accumulated(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last CPU task of each `AccumulateGrad` node, in program order, and its gradient's maker."""
     nodes, _ = _accumulating(graph)
-    nodes = nodes[np.lexsort((nodes, graph.columns["order"][nodes]))]
+    nodes = nodes[np.lexsort((nodes, graph.order[nodes]))]
     return nodes, _producers(graph, nodes)
 
 
@@ -79,7 +79,7 @@ def _nodes(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     if not len(tasks):
         return tasks, rows
     sizes = _recorded_sizes(graph, rows)
-    if (sizes < 0).any() and graph.columns["layer"][tasks].max(initial=-1) >= 0:
+    if (sizes < 0).any() and graph.layer[tasks].max(initial=-1) >= 0:
         return _shared_out(graph, tasks)
     if (sizes < 0).any() or not len(tasks):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -88,10 +88,10 @@ def _nodes(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last CPU task and the row of each `AccumulateGrad` node."""
-    trace = graph.trace
-    if trace is None or not len(trace):
+    trace = graph.recorded
+    if not len(trace):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    cpu = graph.ids[graph.columns["kind"][graph.ids] == CPU]
+    cpu = graph.ids[graph.kind[graph.ids] == CPU]
     call = instances(graph, cpu, ACCUMULATE.pattern)
     cpu, call = cpu[call >= 0], call[call >= 0]
     calls, last = np.unique(call[::-1], return_index=True)
@@ -100,10 +100,9 @@ def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 def _recorded_sizes(graph: Graph, rows: np.ndarray) -> np.ndarray:
     """Return the bytes of the first input of these rows, -1 where shape or element type are unknown."""
-    assert graph.trace is not None  # noqa: S101 - rows are rows of a trace
     shapes, types = (
-        graph.trace.values("shapes", rows.tolist()),
-        graph.trace.values("dtype", rows.tolist()),
+        graph.recorded.values("shapes", rows.tolist()),
+        graph.recorded.values("dtype", rows.tolist()),
     )
     sizes = []
     for shape, dtype in zip(shapes, types, strict=True):
@@ -114,7 +113,7 @@ def _recorded_sizes(graph: Graph, rows: np.ndarray) -> np.ndarray:
 
 def _layer_bytes(graph: Graph) -> np.ndarray:
     """Return the bytes of gradient of each layer, by layer code."""
-    metadata = {} if graph.trace is None else graph.trace.metadata
+    metadata = graph.recorded.metadata
     codes = {layer: code for code, layer in enumerate(graph.texts["layer"])}
     found = np.zeros(len(codes) + 1, np.int64)
     for parameter in metadata.get("parameters", []):
@@ -131,24 +130,20 @@ def _layer_bytes(graph: Graph) -> np.ndarray:
 
 def _shared_out(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Give the bytes of each layer to the last of its nodes in each step."""
-    columns = graph.columns
     sizes = _layer_bytes(graph)
-    tasks = tasks[np.lexsort((tasks, columns["order"][tasks]))][::-1]
-    key = columns["layer"][tasks].astype(np.int64) * (2**31) + columns["step"][tasks]
+    tasks = tasks[np.lexsort((tasks, graph.order[tasks]))][::-1]
+    key = graph.layer[tasks].astype(np.int64) * (2**31) + graph.step[tasks]
     _, last = np.unique(key, return_index=True)
     tasks = tasks[last]
-    tasks = tasks[columns["layer"][tasks] >= 0]
-    return tasks, sizes[columns["layer"][tasks]]
+    tasks = tasks[graph.layer[tasks] >= 0]
+    return tasks, sizes[graph.layer[tasks]]
 
 
 def _last_of_layers(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last backward task of each layer and step, and the bytes of the layer."""
-    columns = graph.columns
     sizes = _layer_bytes(graph)
-    backward = graph.ids[
-        (columns["phase"][graph.ids] == BACKWARD) & (columns["layer"][graph.ids] >= 0)
-    ]
-    work = backward[columns["kind"][backward] != CPU]
+    backward = graph.ids[(graph.phase[graph.ids] == BACKWARD) & (graph.layer[graph.ids] >= 0)]
+    work = backward[graph.kind[backward] != CPU]
     tasks = work if len(work) else backward
     tasks, found = _shared_out(graph, tasks) if len(tasks) else (tasks, tasks)
     if not len(tasks) or not sizes.any():
@@ -158,21 +153,18 @@ def _last_of_layers(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 def _producers(graph: Graph, tasks: np.ndarray) -> np.ndarray:
     """Return, for CPU tasks, the last backward device work launched before each ended; else the tasks."""
-    columns = graph.columns
     ids = graph.ids
     ranks = np.array([lane.rank for lane in graph.lanes] or [0], np.int64)
     chosen = tasks.copy()
-    for rank in np.unique(ranks[columns["lane"][tasks]]).tolist():
-        here = ids[ranks[columns["lane"][ids]] == rank]
-        compute = here[(columns["kind"][here] == KERNEL) & (columns["phase"][here] == BACKWARD)]
-        mine = np.flatnonzero(
-            (columns["kind"][tasks] == CPU) & (ranks[columns["lane"][tasks]] == rank)
-        )
+    for rank in np.unique(ranks[graph.lane[tasks]]).tolist():
+        here = ids[ranks[graph.lane[ids]] == rank]
+        compute = here[(graph.kind[here] == KERNEL) & (graph.phase[here] == BACKWARD)]
+        mine = np.flatnonzero((graph.kind[tasks] == CPU) & (ranks[graph.lane[tasks]] == rank))
         if not len(compute) or not len(mine):
             continue
-        keys = columns["order"][compute]
-        place = np.searchsorted(keys, columns["order"][tasks[mine]] + 8, side="right") - 1
-        step = columns["step"]
+        keys = graph.order[compute]
+        place = np.searchsorted(keys, graph.order[tasks[mine]] + 8, side="right") - 1
+        step = graph.step
         before = compute[np.maximum(place, 0)]
         found = (place >= 0) & (step[before] == step[tasks[mine]])
         chosen[mine[found]] = before[found]

@@ -61,7 +61,7 @@ def breaks_of(graph: Graph) -> list[GraphBreak]:
     if calls is None:
         return []
     steps = max(len(calls.tasks.group_by("step")), 1)
-    known = _reasons(graph.trace)
+    known = _reasons(graph.recorded)
     found = []
     for place, region in enumerate(calls.keys):
         mine = calls.tasks.of(calls.tasks.ids[calls.key == place], "work between compiled graphs")
@@ -115,8 +115,8 @@ def _overhead(tasks: Selection) -> Selection:
 
 def _calls(graph: Graph) -> _Calls | None:
     """Return what wraps compiled graphs where a call has several; None where none has."""
-    trace = graph.trace
-    if trace is None:
+    trace = graph.recorded
+    if not len(trace):
         return None
     texts = trace.text("name")
     ids = [found.group(1) if (found := REGION.fullmatch(text)) else None for text in texts]
@@ -132,11 +132,11 @@ def _calls(graph: Graph) -> _Calls | None:
     if not pieces:
         return None
     cpu = graph.select(kind="cpu", phase="forward")
-    rows = graph.columns["row"][cpu.ids]
+    rows = graph.row[cpu.ids]
     call = np.where(rows >= 0, outermost[np.maximum(rows, 0)], -1)
     held = cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls")
     tasks = _overhead(held)
-    row = graph.columns["row"][tasks.ids]
+    row = graph.row[tasks.ids]
     call = outermost[row]
     codes = trace["name"]
     broken = _reasons(trace)
@@ -145,7 +145,7 @@ def _calls(graph: Graph) -> _Calls | None:
     keys: dict[str, int] = {}
     counts: dict[str, int] = {}
     key = np.full(len(tasks), -1)
-    when = graph.columns["measured_start_ns"][tasks.ids]
+    when = graph.measured_start_ns[tasks.ids]
     for one in pieces:  # a handful for each step
         mine = graphs[of_graph == one]
         mine = mine[np.argsort(starts[mine], kind="stable")]
@@ -167,10 +167,10 @@ def _calls(graph: Graph) -> _Calls | None:
     return _Calls(tasks, call, key, list(keys), np.array([counts[name] for name in keys]), pieces)
 
 
-def _reasons(trace: Trace | None) -> dict[str, tuple[str | None, str]]:
+def _reasons(trace: Trace) -> dict[str, tuple[str | None, str]]:
     """Return source line and reason of each region that breaks, as `collect` recorded them."""
     known: dict[str, tuple[str | None, str]] = {}
-    for one in [] if trace is None else trace.metadata.get("graph_breaks") or []:
+    for one in trace.metadata.get("graph_breaks") or []:
         known.setdefault(one["region"], (one.get("source"), one.get("reason") or UNKNOWN_BREAK))
     return known
 
@@ -185,12 +185,12 @@ def sentences(breaks: list[GraphBreak]) -> list[str]:
     return _first(said, "further place", "break the graph")
 
 
-def uncompiled_sentences(trace: Trace | None) -> list[str]:
+def uncompiled_sentences(trace: Trace) -> list[str]:
     """Return a sentence for each function that the compiler left as it is, as `collect` recorded them."""
     said = [
         f"{one['source']} was left uncompiled: {one['reason'] or 'an error'}"
         f"{' at ' + at if (at := one.get('at')) else ''}. What it calls is compiled by itself."
-        for one in (trace.metadata.get("uncompiled_frames") or [] if trace is not None else [])
+        for one in (trace.metadata.get("uncompiled_frames") or [])
     ]
     return _first(said, "further function", "were left uncompiled")
 

@@ -110,13 +110,12 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     if graph.recorded.is_kind("operator").any():
         raise NotApplicableError("this trace has no loading of data: no data-loader range or phase")
     first = _first_copies(graph)
-    columns = graph.columns
-    order, lanes = columns["order"], columns["lane"]
+    order, lanes = graph.order, graph.lane
     cpu = graph.select(kind="cpu").ids
     named = np.append(
         graph.recorded.is_kind("annotation"), False
     )  # time in a range, not in a driver's call
-    calls = np.unique(columns["launch"][columns["launch"] >= 0])
+    calls = np.unique(graph.launch[graph.launch >= 0])
     found: list[tuple[int, int, bool]] = []
     for call in first.launches().ids.tolist():  # a handful: one a step
         lane = cpu[lanes[cpu] == lanes[call]]
@@ -125,8 +124,8 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
         behind = lane[order[lane] >= order[before].max()] if len(before) else lane
         if not len(behind):
             continue
-        inside = np.where(named[columns["row"][behind]], columns["duration_ns"][behind], 0)
-        lengths = np.stack([columns["gap_ns"][behind], inside])
+        inside = np.where(named[graph.row[behind]], graph.duration_ns[behind], 0)
+        lengths = np.stack([graph.gap_ns[behind], inside])
         which, place = np.unravel_index(np.argmax(lengths), lengths.shape)
         found.append((int(behind[place]), int(lengths[which, place]), not which))
     ids, time, in_gap = (
@@ -140,12 +139,10 @@ def _first_copies(graph: Graph) -> Selection:
     """Return each step's first copy to the device from a thread that launches kernels too."""
     copies = graph.select(kind="memcpy", name=TO_DEVICE)
     kernels = graph.select(kind="kernel").launches()
-    main = np.unique(graph.columns["lane"][kernels.ids])
+    main = np.unique(graph.lane[kernels.ids])
     copies = copies.where(
         lambda tasks: (
-            (tasks.step >= 0)
-            & (tasks.launch >= 0)
-            & np.isin(graph.columns["lane"][tasks.launch], main)
+            (tasks.step >= 0) & (tasks.launch >= 0) & np.isin(graph.lane[tasks.launch], main)
         )
     )
     copies.need(
@@ -155,8 +152,7 @@ def _first_copies(graph: Graph) -> Selection:
 
 
 def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    columns = graph.columns
-    return columns["measured_start_ns"][ids] + columns["duration_ns"][ids] + columns["gap_ns"][ids]
+    return graph.measured_start_ns[ids] + graph.duration_ns[ids] + graph.gap_ns[ids]
 
 
 def loads_by_processes(loading: Selection) -> bool:

@@ -152,7 +152,7 @@ def update_of(graph: Graph) -> Update:
     """Return what the trace tells of its optimizer."""
 
     def update() -> Update:
-        metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+        metadata = graph.recorded.metadata
         tensors, elements, where = _parameters(graph, metadata)
         return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
 
@@ -181,7 +181,7 @@ def states_of(trace: Trace) -> int | None:
 
 def torch_optimizers(graph: Graph) -> set[str]:
     """Return the classes of `torch.optim` that updated the parameters, as far as the trace tells them."""
-    metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+    metadata = graph.recorded.metadata
     return _classes(graph, metadata) & TAKES.keys()
 
 
@@ -195,7 +195,7 @@ def need_setting(graph: Graph, setting: str) -> None:
     Raises:
         NotApplicableError: one of them takes no such setting, or its update is not element by element.
     """
-    metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+    metadata = graph.recorded.metadata
     classes = _classes(graph, metadata)
     for name in sorted(classes):
         if setting not in TAKES.get(name, (setting,)):
@@ -307,9 +307,9 @@ def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
 def _classes(graph: Graph, metadata: dict[str, Any]) -> set[str]:
     """Return the names of the classes of the optimizers that ran, as far as the trace tells them."""
     described = metadata.get("optimizers") or []
-    if described or graph.trace is None:
+    if described:
         return {str(one["name"]) for one in described if one.get("name")}
-    ranges = [CLASS_IN_RANGE.search(text) for text in graph.trace.text("name")]
+    ranges = [CLASS_IN_RANGE.search(text) for text in graph.recorded.text("name")]
     return {found.group(1) for found in ranges if found}
 
 
@@ -362,7 +362,7 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
             return nodes, int(np.median(steps)), "by the gradients that are reduced"
     update = graph.select(kind="kernel", phase="optimizer")
     # AMD's blocks have other sizes by card and version of ROCm.
-    if graph.trace is not None and len(update) and metadata.get("vendor", "cuda") == "cuda":
+    if len(update) and metadata.get("vendor", "cuda") == "cuda":
         tensors, elements = updated_by_grids(update, grid_blocks(graph, update))
         if elements >= 0:
             return tensors, elements, "by the grids of the update's kernels"

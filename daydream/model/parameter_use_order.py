@@ -29,49 +29,46 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
     Raises:
         NotApplicableError: a step with gradients has no forward work.
     """
-    columns = graph.columns
-    forward = graph.ids[columns["phase"][graph.ids] == phase_code("forward")]
-    device = forward[columns["kind"][forward] != CPU]
+    forward = graph.ids[graph.phase[graph.ids] == phase_code("forward")]
+    device = forward[graph.kind[forward] != CPU]
     users = device if len(device) else forward
     nodes = gradients.nodes.ids
     begun = _operator_starts(graph, gradients)
     found = np.full(len(nodes), -1)
-    cpu = forward[(columns["kind"][forward] == CPU) & (columns["measured_start_ns"][forward] >= 0)]
-    cpu = cpu[np.argsort(columns["measured_start_ns"][cpu], kind="stable")]
+    cpu = forward[(graph.kind[forward] == CPU) & (graph.measured_start_ns[forward] >= 0)]
+    cpu = cpu[np.argsort(graph.measured_start_ns[cpu], kind="stable")]
     ranks = gradients.nodes.rank
     for step, rank in sorted(set(gradients.step_and_rank)):
-        here = np.flatnonzero((columns["step"][nodes] == step) & (ranks == rank))
+        here = np.flatnonzero((graph.step[nodes] == step) & (ranks == rank))
         mine, calls = (_of(graph, tasks, step, rank) for tasks in (users, cpu))
         if not len(mine):
             raise NotApplicableError(
                 "a step of this trace has gradients but no forward work that needs them"
             )
-        place = np.searchsorted(columns["measured_start_ns"][calls], begun[here])
+        place = np.searchsorted(graph.measured_start_ns[calls], begun[here])
         known = (begun[here] >= 0) & (place < len(calls))
-        at = columns["order"][calls[place[known]]]
-        use = np.searchsorted(columns["order"][mine], at)
+        at = graph.order[calls[place[known]]]
+        use = np.searchsorted(graph.order[mine], at)
         found[here] = mine[0]
         found[here[known]] = mine[np.minimum(use, len(mine) - 1)]
-        by_layer = here[~known & (columns["layer"][nodes[here]] >= 0)]
+        by_layer = here[~known & (graph.layer[nodes[here]] >= 0)]
         for one in by_layer.tolist():
-            same = mine[columns["layer"][mine] == columns["layer"][nodes[one]]]
+            same = mine[graph.layer[mine] == graph.layer[nodes[one]]]
             found[one] = same[0] if len(same) else mine[0]
     return gradients.nodes.of(found, "first uses of parameters", ordered=True)
 
 
 def _of(graph: Graph, tasks: np.ndarray, step: int, rank: int) -> np.ndarray:
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
-    return tasks[
-        (graph.columns["step"][tasks] == step) & (ranks[graph.columns["lane"][tasks]] == rank)
-    ]
+    return tasks[(graph.step[tasks] == step) & (ranks[graph.lane[tasks]] == rank)]
 
 
 def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
     """Return when the forward operator of each gradient's backward node began, -1 if not known."""
-    rows = graph.columns["row"][gradients.nodes.ids].astype(np.int64)
+    rows = graph.row[gradients.nodes.ids].astype(np.int64)
     found = np.full(len(rows), -1, np.int64)
-    trace = graph.trace
-    if trace is None or not (trace["sequence"] >= 0).any():
+    trace = graph.recorded
+    if not (trace["sequence"] >= 0).any():
         return found
     sequence = _sequence_before(trace, rows)
     operators = np.flatnonzero(trace.is_kind("operator") & (trace["sequence"] >= 0))

@@ -49,7 +49,7 @@ def trained_parameters(graph: Graph) -> Trained:
     From the run's parameters, else from the gradients that are accumulated. Without either,
     layers that the optimizer updates one by one count as one tensor each, of equal size.
     """
-    metadata = {} if graph.trace is None else graph.trace.metadata
+    metadata = graph.recorded.metadata
     tensors: dict[str, int] = {}
     elements: dict[str, int] = {}
     for parameter in metadata.get("parameters") or []:
@@ -178,9 +178,8 @@ def graph_walks(graph: Graph) -> Selection:
     caller's walks are in what it waits.
     """
     host = graph.select(kind="cpu").ids
-    columns = graph.columns
     nodes = np.isin(host, graph.select(kind="cpu", name=NODE).ids)
-    lane, phase = columns["lane"][host], columns["phase"][host]
+    lane, phase = graph.lane[host], graph.phase[host]
     forward = np.unique(lane[phase == phase_code("forward")])
     found = []
     for each in forward.tolist():

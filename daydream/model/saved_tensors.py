@@ -37,10 +37,10 @@ def saved_tensor_counts(backward: Groups) -> np.ndarray:
     Returns:
         shape (groups,), int64.
     """
-    tasks, trace = backward.by_group, backward.tasks.graph.trace
+    tasks, trace = backward.by_group, backward.tasks.graph.recorded
     made = np.isin(tasks.ids, tasks.where(kind="cpu", op=NODE).ids)
     calls = tasks.call[made]
-    if trace is None or not len(calls):
+    if not len(calls):
         return np.zeros(len(backward), np.int64)
     number = np.repeat(np.arange(len(backward)), backward.sizes)[made]
     number, calls = np.unique(np.stack([number, calls])[:, calls >= 0], axis=1)
@@ -62,23 +62,22 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
         the tasks; and a mask of the groups, shape (groups,), bool.
     """
     tasks = forward.by_group
-    graph, trace = tasks.graph, tasks.graph.trace
-    if trace is None or not len(tasks):
+    graph, trace = tasks.graph, tasks.graph.recorded
+    if not len(trace) or not len(tasks):
         return tasks.of(tasks.ids[:0], "nothing"), np.zeros(len(forward), bool)
-    columns = graph.columns
     place = np.flatnonzero(tasks.kind == "cpu")
     ids = tasks.ids[place]
     group = np.repeat(np.arange(len(forward)), forward.sizes)[place]
-    order, rank = columns["order"][ids], tasks.rank[place]
+    order, rank = graph.order[ids], tasks.rank[place]
     passes = np.zeros(len(ids), np.int64)
     backward = graph.select(kind="cpu", phase="backward")
     for one in np.unique(rank).tolist():
-        theirs = np.sort(columns["order"][backward.ids[backward.rank == one]])
+        theirs = np.sort(graph.order[backward.ids[backward.rank == one]])
         passes[rank == one] = np.searchsorted(theirs, order[rank == one])
-    keys = np.stack([group, passes, columns["repeat"][ids].astype(np.int64)])
+    keys = np.stack([group, passes, graph.repeat[ids].astype(np.int64)])
     key = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
 
-    calls = innermost_makers(trace, columns["row"][ids].astype(np.int64))
+    calls = innermost_makers(trace, graph.row[ids].astype(np.int64))
     when = np.append(_when_saved(trace), UNKNOWN)[calls]
     known = (np.bincount(key, when > UNKNOWN) > 0)[key]
     by_order = np.lexsort((order, key))

@@ -166,8 +166,7 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     (step,) = graph.steps
     if graph.trace is None or not step.get("covered"):
         return graph, 0
-    calls = np.flatnonzero((graph.kind == CPU) & graph.alive & (graph.row >= 0))
-    calls = calls[graph.trace.is_kind("runtime")[graph.row[calls]]]
+    calls = np.flatnonzero((graph.kind == CPU) & graph.alive & graph.of_rows("runtime"))
     if not len(calls):
         return graph, 0
     tasks = graph.tasks(calls)

@@ -31,12 +31,11 @@ from daydream.simulate.critical_path import (
     untraced_device_work,
 )
 from daydream.simulate.timeline import Timeline
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from daydream.predict.prediction import Prediction
-    from daydream.predict.replay import Replay
     from daydream.simulate.steady_state import SteadyState
 
 OF_KERNELS = {
@@ -348,15 +347,18 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     Each of these adds up to the mean of the steps. `by_cause` has the keys of `PathCause`, `by_bound` those
     of `Bound`.
 
+    What has no phase or layer is `unknown`; layers come longest first.
+
     `beside` is what goes on meanwhile and adds up to nothing: the device's idle time, CPU calls that
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
     chain = trace_back(state, of)
-    steps = chain.steps
-    timeline = chain.timeline
-    by_cause = per_step(
-        dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), len(steps)
-    )
+    graph = chain.graph
+    number = len(chain.steps)
+    task = chain.timeline.task[chain.entry]  # a gap is of the task behind it here
+    by_cause = per_step(dict(Counter(sums(CAUSES, chain.cause, chain.ns)).most_common()), number)
+    layers = ["unknown", *graph.texts["layer"]]
+    by_layer = Counter(sums(layers, graph.layer[task] + 1, chain.ns))
     busy = chain.busy_ns()
     transfers = chain.communication()
     beside = {
@@ -368,22 +370,10 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     return {
         "by_cause": {cause.value: ns for cause, ns in by_cause.items()},
         "by_bound": {bound.value: ns for bound, ns in by_bound(by_cause).items()},
-        "by_phase": timeline.breakdown(state.copy, *steps)["by_phase"],
-        "by_layer": timeline.by_layer(state.copy, *steps),
+        "by_phase": per_step(sums(("unknown", *PHASES), graph.phase[task] + 1, chain.ns), number),
+        "by_layer": per_step(dict(by_layer.most_common()), number),
         "beside": {name: ns for name, ns in beside.items() if ns > 0},
     }
-
-
-def parts_of_replay(replay: Replay) -> Parts:
-    """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
-    if replay.parts is None:
-        replay.parts = parts_of(replay.settled)
-    return replay.parts
-
-
-def parts_of_change(comparison: Prediction) -> tuple[Parts, Parts]:
-    """Return the parts of a step before and after a change, the mean over the steps."""
-    return parts_of_replay(comparison.replay), parts_of(comparison.after)
 
 
 def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:

@@ -111,9 +111,7 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
     kind = graph.kind
     covered = covered_steps(graph)
     cpu = kind == CPU
-    calls = np.zeros(graph.size, bool)
-    if graph.trace is not None and len(graph.trace):
-        calls = graph.trace.is_kind("runtime")[np.maximum(graph.row, 0)] & (graph.row >= 0)
+    calls = graph.of_rows("runtime")
     work, gap = ([name] for name in COSTS)
     coded = {name: (graph.columns[name], graph.texts[name]) for name in CODED}
     coded["all"] = np.zeros(graph.size, int), ["untraced CPU time"]

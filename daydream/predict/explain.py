@@ -237,7 +237,7 @@ def explain(
                     *before.notes,
                     *now.notes,
                     *sentences(breaks_of(graph)),
-                    *uncompiled_sentences(graph.trace),
+                    *uncompiled_sentences(graph.recorded),
                     *(memory.recording_notes if memory else ()),
                 ]
             )

@@ -151,7 +151,8 @@ class Uncertainty(Struct, frozen=True):
 
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
-        step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
+        step_ns = max(comparison.replayed_ns, 1)
+        facts = comparison.replay.graph.facts
         unknown = "delays without a known cause"
         if facts.untraced_ns > facts.unexplained_ns:
             unknown = "device work that was not recorded"
@@ -174,7 +175,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     steps vary does not count: it is common to both sides. Nor can it where layers were chosen, and much
     work may be theirs or not.
     """
-    replay, step_ns, affected = comparison.replay, comparison.simulated_ns, comparison.affected
+    replay = comparison.replay
+    step_ns = comparison.simulated_ns
+    affected = comparison.affected
     recorded_ns = replay.measured_ns * len(replay.steps)
     unknown = unknown_ns(replay.graph.facts, recorded_ns, comparison.replayed_ns, affected)
     beyond = [
@@ -225,7 +228,8 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         if whole_recording(replay.graph.trace):
             ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
         low_ns = max(min(ends), min(least_ns, step_ns), 0)
-        comparison.predicted_low_ns, comparison.predicted_high_ns = round(low_ns), round(max(ends))
+        comparison.predicted_low_ns = round(low_ns)
+        comparison.predicted_high_ns = round(max(ends))
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
@@ -245,12 +249,13 @@ def _longer_ns(comparison: Prediction, graph: Graph) -> float:
 def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
     """Return the steady state of another changed graph."""
     slowed = between(comparison.contention, comparison.replay.graph, graph)
-    return settle(graph, contention=slowed, copies=comparison.after.passes)
+    return settle(graph, contention=slowed)
 
 
 def _recording_ns(comparison: Prediction) -> float:
     """Return how far the cost of recording may carry the step, where that was not measured."""
-    replay, recorded_ns = comparison.replay, comparison.recorded_after_ns
+    replay = comparison.replay
+    recorded_ns = comparison.recorded_after_ns
     cost_ns = abs(replay.recording_cost) * comparison.simulated_ns
     if replay.basis != ESTIMATED:
         return cost_ns
@@ -267,16 +272,16 @@ def _another_run_ns(comparison: Prediction) -> float:
     if not has_device_work(comparison.graph):
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu, other = sum(waits.pop(bound, 0) for bound in ON_CPU), sum(waits.values())
+    cpu = sum(waits.pop(bound, 0) for bound in ON_CPU)
+    other = sum(waits.values())
     scale = comparison.simulated_ns / max(cpu + other, 1)
-    shown, trace = 0.0, comparison.replay.graph.trace
+    shown = 0.0
+    trace = comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
     if trace is not None and cost_of_recording(trace) is not None:
         shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
-    on_cpu, on_device = (
-        ANOTHER_RUN["CPU"] * (scale * cpu - shown),
-        ANOTHER_RUN["device"] * scale * other,
-    )
+    on_cpu = ANOTHER_RUN["CPU"] * (scale * cpu - shown)
+    on_device = ANOTHER_RUN["device"] * scale * other
     return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
 
 
@@ -320,9 +325,11 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
 
     Collectives do not count: their time may be waiting.
     """
-    after, graph = comparison.after, comparison.graph
+    after = comparison.after
+    graph = comparison.graph
     steps = [*after.step_times()]
-    timeline, off = after.timeline, np.zeros(graph.size)
+    timeline = after.timeline
+    off = np.zeros(graph.size)
     off[diff.ids] = diff.errors_ns
     task = timeline.task
     works = (timeline.copy == after.copy) & np.isin(graph.step[task], steps)
@@ -347,25 +354,27 @@ def paced_ns(comparison: Prediction) -> int:
 
 def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
     """Return for how long a step waits for what is outside the trace, or may wait for it, in ns."""
-    graph, steps = settled.timeline.graph, [*settled.step_times()]
-    path = settled.timeline.path(settled.copy, steps)
+    graph = settled.timeline.graph
+    path = settled.path()
     cause = codes_of(graph, path.task, path.edge)
-    by_workers = np.array([WORKER_LOADER in text for text in graph.texts["name"]] + [False])
-    loads = (cause == PathCause.LOADING.code) & by_workers[graph.name[path.task]]
+    by_workers = graph.named(lambda name: WORKER_LOADER in name, path.task)
+    loads = (cause == PathCause.LOADING.code) & by_workers
     waits = loads | (cause == PathCause.OUTSIDE.code)
     if _untold(graph):
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
         waits |= long & (cause == PathCause.UNTRACED.code)
-    return int(path.ns[waits].sum()) // max(len(steps), 1)
+    return int(path.ns[waits].sum()) // max(len(settled.step_times()), 1)
 
 
 def _lasting_ns(comparison: Prediction) -> int:
     """Return the predicted step in ns if long pauses that the change shortens are no CPU work, and stay."""
-    before, graph, kept = comparison.replay.graph, comparison.graph, []
+    before = comparison.replay.graph
+    graph = comparison.graph
+    kept = []
     if not _untold(graph):
         return comparison.simulated_ns
-    ranges = np.append(before.recorded.is_kind("annotation"), False)[before.row]  # their own time
+    ranges = before.of_rows("annotation")  # their own time
     for was, now, doubt in (
         (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, ranges)),
         (before.gap_ns, graph.gap_ns.copy(), 1),
@@ -385,11 +394,13 @@ def _first_come_ns(comparison: Prediction) -> int:
 
     Which of the two comes first is chance.
     """
-    timeline, plan = comparison.after.timeline, comparison.after.timeline.plan
+    timeline = comparison.after.timeline
+    plan = comparison.after.timeline.plan
     lock = plan.edge_cause == Cause.LOCK
     if lock.any():
         before = plan.before_on_lane()
-        came, returned = before[plan.edge_dst[lock]], plan.edge_src[lock]
+        came = before[plan.edge_dst[lock]]
+        returned = plan.edge_src[lock]
         first = (
             timeline.end_ns[came] + plan.gap_ns[came] - timeline.start_ns[before[returned]]
             < WAKE_NS
@@ -418,33 +429,39 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     The unchanged step has to replay as it was recorded with these waits: else they are none. What is not on
     the critical path makes no step shorter, and an order that the streams keep anyway makes none longer.
     """
-    graph, after = comparison.graph, comparison.after
-    steps, timeline = [*after.step_times()], after.timeline
-    path = timeline.path(after.copy, steps)
-    links, src, dst = graph.links, graph.doubtful["src"], graph.doubtful["dst"]
+    graph = comparison.graph
+    after = comparison.after
+    path = after.path()
+    timeline = after.timeline
+    steps = max(len(after.step_times()), 1)
+    links = graph.links
+    src = graph.doubtful["src"]
+    dst = graph.doubtful["dst"]
     doubt = graph.doubt + graph.gap_doubt
     part = np.where(path.edge < 0, graph.doubt[path.task], graph.gap_doubt[path.task])
     part[(path.edge == Cause.LAUNCH) & np.isin(path.task, dst)] = 1
     outside = links["dst"][(links["cause"] == Cause.OUTSIDE) & (doubt[links["src"]] > 0)]
     part[(path.edge == Cause.OUTSIDE) & np.isin(path.task, outside)] = 1
     mine = timeline.copy == after.copy
-    start, end = np.full(graph.size, LONGEST_NS), np.zeros(graph.size)
+    start = np.full(graph.size, LONGEST_NS)
+    end = np.zeros(graph.size)
     start[timeline.task[mine]], end[timeline.task[mine]] = (
         timeline.start_ns[mine],
         timeline.end_ns[mine],
     )
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
-    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / max(len(steps), 1)
+    of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / steps
     if of_lane.sum() <= APART * comparison.simulated_ns:
         return None
-    before, replayed_ns = comparison.replay.released, comparison.replayed_ns
+    before = comparison.replay.released
+    replayed_ns = comparison.replayed_ns
     if abs(before.step_ns - replayed_ns) > REPLAYS_ALIKE * replayed_ns:
         return None
     settled = _settled(comparison, graph.released())
     found = round(replayed_ns * before.mean_after(settled) / max(before.step_ns, 1))
     if abs(found - comparison.simulated_ns) <= APART * comparison.simulated_ns:
         return None
-    path = settled.timeline.path(settled.copy, [*settled.step_times()])
+    path = settled.path()
     late = path.ns[(path.edge == Cause.EVENT) & (graph.kind[path.task] == CPU)].sum()
     most = graph.lanes[of_lane.argmax()]
     doubt, how = OF_STREAMS if most.on_device else OF_THREADS
@@ -453,4 +470,4 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
         f"{found / 1e6:,.4g} ms."
         + (f" A recording by {how} tells." if most.on_device or _untold(graph) else "")
     )
-    return found, late // max(len(steps), 1), words
+    return found, late // steps, words

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.graph.tables import step_rank
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
@@ -40,15 +40,29 @@ from daydream.transforms.real_change import lines_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from daydream.predict.breakdown import Parts
 
-# A change often takes two passes of the window to settle, and one more to tell: of few tasks these are
-# simulated at once, as each simulation costs more than two more passes; but a change of times has its plan.
-FEW_TASKS = 50_000
-COPIES_OF_FEW = 4
+
 MUCH_HELD = 0.05  # of a step: more is noted
 
 
 Row = TypeVar("Row", bound="Changed")
+
+
+class Throughput(Record):
+    """How much a second of training covers, before and after a change that alters what a step covers.
+
+    Attributes:
+        unit: `samples` or `tokens`.
+        gain: after / before.
+        before_per_s: of this unit; None where the trace does not tell how many a step covers.
+        after_per_s: likewise.
+    """
+
+    unit: str
+    gain: float
+    before_per_s: float | None = None
+    after_per_s: float | None = None
 
 
 class Changed(Predicted):
@@ -58,6 +72,7 @@ class Changed(Predicted):
         changed: how many tasks it changes, in all steps.
         inserted: how many it inserts.
         removed: how many it removes.
+        throughput: where the change alters how many samples or tokens a step covers.
         memory: peak memory; None where the trace or the change does not tell it.
         notes: what a reader should know before trusting the figures.
     """
@@ -65,6 +80,7 @@ class Changed(Predicted):
     changed: int = 0
     inserted: int = 0
     removed: int = 0
+    throughput: Throughput | None = None
     memory: MemoryPrediction | None = None
     notes: Sequence[str] = ()
 
@@ -195,6 +211,15 @@ class Prediction(Changed, NotebookFigure, eq=False):
         self.predicted_ns = self.simulated_ns if known else None
         self.typical_predicted_ns = self.after.typical_ns if known else None
         self.__post_init__()
+        facts = self.graph.facts
+        if facts.work != 1 and self.speedup:
+            from daydream.costs.device.input_sizes import samples_per_step
+
+            gain, unit = facts.work * self.speedup, facts.work_unit
+            told = any(name.endswith("recorded") and value for name, value in self.options.items())
+            count = None if told else samples_per_step(replay.graph, unit)
+            rate = count and count / self.replayed_ns * 1e9
+            self.throughput = Throughput(unit, gain, rate, rate and rate * gain)
         self.uncertainty_ns = self.uncertainty.whole_ns()
         if replay.basis != RECORDED:
             after_ns = self.recorded_after_ns if known else None
@@ -250,9 +275,11 @@ class Prediction(Changed, NotebookFigure, eq=False):
         """The predicted timeline."""
         return self.after.timeline
 
-    def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+    def breakdowns(self) -> tuple[Parts, Parts]:
         """Return where a step's time goes, before and after; means over the steps, as the headline is."""
-        return self.replay.breakdown(), self.after.breakdown()
+        from daydream.predict.breakdown import parts_of
+
+        return self.replay.breakdown(), parts_of(self.after)
 
     def shown_steps(self) -> tuple[int, int]:
         """Return the step that a picture of one shows, before and after: the same one where both have it.
@@ -285,10 +312,10 @@ class Prediction(Changed, NotebookFigure, eq=False):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints; where the time of each step goes is worked out now."""
-        from daydream.predict.breakdown import parts_json, parts_of_change
+        from daydream.predict.breakdown import parts_json
 
         if not self.parts_before:
-            self.parts_before, self.parts_after = map(parts_json, parts_of_change(self))
+            self.parts_before, self.parts_after = map(parts_json, self.breakdowns())
         return super().to_json()
 
 
@@ -369,7 +396,7 @@ def predict(
         graph_too, _ = edit.in_copy(recording.graph)
         if graph_too.differs_in_times_only(graph):  # then it has the same plan
             graph_too = graph.retimed(graph_too.duration_ns, graph_too.gap_ns)
-        _, after = _simulated(edit.name, recording.graph, graph_too, contention, after.passes)
+        _, after = _simulated(edit.name, recording.graph, graph_too, contention)
         found.recorded_after_ns = recording.settled.mean_after(after)
     found.code = lines_of(edit.optimizations, replay.graph)
     found.affected = diff.affected(found.simulated_ns - found.replayed_ns)
@@ -386,13 +413,11 @@ def predict(
 
 
 def _simulated(
-    name: str, old: Graph, graph: Graph, contention: ContentionOption, copies: int = 2
+    name: str, old: Graph, graph: Graph, contention: ContentionOption
 ) -> tuple[Choice | None, SteadyState]:
-    """Return the contention that was chosen, and the steady state of a changed graph, of so many `copies`."""
-    if graph.size <= FEW_TASKS and graph.structure != old.structure:
-        copies = max(copies, COPIES_OF_FEW)
+    """Return the contention that was chosen, and the steady state of a changed graph."""
     chosen = choose(contention, old, graph)
     try:
-        return chosen, settle(graph, contention=between(chosen, old, graph), copies=copies)
+        return chosen, settle(graph, contention=between(chosen, old, graph))
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{name} left a broken graph: {error}.") from None

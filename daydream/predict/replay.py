@@ -15,18 +15,16 @@ from msgspec.structs import asdict
 from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
 from daydream.costs.contention import evidence_json, evidence_of, known, measured_contention
-from daydream.costs.device.measured import give_table
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable, give_table
 from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.cache import Contents
-from daydream.graph.cached import cached_graph, graph_contents, is_plain
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
-from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, step_rank
+from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, TABLES, Facts, Lane, step_rank
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -47,6 +45,8 @@ from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from daydream.predict.breakdown import Parts
 
 Source = Trace | str | os.PathLike[str]
 LEAST_SHARE, LARGEST_SHARE = 0.01, 0.6  # of the busiest thread's time: a typical cost that counts
@@ -162,9 +162,7 @@ class Replay(NotebookFigure):
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis
-    parts: dict[str, dict[str, int]] | None = (
-        None  # where a step's time goes, once that was asked for
-    )
+    parts: Parts | None = None  # where a step's time goes, once that was asked for
 
     def __repr__(self) -> str:
         return (
@@ -177,9 +175,13 @@ class Replay(NotebookFigure):
         """The simulated timeline of the basis, window repeated where there is one."""
         return self.settled.timeline
 
-    def breakdown(self) -> dict[str, dict[str, int]]:
-        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over the steps."""
-        return self.settled.breakdown()
+    def breakdown(self) -> Parts:
+        """Return where a step's time goes, by phase, cause, bound and layer, in ns: see `parts_of`."""
+        if self.parts is None:
+            from daydream.predict.breakdown import parts_of
+
+            self.parts = parts_of(self.settled)
+        return self.parts
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per covered step: measured and replayed, in ns, and the relative error."""
@@ -408,12 +410,9 @@ def _of_trace(trace: Trace) -> Replay:
 
     made = baseline_of(recorded_steps(build(trace)))
     if entry is not None:
-        from daydream.predict.breakdown import parts_of_replay
-
-        parts_of_replay(made)
-        if is_plain(made.recording.graph):
-            with suppress(*MISTAKES):
-                entry.write(_contents(made, trace))
+        made.breakdown()
+        with suppress(*MISTAKES):
+            entry.write(_contents(made, trace))
     return made
 
 
@@ -422,17 +421,18 @@ def _contents(made: Replay, trace: Trace) -> Contents:
     base = made.recording.graph
     settled = made.recording.settled
     of_trace = trace_contents(trace)
-    plan = settled.timeline.plan
-    start = settled.timeline.start_ns
-    if (settled.timeline.end_ns != start + plan.duration_ns).any():
-        raise ValueError("tasks end later than their work does")
-    graph, arrays = graph_contents(base)
     families, work = work_contents(trace)
-    arrays |= of_trace.arrays | work | {START: start}
+    arrays = of_trace.arrays | work | {START: settled.timeline.start_ns}
+    for table in TABLES:
+        columns = getattr(base, table)
+        arrays |= {f"{table}.{name}": columns[name] for name in columns}
     if made.basis != RECORDED:
         arrays |= {f"corrected.{name}": made.graph.columns[name] for name in COSTS}
     document = {  # of the replay's fields all but its graph, its times and its recording
-        "graph": graph,
+        "lanes": [list(lane) for lane in base.lanes],
+        "texts": {name: texts[len(trace.text(name)) :] for name, texts in base.texts.items()},
+        "queue_depth": [list(pair) for pair in base.queue_depth.items()],
+        "facts": asdict(base.facts),
         "passes": settled.passes,
         "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
@@ -448,7 +448,18 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     """Return the replay of a trace from what is kept of it. Raises one of `MISTAKES` if it is not right."""
     document = found.document["replay"]
     arrays = found.arrays
-    graph = cached_graph(trace, document["graph"], arrays)
+    graph = Graph(trace)
+    for table in TABLES:
+        columns = getattr(graph, table)
+        for name in columns:
+            columns.put(name, arrays[f"{table}.{name}"])
+    graph.texts = {name: [*trace.text(name), *document["texts"][name]] for name in graph.texts}
+    for lane in document["lanes"]:
+        graph.add_lane(Lane(*lane))
+    graph.steps = [dict(step) for step in trace.metadata["steps"]]
+    graph.queue_depth = dict(document["queue_depth"])
+    graph.facts = Facts(**document["facts"])
+    graph.freeze()
     start = arrays[START]
     lowered = lower(graph, document["passes"], repeatable(graph))
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)

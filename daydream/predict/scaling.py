@@ -191,8 +191,9 @@ def scaling(
     found = Scaling(**before.basis_figures, recorded_workers=model.recorded, alone_ns=alone_ns)
     found.having(replay=before).notes = list(before.notes)
     waited_for = waited_for_ns(alone.after)  # in a step of one worker
-    scale = alone_ns / max(sum(waited_for.values()), 1)
-    own = {what: ns * scale for what, ns in waited_for.items()}
+    own = {
+        what: ns * (alone_ns / max(sum(waited_for.values()), 1)) for what, ns in waited_for.items()
+    }
     silent_ns = None  # the step if transfers took no time, the same for any number of workers
     for number, count in enumerate(chosen):
         if progress is not None:

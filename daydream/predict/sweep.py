@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from msgspec import field
 
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     SweepSource = Source | Graph | Replay
 
 Item = tuple[str, Document | None]  # name of the trace, the options that vary; None: how it replays
-Sort = Literal["step", "speedup", "order"]
+Sort = Literal["throughput", "step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
 FIGURES = (
@@ -71,6 +71,11 @@ class Answered(Changed):
     """
 
     trace: str = ""
+
+    @property
+    def gain(self) -> float:
+        """How many times the throughput; 0 where that is not known."""
+        return self.throughput.gain if self.throughput else self.speedup or 0
 
 
 class Refused(Record):
@@ -204,9 +209,9 @@ def sweep(
 
     `source` is one trace or several, by name perhaps. `options` are the same in all scenarios. Each
     scenario is the what-if with its options; one that does not apply, or fails, is listed with the
-    reason. The first are those with the shortest step, of several traces those with the largest
-    speed-up; `sort` chooses (`step`, `speedup`, or `order`: as asked, the last option fastest). `engine`
-    is where they are answered, see `daydream.parallel.engines`; the answers do not depend on it. `table` and
+    reason. The first are those with the largest throughput; `sort` chooses (`throughput`, `step`,
+    `speedup`, or `order`: as asked, the last option fastest). `engine` is where they are answered, see
+    `daydream.parallel.engines`; the answers do not depend on it. `table` and
     `contention` are as in `whatif`, and so is `capacity`.
 
     Returns:
@@ -269,12 +274,11 @@ def sweep(
     failed = [each.reason for each in traces if each.reason is not None]
     if len(failed) == len(traces):
         raise GraphError(failed[0])
-    chosen = sort or ("step" if len(named) == 1 else "speedup")
     answered = [each for each in found if isinstance(each, Answered)]
-    if chosen == "step":
+    if sort == "step":
         answered.sort(key=lambda each: each.predicted_ns if each.predicted_ns is not None else inf)
-    elif chosen == "speedup":
-        answered.sort(key=lambda each: -each.speedup if each.speedup is not None else inf)
+    elif sort != "order":
+        answered.sort(key=lambda each: -(each.gain if sort != "speedup" else each.speedup or 0))
     refused = [each for each in found if isinstance(each, Refused)]
     return Sweep(spelled(optimizations), varied, fixed, traces, answered, refused)
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.compare import Difference
 from daydream.predict.curves import Curve, Curves
 from daydream.predict.prediction import Prediction
@@ -115,7 +114,7 @@ def _prediction(found: Prediction) -> Any:
         gain = speedup(found.replayed_ns, found.predicted_ns)
         then = f"{time_text(found.predicted_ns)} predicted, {gain}"
     title = f"{found.optimization}: {time_text(found.replayed_ns)} replayed, {then}"
-    return _breakdowns(title, parts_of_change(found), ("before", "after"))
+    return _breakdowns(title, found.breakdowns(), ("before", "after"))
 
 
 @_draw.register

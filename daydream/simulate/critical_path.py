@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
+from daydream.graph.select import among
 from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.trace.schema import PHASES
 
@@ -283,22 +284,17 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         by_kind[CPU] = PathCause.OPERATORS.code
     by_edge = np.array([OF_EDGE.get(each, PathCause.UNTRACED).code for each in Cause])
     found = np.where(work, by_kind[kind], by_edge[edge])
-    blocking = np.zeros(graph.size, bool)
-    blocking[graph.syncs["task"]] = True
-    waits = blocking[task] & on_cpu
+    waits = among(graph, graph.syncs["task"])[task] & on_cpu
     found[waits & work] = PathCause.SYNC.code
-    ranges = np.append(
-        graph.recorded.is_kind("annotation"), False
-    )  # a range's own time is in no operator
-    found[ranges[graph.row[task]] & on_cpu & work] = PathCause.UNTRACED.code
+    own = graph.of_rows("annotation")[task]  # a range's own time is in no operator
+    found[own & on_cpu & work] = PathCause.UNTRACED.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     between = PathCause.BETWEEN
     if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
         between = PathCause.PAUSES
         found[edge == Cause.EVENT] = between.code
     found[lane & ~on_cpu] = between.code
-    outside = np.zeros(graph.size, bool)
-    outside[graph.links["src"][graph.links["cause"] == Cause.OUTSIDE]] = True
+    outside = among(graph, graph.links["src"][graph.links["cause"] == Cause.OUTSIDE])
     found[outside[task] & (work | lane)] = PathCause.OUTSIDE.code
     loads = (graph.phase[task] == DATA) & on_cpu & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
@@ -315,17 +311,14 @@ def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
 
     It adds up to the mean of the steps.
     """
-    steps = list(state.step_times())
-    path = state.timeline.path(state.copy, steps)
+    path = state.path()
     codes = codes_of(state.timeline.graph, path.task, path.edge)
-    return per_step(sums(CAUSES, codes, path.ns), len(steps))
+    return per_step(sums(CAUSES, codes, path.ns), len(state.step_times()))
 
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
-    names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
-    found: np.ndarray = names[graph.name[task]] & (graph.row[task] < 0)
-    return found
+    return graph.named(NOT_TRACED.__contains__, task) & (graph.row[task] < 0)
 
 
 def sums(names: Sequence[Name], code: np.ndarray, ns: np.ndarray) -> dict[Name, int]:

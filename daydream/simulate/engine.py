@@ -79,8 +79,7 @@ def in_python(plan: Plan) -> np.ndarray:
         scheduled=plan.scheduled,
         priority=None if plan.priority is None else plan.priority[head],
     )
-    found: np.ndarray = algorithm_1(heads)[0][run] + offset
-    return found
+    return np.asarray(algorithm_1(heads)[0][run] + offset)
 
 
 def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,7 @@ from daydream.simulate import simulate
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.simulate.contention import Contention
+    from daydream.simulate.critical_path import Path
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
@@ -74,9 +75,9 @@ class SteadyState(NamedTuple):
         wanted = self.copy if copy is None else copy
         return {step: ns for (of, step), ns in self.times.items() if of == wanted}
 
-    def breakdown(self) -> dict[str, dict[str, int]]:
-        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over these steps."""
-        return self.timeline.breakdown(self.copy, *self.step_times())
+    def path(self) -> Path:
+        """Return the critical path of these steps; arrays are to be read only."""
+        return self.timeline.path(self.copy, [*self.step_times()])
 
     @property
     def passes(self) -> int:
@@ -104,12 +105,10 @@ class SteadyState(NamedTuple):
         return chosen, chosen
 
 
-def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 2) -> SteadyState:
+def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState:
     """Return the steady state of the covered steps: they are repeated until it is reached, or never will be.
 
-    `contention` is as in `simulate`. So many `copies` of the window are simulated at once, where it is known
-    that fewer will not do, which changes no time: what comes later holds up nothing before it. Raises
-    `GraphError` if the trace covers no step.
+    `contention` is as in `simulate`. Raises `GraphError` if the trace covers no step.
     """
     need_steps(graph)
     window = repeatable(graph)
@@ -119,12 +118,10 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
     members = coupled(graph, waiting=True)
     # Transfers of the pass after the last one slow that one, too.
     beyond = int(contention is not None)
-    simulated = 2 if graph.scheduled or beyond else copies
     copies = 2
     while True:
-        simulated = max(simulated, copies + beyond)
-        timeline = simulate(graph, copies=simulated, window=window, contention=contention)
-        all_times = timeline.step_times()
+        timeline = simulate(graph, copies=copies + beyond, window=window, contention=contention)
+        times = {key: ns for key, ns in timeline.step_times().items() if key[0] < copies}
         # When each lane ends with each pass: a row a pass.
         plan = timeline.plan
         lanes = len(graph.lanes)
@@ -140,14 +137,12 @@ def settle(graph: Graph, *, contention: Contention | None = None, copies: int = 
             np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
         all_ends = ends.reshape(-1, lanes)
         if len(all_ends) == 1:  # the window holds no work
-            return SteadyState(timeline, all_times, 0, settled=True)
-        while copies <= simulated - beyond:
-            times = {key: ns for key, ns in all_times.items() if key[0] < copies}
-            first, needed = _reached(timeline, times, all_ends[:copies], members)
-            if needed <= copies:
-                steady = needed == copies
-                return SteadyState(timeline, times, first if steady else copies - 1, settled=steady)
-            copies = needed
+            return SteadyState(timeline, times, 0, settled=True)
+        first, needed = _reached(timeline, times, all_ends[:copies], members)
+        if needed <= copies:
+            steady = needed == copies
+            return SteadyState(timeline, times, first if steady else copies - 1, settled=steady)
+        copies = needed
 
 
 def _reached(

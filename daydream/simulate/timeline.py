@@ -11,16 +11,13 @@ from daydream.arrays import run_starts
 from daydream.display import NotebookFigure
 from daydream.graph.lower import steps_in
 from daydream.graph.plan import Cause
-from daydream.graph.tables import CPU, KINDS, step_rank
+from daydream.graph.tables import CPU, step_rank
 from daydream.simulate.critical_path import (
     CriticalPath,
     Path,
     binding,
     critical_path,
-    per_step,
-    sums,
 )
-from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +85,7 @@ class Timeline(NotebookFigure):
         """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
         ahead = self.plan.before_on_lane()[entries]
         ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
-        waits: np.ndarray = self.start_ns[entries] - ready
-        return waits
+        return np.asarray(self.start_ns[entries] - ready)
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""
@@ -272,36 +268,6 @@ class Timeline(NotebookFigure):
         )
         return self._paths[wanted]
 
-    def breakdown(self, copy: int, *steps: int) -> dict[str, dict[str, int]]:
-        """Return where the time of some steps goes, `by_phase` and `by_cause`, in ns a step.
-
-        Each adds up to the mean of the steps. Only time on the chain of causes that leads to their completion
-        counts: work that ran beside it was hidden. `by_cause` names kinds of tasks and of edges, which
-        reports do not; it goes with the keys of that name in JSON.
-        """
-        path = self.path(copy, steps)
-        task = self.task[path.entry]
-        phase = self.graph.phase[task]
-        kind = self.graph.kind[task]
-        causes = [cause.label for cause in Cause if cause != Cause.LANE]
-        names = [*KINDS, "untraced CPU time", "start-up between device tasks", *causes]
-        cause = np.where(path.edge < 0, kind, len(KINDS) + 1 + path.edge)
-        cause[(path.edge == Cause.LANE) & (kind == CPU)] -= 1
-        return {
-            "by_phase": per_step(sums(("unknown", *PHASES), phase + 1, path.ns), len(steps)),
-            "by_cause": per_step(sums(names, cause, path.ns), len(steps)),
-        }
-
-    def by_layer(self, copy: int, *steps: int) -> dict[str, int]:
-        """Return where the time of some steps goes by layer, in ns a step, as `breakdown` does by phase.
-
-        Longest first. What belongs to no layer is `unknown`.
-        """
-        path = self.path(copy, steps)
-        layer = self.graph.layer[self.task[path.entry]]
-        total = sums(["unknown", *self.graph.texts["layer"]], layer + 1, path.ns)
-        return per_step(dict(sorted(total.items(), key=lambda item: -item[1])), len(steps))
-
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per task: id, name, kind, lane, step, phase, layer, start, end, wait."""
         import pandas as pd
@@ -320,13 +286,11 @@ def _completes(graph: Graph) -> np.ndarray:
     None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasts
     beyond the range of its step: what a recorded step does on CPUs ends with its range.
     """
-    trace = graph.trace
     step = graph.step.copy()
     on_cpu = graph.kind == CPU
     step[graph.in_background] = -1
-    if trace is not None and len(trace):
-        named = np.append(trace.is_kind("annotation"), True)[graph.row]  # the last: of no row
-        step[named & on_cpu] = -1
+    if len(graph.recorded):
+        step[(graph.of_rows("annotation") | (graph.row < 0)) & on_cpu] = -1
     if graph.steps and not on_cpu.all():
         ends = np.array([each["end_ns"] for each in graph.steps], np.int64)
         tasks = np.flatnonzero(on_cpu & (step >= 0) & (graph.row >= 0))

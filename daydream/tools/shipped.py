@@ -12,7 +12,7 @@ import numpy as np
 
 from daydream.graph.rules.synchronization import DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from daydream.lazy import regex
-from daydream.memory.argument_bytes import argument_bytes
+from daydream.memory.enclosing import argument_bytes
 from daydream.tools.events import Event, Events
 from daydream.tools.tool import tool
 
@@ -155,10 +155,15 @@ class Copies:
 
     def result(self) -> dict[str, Any]:
         rows = [
-            {"name": name, "below_bytes": below, "count": len(each), "bytes": sum(size for size, _ in each),
-             "total_ns": sum(ns for _, ns in each)}
+            {
+                "name": name,
+                "below_bytes": below,
+                "count": len(each),
+                "bytes": sum(size for size, _ in each),
+                "total_ns": sum(ns for _, ns in each),
+            }
             for (name, below), each in sorted(self.found.items())
-        ]  # fmt: skip
+        ]
         return {"copies": rows}
 
 

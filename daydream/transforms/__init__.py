@@ -21,19 +21,15 @@ if TYPE_CHECKING:
     from daydream.model.optimizers import optimizer_settings
     from daydream.text import counted, listed
     from daydream.transforms.compose import need_room
-    from daydream.transforms.registry import Optimization, Option
 
 _HOMES = {
     "daydream.files.input_files": ("read_text",),
     "daydream.text": ("counted", "listed"),
     "daydream.transforms.compose": ("need_room",),
     "daydream.model.optimizers": ("optimizer_settings",),
-    "daydream.transforms.registry": ("Optimization", "Option"),
 }
 
 __all__ = [
-    "Optimization",
-    "Option",
     "counted",
     "listed",
     "need_room",

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from daydream.costs.device.measured import give_table
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable, give_table
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange

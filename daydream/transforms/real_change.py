@@ -8,7 +8,6 @@ kernels and updates by itself), no line is better than one of torch.
 from __future__ import annotations
 
 import gc
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -117,49 +116,15 @@ def real_change(
                 for model, optimizer in targets:
                     made.enter_context(optimization.apply(model, optimizer, **chosen))
             else:
-                tools += tools_of(optimization, chosen)
+                from daydream.instrument.tool import tools_of
+
+                tools += tools_of(optimization.tool, optimization.name, chosen)
         if not tools:
             yield None
             return
         from daydream.instrument import apply
 
-        session = made.enter_context(apply(*tools))
-
-        def changed() -> list[str]:
-            found = set()
-            for context in session.contexts.values():
-                if (
-                    context.actions.on_operator or context.actions.on_node
-                ):  # or within its backward pass
-                    forward = session.contexts.get(context.get("forward_id") or "", context)
-                    found.add(f"{forward['namespace']}::{forward['type']}")
-            return sorted(found)
-
-        yield changed
-
-
-def tools_of(optimization: Optimization, options: Options) -> list[Tool]:
-    """Return the tools of an optimization; what makes them is called with those options that it takes.
-
-    Raises:
-        DaydreamError: what the file calls `tool` is not a tool, and does not return one.
-    """
-    from daydream.instrument import Tool
-
-    made = optimization.tool
-    if callable(made) and not isinstance(made, Tool):
-        parameters = inspect.signature(made).parameters
-        every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        made = made(
-            **{name: value for name, value in options.items() if every or name in parameters}
-        )
-    tools = list(made) if isinstance(made, (list, tuple)) else [made]
-    if not tools or not all(isinstance(each, Tool) for each in tools):
-        raise DaydreamError(
-            f"`tool` of {optimization.name} gives {made!r}; it must be a daydream.instrument.Tool, "
-            "or a class or function that returns one or several"
-        )
-    return tools
+        yield made.enter_context(apply(*tools)).changed_operators
 
 
 def model_of(optimizer: Any) -> Any:

@@ -45,6 +45,14 @@ ENTRY_POINTS = "daydream.optimizations"
 NOTHING = type(None)
 ARGUMENT = regex(r"^ {4}(\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
 Options = Mapping[str, Any]  # values by name
+ALIASES = {
+    "bf16": "amp",
+    "fp16": "amp",
+    "mixed-precision": "amp",
+    "flash": "flash-attention",
+    "sdpa": "flash-attention",
+    "torch.compile": "compile",
+}
 #: By the type of an option, what a value must be, in words and as types.
 SORTS: dict[type, tuple[str, Any]] = {
     int: ("a whole number", Integral),
@@ -167,29 +175,29 @@ def names() -> list[str]:
     return sorted({*_shipped(), *(point.name for point in _entry_points())})
 
 
+def canonical(name: str) -> str:
+    """Return the name of an optimization that was given in capitals or by an alias: `amp` for `BF16`."""
+    low = name.strip().lower().replace("_", "-")
+    low = ALIASES.get(low, low)
+    return low if low in _shipped() else name
+
+
 def find(name: str) -> Optimization:
-    """Return an optimization by name or by the path of a Python file.
+    """Return an optimization by name, an alias, or the path of a Python file; capitals do not matter.
 
     Raises `UnknownOptimizationError` with the nearest name, or `GraphError` if a file
     does not hold an optimization.
     """
     if name.endswith(".py"):
-        path = Path(name)
-        spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise UnknownOptimizationError(f"{path}: no such file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        with _loading(name), own_code(name):
-            spec.loader.exec_module(module)
-        return _of_module(module, path.stem.replace("_", "-"))
+        return _of_module(load_file(name), Path(name).stem.replace("_", "-"))
+    name = canonical(name)
     if name in _shipped():
-        with _loading(name):
+        with loading(name):
             module = importlib.import_module(f"daydream.optimizations.{_shipped()[name]}")
         return _of_module(module, name)
     for point in _entry_points():
         if point.name == name:
-            with _loading(f"{name}, which is {point.value},"):
+            with loading(f"{name}, which is {point.value},"):
                 function = point.load()
             return _placed(describe(function, name), inspect.getmodule(function))
     said = meant(name.replace("_", "-"), names(), "`daydream whatif --list` shows those there are.")
@@ -199,6 +207,19 @@ def find(name: str) -> Optimization:
         if Path(f"{stem}.py").is_file():
             said = f"Did you mean the file './{stem}.py'?"
     raise UnknownOptimizationError(f"unknown optimization {name!r}. {said}")
+
+
+def load_file(name: str) -> ModuleType:
+    """Return a user's own file as a module. Raises `UnknownOptimizationError` if there is none."""
+    path = Path(name)
+    spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UnknownOptimizationError(f"{path}: no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with loading(name), own_code(name):
+        spec.loader.exec_module(module)
+    return module
 
 
 def path_or_name(optimization: Optimization) -> str:
@@ -221,8 +242,8 @@ def loadable() -> tuple[list[Optimization], dict[str, str]]:
 
 
 @contextmanager
-def _loading(what: str) -> Iterator[None]:
-    """Say of an optimization that cannot be imported which one it is."""
+def loading(what: str) -> Iterator[None]:
+    """Say of code that cannot be imported which one it is."""
     try:
         yield
     except OwnFileError:

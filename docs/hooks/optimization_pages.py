@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import inspect
 import re
+import runpy
 import shlex
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import daydream
@@ -22,6 +22,9 @@ ABOUT_EXAMPLES = (
     "them on public traces of real GPUs."
 )
 TRACES = ("synthetic_gpt_gpu", "mlp_cpu")
+COMMAND = re.compile(r'^    "([\w-]+)": (\{(?:.*\}|(?s:.*?)^    \})),$', re.MULTILINE)
+USED = re.compile(r"\b_?[A-Z]\w+|\b_\w+|\w+(?=\()")  # names of what is of a file itself, or called
+ENDS = ("STAGE", "EXCLUDES", "CODE", "memory", "apply", "tool")  # what a file says of all its commands
 SENTENCE_END = re.compile(r"(?<=[.!?)])(?<!e\.g\.)(?<!i\.e\.)(?<!al\.) (?=[A-Z`])")
 NOT_MODELLED = re.compile(r"\bnot modelled\b", re.IGNORECASE)
 SEE = re.compile(r"\bsee ([a-z][a-z0-9-]+)\b")
@@ -45,12 +48,10 @@ def pages() -> dict[str, str]:
 
 def navigation() -> list[dict[str, list[str]]]:
     """Return the pages under a heading for each stage."""
-    found = []
-    for stage, title in stages.TITLES.items():
-        here = [f"optimizations/{name}.md" for name in names() if find(name).stage == stage]
-        if here:
-            found.append({_capital(title): here})
-    return found
+    by_stage: dict[str, list[str]] = {_capital(title): [] for title in stages.TITLES.values()}
+    for name in names():
+        by_stage[_capital(stages.TITLES[find(name).stage])].append(f"optimizations/{name}.md")
+    return [{title: here} for title, here in by_stage.items() if here]
 
 
 def linked(text: str) -> str:
@@ -71,10 +72,36 @@ def page(optimization: Optimization) -> str:
     lines += ["", "## Can `confirm` make it?", "", confirmable(optimization)]
     lines += ["", "## On the example traces", "", *on_examples(optimization)]
     lines += ["", "## Together with others", "", together(optimization)]
-    path = Path(inspect.getsourcefile(optimization.function) or "")
-    code = "\n".join(f"    {line}".rstrip() for line in path.read_text(encoding="utf-8").splitlines())
-    lines += ["", f'??? note "The whole of optimizations/{path.name}"', "", "    ```python", code, "    ```"]
+    path = _path(optimization)
+    code = "\n".join(f"    {line}".rstrip() for line in own_code(name, path).splitlines())
+    lines += ["", f'??? note "Its code, of optimizations/{path.name}"', "", "    ```python", code, "    ```"]
     return "\n".join(lines) + "\n"
+
+
+def own_code(name: str, path: Path) -> str:
+    """Return the function of a command, and what no other command of its file uses."""
+    lines, parts = path.read_text(encoding="utf-8").splitlines(), dict[str, str]()
+    for node in ast.parse("\n".join(lines)).body:
+        part = "\n".join(lines[node.lineno - 1 - len(getattr(node, "decorator_list", ())) : node.end_lineno])
+        head = part if isinstance(node, ast.Assign) else getattr(node, "name", "")
+        parts |= dict.fromkeys(re.findall(r"\w+", head.partition(" =")[0]), part)
+    said = dict(COMMAND.findall(parts.pop("COMMANDS", "")))
+
+    def used(command: str) -> set[str]:
+        found, left = set(), [command.replace("-", "_"), *USED.findall(said.get(command, "")), *ENDS]
+        while left:
+            if (one := left.pop()) in parts and one not in found:
+                found.add(one)
+                left += USED.findall(parts[one])
+        return found
+
+    others = (used(other) for other in names() if other != name and _path(find(other)) == path)
+    own = used(name) - set().union(*others) | {name.replace("-", "_")}
+    return "\n\n".join(dict.fromkeys(part for each, part in parts.items() if each in own))
+
+
+def _path(optimization: Optimization) -> Path:
+    return Path(inspect.getsourcefile(optimization.function) or "")
 
 
 def parts(text: str) -> tuple[str, list[str], list[str]]:
@@ -103,17 +130,14 @@ def _capital(text: str) -> str:
 
 def _with_links(text: str) -> str:
     text = DOCUMENT.sub(r"[docs/\1.md](../\1.md)", text)
-    return SEE.sub(lambda found: _link(found.group(1)) if found.group(1) in names() else found.group(0), text)
-
-
-def _link(name: str) -> str:
-    return f"see [`{name}`]({name}.md)"
+    return SEE.sub(
+        lambda found: f"see [`{found[1]}`]({found[1]}.md)" if found[1] in names() else found[0], text
+    )
 
 
 def usage(optimization: Optimization) -> str:
     """Return the shortest command that asks for it."""
-    required = [option for option in optimization.options if option.required]
-    needed = [f"{option.flag} {option.type.__name__.upper()}" for option in required]
+    needed = [f"{each.flag} {each.type.__name__.upper()}" for each in optimization.options if each.required]
     return " ".join(["daydream whatif", optimization.name, *needed, "TRACE"])
 
 
@@ -128,17 +152,14 @@ def options(optimization: Optimization) -> list[str]:
 
 def values(option: Option) -> str:
     """Return what may be typed for an option."""
-    if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
-    return {int: "whole number", float: "number", bool: "switch", str: "text"}[option.type]
+    sort = {int: "whole number", float: "number", bool: "switch", str: "text"}[option.type]
+    return ", ".join(f"`{choice}`" for choice in option.choices) or sort
 
 
 def default(option: Option) -> str:
     """Return an option's default in words."""
-    if option.required:
-        return "needed"
-    if option.type is bool:
-        return "not given"
+    if option.required or option.type is bool:
+        return "needed" if option.required else "not given"
     return "not set" if option.default is None else f"`{option.default}`"
 
 
@@ -149,11 +170,12 @@ def confirmable(optimization: Optimization) -> str:
             "No: daydream cannot make this change in a running script. Make it yourself, record again, and "
             "[compare](../compare.md) the two traces."
         )
-    told = " ".join((inspect.getdoc(optimization.apply) or "").split())
-    told = _capital(told.removeprefix("Make the change for real: "))
+    told = " ".join((inspect.getdoc(optimization.apply) or "").split()).removeprefix(
+        "Make the change for real: "
+    )
     return (
         f"Yes: `daydream confirm {optimization.name} train.py` [predicts it, makes it and measures both]"
-        f"(../guides/confirm.md). {told}"
+        f"(../guides/confirm.md). {_capital(told)}"
     )
 
 
@@ -170,8 +192,7 @@ def on_examples(optimization: Optimization) -> list[str]:
         except daydream.DaydreamError as error:
             lines.append(f"| {before} | does not apply: {_escaped(' '.join(str(error).split()))} | |")
         else:
-            after = f"{answer.predicted_ns / 1e6:.3f}&nbsp;ms"
-            lines.append(f"| {before} | {after} | {answer.speedup:.2f}x |")
+            lines.append(f"| {before} | {answer.predicted_ns / 1e6:.3f}&nbsp;ms | {answer.speedup:.2f}x |")
     return lines
 
 
@@ -193,30 +214,14 @@ def together(optimization: Optimization) -> str:
     others = (name for name in names() if optimization.name in find(name).excludes)
     excluded = {*optimization.excludes, *others}
     known = names()
-    linked_names = (f"[`{name}`]({name}.md)" if name in known else f"`{name}`" for name in sorted(excluded))
-    said = ", ".join(linked_names)
+    said = ", ".join(f"[`{name}`]({name}.md)" if name in known else f"`{name}`" for name in sorted(excluded))
     return f"Applied in the stage *{stages.TITLES[optimization.stage]}*. " + (
         f"Cannot be combined with {said}." if said else "Excludes no other."
     )
 
 
-@cache
-def _replay(name: str) -> daydream.Replay:
-    return daydream.replay(ROOT / "examples" / f"{name}.json.gz")
-
-
-@cache
-def _public_examples() -> dict[str, dict[str, Any]]:
-    """Return the options that validation/optimizations_page.py gives."""
-    return getattr(_module(ROOT / "validation" / "optimizations_page.py"), "EXAMPLES", {})
-
-
-def _module(path: Path) -> ModuleType:
-    import sys
-
-    spec = importlib.util.spec_from_file_location(f"daydream_docs_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+_replay = cache(lambda name: daydream.replay(ROOT / "examples" / f"{name}.json.gz"))
+# The options that validation/optimizations_page.py gives.
+_public_examples = cache(
+    lambda: runpy.run_path(str(ROOT / "validation" / "optimizations_page.py"))["EXAMPLES"]
+)

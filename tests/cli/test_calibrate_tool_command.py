@@ -7,7 +7,7 @@ import json
 import pytest
 from command_line import daydream as run_in
 
-from daydream.costs.device.table import KernelTable
+from daydream.costs.device.measured import KernelTable
 
 pytest.importorskip("torch")
 

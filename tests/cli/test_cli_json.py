@@ -17,7 +17,8 @@ REPLAY = [
 ]  # fmt: skip
 WHATIF = [
     "schema", "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns",
-    "predicted_high_ns", "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory",
+    "predicted_high_ns", "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "throughput",
+    "memory",
     "notes", "basis", "measured_ns", "replay_error", "typical_measured_ns", "typical_replayed_ns",
     "typical_predicted_ns", "uncertainty_ns", "held_ns", "left_in_replays_ns", "recorded", "steps", "before",
     "after", "contention", "rules", "code",

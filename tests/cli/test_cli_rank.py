@@ -23,7 +23,8 @@ KEYS = [
 ]  # fmt: skip
 OPTIMIZATION = [
     "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory", "notes", "summary",
+    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "throughput",
+    "memory", "notes", "summary",
     "needs", "code", "bound", "bound_share",
 ]  # fmt: skip
 CURVE = ["sort", "name", "own_ns", "factors", "step_ns", "knee", "saving_ns"]

@@ -33,7 +33,8 @@ KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "r
 TRACE = ["trace", "basis", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
 SCENARIO = [
     "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "memory", "notes", "trace",
+    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "throughput",
+    "memory", "notes", "trace",
 ]  # fmt: skip
 
 

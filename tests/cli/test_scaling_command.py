@@ -16,7 +16,7 @@ import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.cli.sweep import workers_of as numbers_in
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.trace_collectives import fitted_to_trace
+from daydream.costs.network.world_size import fitted_to_trace
 from daydream.simulate.ranks import factors_of, slowdown_of
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.formats import open_database
-from daydream.collect.importers.nsys.export import Export
+from daydream.collect.importers.databases import open_database
 from daydream.collect.importers.nsys.reader import read_export
 from daydream.trace.trace import Trace
 
@@ -60,8 +59,8 @@ OTHER_TABLES = (
 
 def read_nsys(path: Path) -> Recording:
     """Return the recording in an export, as it is read for a trace."""
-    with open_database(path, None) as connection:
-        return read_export(Export(connection, path))
+    with open_database(path, None) as database:
+        return read_export(database)
 
 
 def packed(tid: int = 0, pid: int = PID) -> int:

@@ -19,7 +19,7 @@ import daydream
 from daydream.collect.derive.build import derive
 from daydream.collect.importers.executorch.etdump import innermost, read_etrecord, read_events
 from daydream.collect.importers.executorch.inspector import Row, recording_of
-from daydream.collect.importers.formats import is_inspector_parquet
+from daydream.collect.importers.formats import is_inspector
 from daydream.errors import NotApplicableError, TraceError
 from daydream.handles import Handle
 
@@ -433,6 +433,6 @@ def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):
     with pytest.raises(daydream.TraceError, match="not a readable parquet file"):
         daydream.load(path)
     tracemalloc.start()
-    assert not is_inspector_parquet(path)
+    assert not is_inspector(path, b"PAR1")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.kineto_cases import bytes_changed
+from fuzz.damage import bytes_changed
 from kineto_text import document, note, op, row, training
 
 from daydream.collect.derive.nesting import STEP_MARKER

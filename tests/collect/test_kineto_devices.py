@@ -194,3 +194,25 @@ def test_rows_of_intel_gpus_have_their_queue_for_a_stream(tmp_path: Path) -> Non
     assert names[trace["parent"][kernel]] == "zeCommandListAppendLaunchKernel"
     assert trace.values("op")[kernel] == "aten::addmm"
     assert trace.metadata["vendor"] == "xpu"
+
+
+def test_samples_of_counters_and_annotations_of_graphs_are_left_out_and_counted(tmp_path: Path) -> None:
+    on_device = {"device": 0, "stream": 7, "correlation": 1}
+    nodes = [row("kernel", "gemm", at, 9, pid=0, tid=7, **on_device) for at in (30, 40)]
+    for node in nodes:
+        node["args"]["name"] = "layers.0"
+    events = [
+        op("aten::mm", 0, 50, External_id=1),
+        row("cuda_runtime", "cudaGraphLaunch", 10, 20, correlation=1),
+        *nodes,
+        {"ph": "C", "name": "sm__active", "pid": 0, "ts": 31, "args": {"value": 0.5}},
+        {"ph": "C", "cat": "pm_sampling", "name": "dram", "pid": 0, "ts": 31, "args": {"value": 0.5}},
+    ]
+    trace = imported(tmp_path, document(events))
+
+    assert trace.values("name").count("gemm") == 2
+    assert trace.metadata["notes"] == [
+        "Annotations of 2 nodes of CUDA graphs (mark_kernels) were left out.",
+        "1 row had the category 'counter' and was left out.",
+        "1 row had the category 'pm_sampling' and was left out.",
+    ]

@@ -29,7 +29,7 @@ from shared import shared_trace
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.export import split_ranks
+from daydream.collect.importers.nsys.reader import split_ranks
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
@@ -136,6 +136,18 @@ def test_nodes_of_a_graph_keep_graph_and_node(tmp_path):
     assert rows_of(recording, "graph_id", "graph_node") == [(6, 601), (None, None)]
 
 
+def test_rows_of_tables_that_are_not_read_are_counted(tmp_path):
+    host = {"start": 10, "end": 20, "correlationId": 1, "globalPid": packed()}  # a function in a CUDA graph
+    recording = read(tmp_path, {
+        "GRAPH_HOST_NODE": [host, host], "KERNEL": [kernel(30, 40, 2), kernel(0, 5, 1)],
+    })  # fmt: skip
+
+    assert rows_of(recording, "start_ns", "correlation") == [(0, 1), (30, 2)]
+    assert recording.metadata["notes"] == [
+        "2 rows were of the table CUPTI_ACTIVITY_KIND_GRAPH_HOST_NODE and were left out."
+    ]
+
+
 def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
     recording = read(tmp_path, {
         "RUNTIME": [call(0, 1, 1, LAUNCH)],
@@ -154,7 +166,7 @@ def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
         ("annotation", "a registered range", 20, 10, PID, OTHER),
         ("annotation", "Backward", 50, 10, PID, MAIN),
     ]
-    assert recording.metadata["notes"] == ["1 row without an end, or with one before the start, left out."]
+    assert recording.metadata["notes"] == ["1 row had no readable time and was left out."]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +251,10 @@ def test_rows_without_a_proper_end_are_left_out_and_counted(tmp_path):
     recording = read(tmp_path, {"KERNEL": rows})
 
     assert len(recording) == 1
-    assert recording.metadata["notes"] == ["4 rows without an end, or with one before the start, left out."]
+    assert recording.metadata["notes"] == [
+        "1 row ended before it began and was left out.",
+        "3 rows had no readable time and were left out.",
+    ]
 
 
 def test_device_properties_are_named_as_from_kineto(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from nsys_database import LAUNCH, call, kernel, range_, read_nsys, record, rows_of, sync, write_export
 from shared import refusals
 
+from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
 
 
@@ -44,7 +45,6 @@ def fails_with(path: Path) -> str:
 
 def test_files_that_are_no_export_are_refused_in_one_line(tmp_path):
     (tmp_path / "text.sqlite").write_text("not a database, but long enough to look like one" * 9)
-    (tmp_path / "run.nsys-rep").write_bytes(b"\x00" * 200)
     (tmp_path / "empty.sqlite").touch()
     (tmp_path / "empty.sqlite.gz").write_bytes(gzip.compress(b""))
     other = sqlite3.connect(tmp_path / "other.sqlite")
@@ -55,10 +55,16 @@ def test_files_that_are_no_export_are_refused_in_one_line(tmp_path):
     assert fails_with(tmp_path / "none.sqlite").endswith("none.sqlite: no such file")
     assert "is a folder" in fails_with(tmp_path)
     assert "is not an SQLite database" in fails_with(tmp_path / "text.sqlite")
-    assert "export it first" in fails_with(tmp_path / "run.nsys-rep")
     assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite")
     assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite.gz")
     assert "not an Nsight Systems export" in fails_with(tmp_path / "other.sqlite")
+
+
+def test_a_report_is_refused_with_the_command_that_exports_it(tmp_path):
+    (tmp_path / "run.nsys-rep").write_bytes(b"\x0a\x00\x00" * 200)
+
+    with pytest.raises(TraceError, match=r"`nsys export --type sqlite run.nsys-rep`"):
+        import_trace([tmp_path / "run.nsys-rep"])
 
 
 def test_an_export_without_cuda_activity_says_how_to_record_it(tmp_path):

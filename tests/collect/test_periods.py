@@ -56,10 +56,6 @@ def every(period: int, first: int, repeats: int) -> list[int]:
     return list(range(first, first + period * repeats, period))
 
 
-def is_periodic(body: Sequence[int]) -> bool:
-    return any(body[shift:] + body[:shift] == body for shift in range(1, len(body)))
-
-
 def test_ranges_begin_with_the_first_launch_and_follow_one_another():
     #  warm-up 9 9 9 | 0 1 2 | 0 1 2 | 0 1 2 | tail 8
     works = [9, 9, 9, *[0, 1, 2] * 3, 8]
@@ -73,13 +69,9 @@ def test_ranges_begin_with_the_first_launch_and_follow_one_another():
     ]
 
 
-def test_two_repeats_are_a_period_where_the_cpu_pauses_between_whole_passes():
-    one_pass = [3, *[0, 1, 2] * 4, 4]
-    pauses = {14: 1000}
-    assert begins(one_pass * 2, pauses=pauses) == [0, 14]
-    assert begins(one_pass * 2) == []  # two micro-batches, say
-    assert begins([0, 1, 2] * 2, pauses={3: 1000}) == []  # two layers, say
-    assert begins([0, 1, 2] * 2, pauses={3: 1000}, optimizer=2) == [0, 3]
+def test_two_repeats_are_no_period():
+    assert begins([3, *[0, 1, 2] * 4, 4] * 2, pauses={14: 1000}) == []
+    assert begins([0, 1, 2] * 2, pauses={3: 1000}, optimizer=2) == []
     assert begins([0, 1] * 4 + [2], optimizer=2) == []  # one optimizer for four: micro-batches
 
 
@@ -266,8 +258,8 @@ def test_without_a_device_the_outermost_operators_tell_the_iterations():
     tail=st.permutations(range(40, 70)),
     share=st.floats(0, 1),
 )
-def test_a_repeated_body_gives_back_its_boundaries(body, repeats, head, tail, share):
-    assume(not is_periodic(body))
+def test_a_repeated_body_with_a_launch_of_its_own_gives_back_its_boundaries(body, repeats, head, tail, share):
+    assume(1 in [body.count(launch) for launch in body])
     other = min(len(body) * repeats, 30)
     head, tail = head[: int(other * share)], tail[: int(other * (1 - share))]
 
@@ -306,7 +298,7 @@ def marked(recording: Recording, pattern: str) -> np.ndarray:
         ("nsys/a100_gpt2.7b_forward_eager.sqlite.gz", [1_832] * 10),
         ("nsys/a100_gpt2.7b_forward_compiled_cuda_graph.sqlite.gz", [4] * 10),
         # its ten forward passes are a second loop with less work; only one loop is found
-        ("nsys/rtx3070ti_transformer_training_nvtx.sqlite.gz", [2_458, *[2_236] * 4]),
+        ("nsys/rtx3070ti_transformer_training_nvtx.sqlite.gz", [2_236] * 5),
         ("kineto/rtx2080ti_linear_40_iterations.json.gz", [261] * 39),  # the first was cut: 177 launches
         ("kineto/rtx2080ti_resnet_30_iterations.json.gz", [335] * 30),
         ("kineto/gpu_user_annotation.json.gz", [28] * 5),

@@ -23,8 +23,7 @@ from shared import refusals, refused, shared_trace
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
-from daydream.collect.importers.rocprof.rows import portions
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import base_name
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 
@@ -101,17 +100,6 @@ def test_a_run_with_counters_is_no_trace(tmp_path):
     given["callback_records"]["counter_collection"] = [{"records": []}]
 
     assert "give this file with --counters" in refused(write_json(tmp_path / "t.json", given))
-
-
-def test_long_arrays_are_read_in_portions():
-    import msgspec
-
-    rows = [{"a": number, "b": [{"a": 1}, {"a": 2}]} for number in range(500)]
-    raw = msgspec.json.decode(json.dumps(rows).encode(), type=msgspec.Raw)
-    found = list(portions(raw, dict, 20))
-
-    assert len(found) == 25
-    assert [row for part in found for row in part] == rows
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from live_recording import recorded  # noqa: E402
 
 import daydream  # noqa: E402
 from daydream.collect.live.run_metadata import describe_run  # noqa: E402
+from daydream.predict.breakdown import parts_of  # noqa: E402
 from daydream.trace.metadata import mistake_in  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
@@ -122,7 +123,7 @@ def test_a_steps_time_by_layer_adds_up_to_the_step(name: str) -> None:
     replayed = daydream.replay(trace)
 
     for (copy, step), expected in replayed.timeline.step_times().items():
-        found = replayed.timeline.by_layer(copy, step)
+        found = parts_of(replayed.settled._replace(copy=copy), [step])["by_layer"]
         assert sum(found.values()) == expected
         assert min(found.values()) > 0
 

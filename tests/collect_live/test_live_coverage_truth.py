@@ -46,12 +46,10 @@ ONE_BY_ONE: dict[str, Callable[[Any], Any]] = {
     "RMSprop": one_by_one("RMSprop", momentum=0.9, centered=True),
     "NAdam": one_by_one("NAdam"),
     "RAdam": one_by_one("RAdam"),
-    "Rprop": one_by_one("Rprop"),
     "Adagrad": one_by_one("Adagrad"),
     "Adadelta": one_by_one("Adadelta"),
     "Adamax": one_by_one("Adamax"),
     "ASGD": one_by_one("ASGD"),
-    "Adafactor": one_by_one("Adafactor"),
 }  # fmt: skip
 
 
@@ -81,6 +79,15 @@ def test_every_update_has_its_parameters_layer(optimizer: str) -> None:
 
     assert len(updates) > 0
     assert trace.values("layer", rows[updates]) == [truth[index].layer for index in updates.tolist()]
+
+
+@pytest.mark.parametrize("optimizer", ["Rprop", "Adafactor"])
+def test_updates_whose_operators_differ_from_parameter_to_parameter_have_no_layer(optimizer: str) -> None:
+    trace, rows, truth = recorded_with_truth("mixed", one_by_one(optimizer))
+    updates = np.flatnonzero([one.phase == "optimizer" for one in truth])
+
+    assert len(updates) > 0
+    assert {*trace.values("layer", rows[updates])} == {None}
 
 
 @pytest.mark.parametrize("how", ["foreach", "fused"])

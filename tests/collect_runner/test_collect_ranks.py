@@ -12,7 +12,7 @@ from view_text import view_text
 
 import daydream
 from daydream.collect.derive.collectives import host_collectives, match_collectives
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.report.overview import overview
 from daydream.report.views.overview import collectives_of_steps
 

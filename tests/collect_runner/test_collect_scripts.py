@@ -308,25 +308,6 @@ def test_torch_that_fails_to_import_fails_as_always(folder):
 
 
 @pytest.mark.slow
-def test_a_stuck_process_dies_of_sigterm_though_it_cannot_save(folder):
-    folder.script(
-        """
-        import ctypes
-        for _ in range(10):
-            step()
-        open("training", "w")
-        mutex = ctypes.create_string_buffer(64)
-        for _ in range(2):  # never back from the second, as in a collective whose peer is gone
-            ctypes.CDLL(None).pthread_mutex_lock(mutex)
-        """
-    )
-    done = folder.interrupt(signal.SIGTERM, "--steps", "1000", "train.py")
-
-    assert done.code == 128 + signal.SIGTERM
-    assert "ended without saving" in done.err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-I", "-E"])
 def test_options_that_isolate_an_interpreter_are_left_out_and_told(flag, folder):
     folder.script(

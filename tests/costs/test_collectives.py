@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream.costs.network.cluster_names import MACHINES, find_cluster
-from daydream.costs.network.clusters import COLLECTIVES, PROTOCOLS, Cluster
-from daydream.costs.network.collectives import (
+from daydream.costs.network.clusters import (
+    COLLECTIVES,
+    PROTOCOLS,
+    Cluster,
     Link,
     bytes_of_message,
     chain_broadcast_ns,

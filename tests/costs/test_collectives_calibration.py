@@ -13,11 +13,10 @@ from shared import TRACES, shared_trace
 
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import PROTOCOLS, Cluster
-from daydream.costs.network.collectives import Link
+from daydream.costs.network.clusters import PROTOCOLS, Cluster, Link
 from daydream.costs.network.fitting import Measurement, StepCurve, calibrate
 from daydream.costs.network.nccl_tests import read_nccl_tests
-from daydream.costs.network.trace_collectives import fitted_to_trace, measured_in
+from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
 
 MB = 1 << 20

@@ -10,9 +10,9 @@ from shared import shared_trace
 
 import daydream
 from daydream import Trace
-from daydream.costs.counters.amounts import CountedKernel
-from daydream.costs.counters.attaching import attach_counters, read_counted
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import attach_counters, base_name
+from daydream.costs.counters.formats import read_counted
+from daydream.costs.counters.quantities import CountedKernel
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
 
@@ -216,12 +216,8 @@ def test_passes_of_one_program_add_their_counters(tmp_path):
     ("text", "said"),
     [
         ("", "no counters that are known"),
-        ("a,b\n1,2\n", "no counters that are known"),
         (LONG, "no launches"),
-        (
-            "kernel 0 - k - #thread-blocks 1,  kernel instructions 28, total instructions 28\n",
-            "is a kernel of this trace",
-        ),
+        (LONG.replace('"ID"', '"0"'), "no counters that are known"),
         (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte",1,048,576\n', "11 fields under 9"),
         (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte","12,5"\n', "decimal comma"),
         (
@@ -243,21 +239,6 @@ def test_what_cannot_be_meant_is_one_line(tmp_path, text, said):
     with pytest.raises(FileError, match=said) as error:
         attached(kernels("axpy"), tmp_path, text)
     assert "\n" not in str(error.value)
-
-
-def test_no_cut_of_a_table_is_more_than_one_line(tmp_path):
-    whole = long_table(("axpy(float *)", 16, axpy()), ("axpy(float *)", 16, axpy("3")))
-    for end in range(0, len(whole), 7):
-        try:
-            attached(kernels("axpy", "axpy"), tmp_path, whole[:end])
-        except FileError as error:
-            assert "\n" not in str(error)  # noqa: PT017 - most cuts are refused, some are whole tables
-
-
-def test_a_table_without_the_numbers_of_launches_is_refused(tmp_path):
-    text = long_table(("axpy", 16, axpy())).replace('"ID"', '"0"')
-    with pytest.raises(FileError, match="no counters that are known"):
-        read(tmp_path, text)
 
 
 @pytest.mark.parametrize(

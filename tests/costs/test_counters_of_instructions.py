@@ -11,14 +11,13 @@ import json
 import numpy as np
 import pytest
 from shared import shared_trace
-from test_counter_files import attached, kernels, read
+from test_counter_files import attached, axpy, kernels, long_table, read
 
-from daydream.costs.counters.attaching import attach_counters, read_counted
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import attach_counters, base_name
+from daydream.costs.counters.formats import Totals, read_counted
 from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
-from daydream.costs.counters.quantities import QUANTITIES, conflict_share, quantities_of
-from daydream.costs.counters.totals import Totals
-from daydream.costs.workload.counters import counted_work
+from daydream.costs.counters.quantities import QUANTITIES, quantities_of
+from daydream.costs.workload.counters import conflict_share, counted_work
 from daydream.errors import FileError
 
 HIST = (
@@ -101,11 +100,11 @@ def test_instructions_of_threads_count_32_for_one_of_a_warp(tmp_path):
 @pytest.mark.parametrize(
     ("opcode", "flop"),
     [
-        ("FADD", 32), ("FFMA.FTZ", 64), ("FFMA2", 128), ("DFMA", 64), ("DMUL", 32), ("MUFU.RCP", 0),
+        ("FADD", 32), ("FFMA.FTZ", 64), ("FFMA2", 128), ("DFMA", 64), ("MUFU.RCP", 0),
         ("HMMA.16816.F32.BF16", 4_096), ("HMMA.1688.F32.TF32", 2_048), ("HMMA.884.F32.F32.STEP2", 512),
         ("HMMA.884.F16.F16.STEP0", 1_024), ("DMMA.884", 512), ("QMMA.16832.F32.E4M3.E4M3", 8_192),
         ("IMMA.16816.S8.S8", 0), ("HGMMA.64x128x16.F32", None), ("HMMA.SP.16816.F32", None),
-        ("HFMA2.MMA", None), ("HADD2.F32", 0),
+        ("HADD2.F32", 0),
     ],
 )  # fmt: skip
 def test_flop_of_a_warps_instruction(opcode, flop):
@@ -119,7 +118,7 @@ def test_moves_by_16_bit_instructions_do_not_hide_what_is_known():
 @pytest.mark.parametrize(
     ("opcode", "flop"),
     [
-        ("V_FMA_F32_e64_vi", 128), ("V_PK_FMA_F32_gfx940", 256), ("V_ADD_F32_e32_vi", 64), ("S_ENDPGM", 0),
+        ("V_FMA_F32_e64_vi", 128), ("V_PK_FMA_F32_gfx940", 256), ("S_ENDPGM", 0),
         ("V_MFMA_F32_32X32X8F16_gfx90a_vcd_e64", 2 * 32 * 32 * 8),
         ("V_MFMA_F32_32X32X1F32_e64", 2 * 32 * 32 * 2),
         ("V_MFMA_F32_16X16X16BF16_1K_e64", 2 * 16 * 16 * 16), ("V_MFMA_F32_4X4X4_16B_F16", 2 * 64 * 16),
@@ -135,8 +134,6 @@ def test_flop_of_a_waves_instruction(opcode, flop):
     [
         (LUTHIER + "Total instructions executed: 123456\n", {"instructions": 123_456}),
         (LDS, {"shared_instructions": 40, "shared_conflicts": 1_200_000}),
-        (LDS.replace(" (single-address: 30, double-address: 10)", ""),
-         {"shared_instructions": 40, "shared_conflicts": 1_200_000}),
         (OPCODES,
          {"instructions": 5, "float_instructions": 3, "shared_instructions": 2, "float32_flop": 384,
           "float64_flop": 0, "flop": 384}),
@@ -230,9 +227,7 @@ def test_rocprofv3s_json(tmp_path):
         (LDS + LDS, "several runs"),
         (LDS.splitlines()[0] + "\n", "ends before Luthier's bank conflicts"),
         ("Total number of bank conflicts detected: -3\n", "is no count"),
-        ("Total number of bank conflicts detected: nan\n", "is no count"),
         ("Instruction Opcode Results: \n  V_FMA_F32_e64 = 3\n", "ends before the total"),
-        ("Total instructions executed: ", "cut or of another version"),
         ("30|axpy\nepoch 3\n", "cut or mixed"),
         ("30|axpy\n30|40|axpy\n", "cut or mixed"),
         ("Maximum memory accesses per kernel: 3 (3.00)\n", "cut before its kernels"),
@@ -240,7 +235,6 @@ def test_rocprofv3s_json(tmp_path):
         (json.dumps(dispatches((1, 1, [(5, 1.0)]))), "counter 5 has no name"),
         (json.dumps(dispatches((1, 1, [(7, -1.0)]))), "no JSON of rocprofv3"),
         (json.dumps(dispatches()), "counted nothing"),
-        (json.dumps(dispatches((1, 1, [(7, 1.0)])))[:-9], "no JSON of rocprofv3"),
         ('{"rocprofiler-sdk-tool": ' + "[" * 100_000, "no JSON of rocprofv3"),
         (json.dumps({"traceEvents": [{"cat": "cuda_profiler_range", "name": "k", "ts": 1,
                                       "args": {"dram__bytes.sum": -1}}]}), "without name, time or counters"),
@@ -253,7 +247,10 @@ def test_damage_is_one_line(tmp_path, text, said):
     assert len(str(error.value)) < 600 + len(str(tmp_path))
 
 
-@pytest.mark.parametrize("whole", [HIST, LUTHIER + LDS, json.dumps(dispatches((1, 1, [(7, 1.0)])))])
+@pytest.mark.parametrize(
+    "whole",
+    [HIST, LUTHIER + LDS, json.dumps(dispatches((1, 1, [(7, 1.0)]))), long_table(("axpy", 16, axpy()))],
+)
 def test_no_cut_of_them_is_more_than_one_line(tmp_path, whole):
     for end in range(0, len(whole), 3):
         try:

@@ -15,8 +15,8 @@ from test_counter_files import OPS, attached, kernels, long_table
 
 import daydream
 from daydream import attach_counters, build, counters_table
-from daydream.costs.counters.attaching import read_counted
-from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.attaching import base_name
+from daydream.costs.counters.formats import read_counted
 from daydream.costs.counters.listing import counted_in
 from daydream.report.views.explanation import counted_sentences
 

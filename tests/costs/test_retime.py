@@ -120,14 +120,6 @@ def test_an_unknown_gpu_falls_back_to_the_papers_constants():
         retime(graph, chosen, device="a100")
 
 
-def test_the_paper_can_be_asked_for():
-    graph = graph_of(*many(PRODUCT), SUM)
-    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise")
-    assert retime(graph, chosen, dtype="float16", model="paper").duration_ns.tolist() == [3_333_333, 150_000]
-    with pytest.raises(NotApplicableError, match="16-bit"):
-        retime(graph, chosen, dtype="tf32", model="paper")
-
-
 def test_a_format_without_units_is_refused():
     graph = graph_of(*many(PRODUCT))
     with pytest.raises(NotApplicableError, match="no bfloat16 units"):

@@ -9,7 +9,6 @@ import pytest
 from shared import shared_replay
 
 import daydream
-from daydream import Replay
 from daydream.transforms.real_change import lines_of, why_not_offered
 from daydream.transforms.registry import find
 
@@ -18,29 +17,29 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 
 
 @pytest.fixture(scope="module", params=TRACES)
-def replay(request: pytest.FixtureRequest) -> Replay:
+def replay(request):
     name: str = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
 
 
 @pytest.fixture(scope="module")
-def ranking(replay: Replay) -> daydream.Ranking:
+def ranking(replay):
     return daydream.rank(replay, pairs=0, with_curves=False)
 
 
-def test_each_line_of_code_has_one_row(ranking: daydream.Ranking) -> None:
+def test_each_line_of_code_has_one_row(ranking):
     lines = Counter(each.code for each in ranking.optimizations if each.code)
     assert {line for line, rows in lines.items() if rows > 1} == set()
     assert "restructured-batchnorm" not in {each.optimization for each in ranking.optimizations}
 
 
-def test_the_loader_is_ranked_with_the_workers_that_explain_asks_about() -> None:
+def test_the_loader_is_ranked_with_the_workers_that_explain_asks_about():
     replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
     first = daydream.rank(replay, pairs=0, with_curves=False).optimizations[0]
     assert (first.optimization, first.options) == ("dataloader", {"workers": 8})
 
 
-def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason() -> None:
+def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason():
     replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
     left_out = daydream.rank(replay, pairs=0, with_curves=False).left_out
     for name in ("fused-cross-entropy", "foreach-optimizer"):
@@ -52,7 +51,7 @@ def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason() -> N
     assert not {"fused-cross-entropy", "foreach-optimizer"} & set(asked)
 
 
-def test_a_line_of_code_names_the_optimizer_of_the_script() -> None:
+def test_a_line_of_code_names_the_optimizer_of_the_script():
     graph = daydream.replay(EXAMPLES / "mlp_cpu.json.gz").graph  # trains by Adam
     assert lines_of([find("fused-optimizer")], graph) == "torch.optim.Adam(parameters, fused=True)"
     by_sgd = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz").graph
@@ -60,6 +59,6 @@ def test_a_line_of_code_names_the_optimizer_of_the_script() -> None:
     assert "another optimizer than SGD" in str(why_not_offered(find("fused-adam"), by_sgd))
 
 
-def test_a_script_that_only_infers_has_no_step_of_training() -> None:
+def test_a_script_that_only_infers_has_no_step_of_training():
     graph = shared_replay("kineto/h100_vit_inference.json.gz").graph
     assert "model(static_batch)" in str(lines_of([find("cuda-graphs")], graph))

@@ -1,7 +1,5 @@
 """What bounds a step, from what is left of it without each side: one word for `explain` and `rank`."""
 
-from __future__ import annotations
-
 import pytest
 from shared import shared_replay
 
@@ -13,11 +11,11 @@ from daydream.report.views.explanation import verdict
 from daydream.simulate.critical_path import Bound, PathCause
 
 
-def answer(left: int) -> WhatIfResult:
+def answer(left):
     return WhatIfResult("scale", {"factor": 0.0}, 100, left)
 
 
-def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int | None) -> str:
+def bounded(shares, *, without_cpu, without_device):
     kinds = [(PathCause(key), share) for key, share in shares.items()]
     causes = [Share(cause, cause.bound, round(100 * share), share) for cause, share in kinds]
     device = None if without_device is None else answer(without_device)
@@ -42,8 +40,8 @@ def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int |
     ],
 )
 def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
-    shares: dict[str, float], without_cpu: int, without_device: int | None, expected: str
-) -> None:
+    shares, without_cpu, without_device, expected
+):
     assert bounded(shares, without_cpu=without_cpu, without_device=without_device) == expected
 
 
@@ -51,7 +49,7 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
     "name",
     ["h800_deepseek_train_dualpipe_rank0of64", "a100_ddp_rank0of2_record_param_comms"],
 )
-def test_sentence_table_and_ranking_say_the_same(name: str) -> None:
+def test_sentence_table_and_ranking_say_the_same(name):
     replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
     explanation = daydream.explain(replay)
     ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)

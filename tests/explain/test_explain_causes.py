@@ -1,7 +1,5 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import call, kernel, launched, note, op, trace
 from machine.programs import PROGRAMS
@@ -17,7 +15,7 @@ KERNELS = PathCause.KERNELS
 STEPS = 4
 
 
-def repeated(rows_of_step, length: float):
+def repeated(rows_of_step, length):
     """Return a trace of steps of this length in us; `rows_of_step` gets the start and a first number.
 
     It is of no profiler that is known to cost anything: figures are those of the recorded step.
@@ -26,11 +24,11 @@ def repeated(rows_of_step, length: float):
     return trace(rows, steps=tuple(length * n for n in range(STEPS + 1)), profiler="by hand")
 
 
-def causes(explanation) -> dict[str, int]:
+def causes(explanation):
     return {each.cause: each.ns for each in explanation.causes}
 
 
-def found(explanation, sort: str):
+def found(explanation, sort):
     return next(each for each in explanation.avoidable if each.sort == sort)
 
 
@@ -40,8 +38,8 @@ def found(explanation, sort: str):
 def two_streams(at, number, side="kernel", side_ends=51.0, ends=66.0):
     sync_ends = max(side_ends, ends) + 2
     return [
-        launched("k", at, at + 6, at + ends, number, phase="forward"),
-        launched("side", at + 5, at + 11, at + side_ends, number + 1, stream=8, kind=side, phase="forward"),
+        launched("k", at, at + 6, at + ends, phase="forward"),
+        launched("side", at + 5, at + 11, at + side_ends, stream=8, kind=side, phase="forward"),
         call("cudaDeviceSynchronize", at + 10, at + sync_ends),
         op("load", at + sync_ends, at + sync_ends + 32, op="load", phase="data"),
     ]
@@ -113,7 +111,7 @@ def test_exposed_communication_saves_what_nothing_else_hides():
 def blocking_copy(at, number):
     names = {"op": "aten::copy_", "phase": "forward"}
     return [
-        launched("k", at, at + 6, at + 46, number, phase="forward"),
+        launched("k", at, at + 6, at + 46, phase="forward"),
         op("aten::copy_", at + 10, at + 55, layer="head", **names),
         call("cudaMemcpyAsync", at + 12, at + 54, number + 1, layer="head", **names),
         kernel("Memcpy DtoH (Device -> Pageable)", at + 47, at + 50, number + 1, kind="memcpy", bytes=4),
@@ -142,7 +140,7 @@ def test_loading_that_is_waited_for_saves_what_workers_would_hide():
     def step(at, number):
         return [
             op("next", at, at + 5000, op="next", phase="data"),
-            launched("k", at + 5000, at + 5006, at + 8000, number, phase="forward"),
+            launched("k", at + 5000, at + 5006, at + 8000, phase="forward"),
             call("cudaDeviceSynchronize", at + 5010, at + 8002),
             op("rest", at + 8002, at + 10_000, op="rest", phase="other"),
         ]
@@ -188,7 +186,7 @@ def test_a_cpu_that_launches_slowly_is_launch_bound():
     def step(at, number):
         return [
             [op("aten::add", at + 20 * i, at + 18 + 20 * i, op="aten::add", phase="forward"),
-             launched("k", at + 20 * i + 3, at + 20 * i + 9, at + 20 * i + 11, number + i, phase="forward",
+             launched("k", at + 20 * i + 3, at + 20 * i + 9, at + 20 * i + 11, phase="forward",
                       op="aten::add")]
             for i in range(5)
         ]  # fmt: skip
@@ -207,7 +205,7 @@ def test_a_long_pause_is_told_with_what_its_absence_would_save():
     def step(at, number):
         return [
             op("aten::add", at, at + 1000, op="aten::add", phase="forward"),
-            launched("k", at + 4000, at + 4006, at + 4010, number, phase="forward"),
+            launched("k", at + 4000, at + 4006, at + 4010, phase="forward"),
             op("rest", at + 4005, at + 5000, op="rest", phase="other"),
         ]
 
@@ -236,7 +234,7 @@ def test_work_between_batches_is_told_where_the_program_is_known():
     def step(at, number):
         return [
             op("aten::resize", at, at + 60, op="aten::resize", phase="other", stack=line),
-            launched("k", at + 60, at + 66, at + 100, number, phase="forward"),
+            launched("k", at + 60, at + 66, at + 100, phase="forward"),
             call("cudaDeviceSynchronize", at + 70, at + 102),
         ]
 

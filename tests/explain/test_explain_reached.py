@@ -1,7 +1,5 @@
 """What share of the device's peak kernels reach, beside the causes of a step."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import call, kernel, op, trace
 from shared import shared_replay
@@ -14,7 +12,7 @@ STEPS = 4
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
 
 
-def recorded(shapes: str | None, name: str = "volta_sgemm_128x64_nn", **metadata):
+def recorded(shapes, name="volta_sgemm_128x64_nn", **metadata):
     """Return steps of 600 us: a product of 1024 x 1024 matrices that takes 547 of them."""
     rows = [
         [

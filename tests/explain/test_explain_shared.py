@@ -1,7 +1,5 @@
 """What public traces suffer from, as `explain` tells it, each claim held against a what-if."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re
@@ -29,7 +27,7 @@ TRACES = (
 
 
 @cache
-def explained(name: str) -> daydream.Explanation:
+def explained(name):
     return daydream.explain(shared_replay(name))
 
 

@@ -1,7 +1,5 @@
 """What a step waits for on other ranks, told for two ranks that are small enough to follow by hand."""
 
-from __future__ import annotations
-
 from graph.jobs import job
 
 import daydream

@@ -1,7 +1,5 @@
 """`python -m tests.fuzz --cases 20000`: hostile input to every command; exit 1 if any of it did harm."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -17,7 +17,7 @@ DTYPES = ("bool", "int8", "int16", "int32", "int64", "float64", "object", "<U8",
 NUMBERS = (-1, 0, 1, 7, ROW, ROW + 1, 2**28, 2**28 + 1, 2**62, 2**70, 1.5, True, None, "1", [])
 
 
-def bytes_flipped(choice: random.Random, data: bytes, _: bytes) -> bytes:
+def bytes_flipped(choice, data, _):
     """Return the file with up to eight bytes changed."""
     changed = bytearray(data)
     for _ in range(choice.randint(1, 8)):
@@ -25,14 +25,14 @@ def bytes_flipped(choice: random.Random, data: bytes, _: bytes) -> bytes:
     return bytes(changed)
 
 
-def truncated(choice: random.Random, data: bytes, _: bytes) -> bytes:
+def truncated(choice, data, _):
     """Return the beginning of the file, or more than it."""
     if choice.random() < 0.2:
         return data + bytes(choice.choice((1, 8, ROW, 3 * ROW)))
     return data[: choice.randrange(len(data))]
 
 
-def mixed(choice: random.Random, data: bytes, other: bytes) -> bytes:
+def mixed(choice, data, other):
     """Return the beginning of one entry and the end of another, or rows of the other in the midst of it."""
     at = choice.randrange(0, min(len(data), len(other)), choice.choice((1, 8, ROW)))
     if choice.random() < 0.5:
@@ -41,7 +41,7 @@ def mixed(choice: random.Random, data: bytes, other: bytes) -> bytes:
     return data[:at] + other[at : at + size] + data[at + size :]
 
 
-def moved(choice: random.Random, data: bytes, _: bytes) -> bytes:
+def moved(choice, data, _):
     """Return the file with two of its rows, or words, in each other's place."""
     size = choice.choice((8, ROW))
     a, b = sorted(choice.sample(range(len(data) // size), 2))
@@ -49,12 +49,12 @@ def moved(choice: random.Random, data: bytes, _: bytes) -> bytes:
     return data[: size * a] + second + data[size * a + size : size * b] + first + data[size * b + size :]
 
 
-def replaced(choice: random.Random, data: bytes, other: bytes) -> bytes:
+def replaced(choice, data, other):
     """Return the entry of another trace, or no entry at all."""
     return choice.choice((other, b"", bytes(len(data)), choice.randbytes(2 * ROW), MARK + data))
 
 
-def header(choice: random.Random, data: bytes, _: bytes) -> bytes:
+def header(choice, data, _):
     """Return the file with another dtype, length, place or value of some arrays, with the old digest."""
     _, digest, size, _ = HEAD.unpack_from(data)
     fields: dict[str, Any] = json.loads(data[HEAD.size : HEAD.size + size])

@@ -1,92 +1,66 @@
 """Command lines: every command that reads a trace, with options that it has, sane ones and others."""
 
-from __future__ import annotations
-
-import random
 from functools import cache
-from typing import Any
 
 NUMBERS = (
-    "0",
-    "1",
-    "2",
-    "0.5",
-    "-1",
-    "1e-300",
-    "1e300",
-    "nan",
-    "inf",
     "",
-    "1e18",
-    "2147483647",
-    "99999999999999999999",
+    *[
+        "0",
+        "1",
+        "2",
+        "0.5",
+        "-1",
+        "1e-300",
+        "1e300",
+        "nan",
+        "inf",
+        "1e18",
+        "2147483647",
+        "99999999999999999999",
+    ],
 )
 WORDS = (
-    "a100",
-    "h100",
-    "cpu",
-    "gpu",
-    "none",
-    ".*",
-    "(",
-    "kernel",
-    "*",
-    "float16",
     "\x1b[31m",
-    "off",
-    "1,2",
-    "nvlink",
+    *["a100", "h100", "cpu", "gpu", "none", ".*", "(", "kernel", "*", "float16", "off", "1,2", "nvlink"],
 )
-SANE = ("1", "2", "4", "8", "0.5", "1.5", "10", "100")
+SANE = ["1", "2", "4", "8", "0.5", "1.5", "10", "100"]
+ASK = {  # TRACE, OTHER, NAME and CHANGED stand for what each case fills in, and how often each is asked
+    "info TRACE": 4, "replay --trace TRACE": 4, "replay --trace TRACE -o out.json.gz": 2,
+    "replay --trace TRACE --html out.html --no-ranking": 1, "explain --trace TRACE": 5, "rank --trace TRACE --pairs 0": 1,
+    "whatif CHANGED --trace TRACE": 12, "whatif NAME+NAME --trace TRACE": 2, "scaling --trace TRACE --workers 1,2,4": 1,
+    "scaling --trace TRACE --workers 1,2,...,64 --gradient-mb 1": 1, "compare TRACE OTHER": 3,
+    "sweep scale --set factor=0,0.5 --on gpu --trace TRACE": 2, "import TRACE -o out.parquet": 5,
+    "explain --trace TRACE --whatif NAME": 1, "compare TRACE OTHER --whatif NAME": 1, "whatif --list": 0.2,
+}  # fmt: skip
 
 
 @cache
-def optimizations() -> list[Any]:
+def optimizations():
     """Return the optimizations that ship."""
     from daydream.transforms.registry import loadable
 
     return loadable()[0]
 
 
-def command(trace: str, chance: random.Random, *, other: str | None = None, wild: bool = False) -> list[str]:
+def command(trace, chance, *, other=None, wild=False):
     """Return the words of one command about a trace; `wild` takes values that no option should."""
-    ask = {
-        "info": 4, "replay": 4, "timeline": 2, "html": 1, "explain": 5, "rank": 1, "whatif": 12, "pair": 2, "scaling": 2,
-        "compare": 3, "sweep": 2, "import": 5, "explain_whatif": 1, "compare_whatif": 1, "list": 0.2,
-    }  # fmt: skip
-    chosen = chance.choices(list(ask), list(ask.values()))[0]
-    steps = chance.choices(
-        [[], ["--steps", "auto"], ["--step-marker", chance.choice(("a", "Step", ".*"))]], [8, 1, 1]
-    )[0]
-    given = ["--trace", trace, *steps]
-    json = ["--json"] if chance.random() < 0.3 else []
-    words = {
-        "info": lambda: ["info", trace, *steps, *json],
-        "replay": lambda: ["replay", *given, *json],
-        "timeline": lambda: ["replay", *given, "-o", "out.json.gz"],
-        "html": lambda: ["replay", *given, "--html", "out.html", *(["--no-ranking"] if chance.random() < 0.8 else [])],
-        "explain": lambda: ["explain", *given, *json],
-        "rank": lambda: ["rank", *given, "--pairs", str(chance.choice((0, 0, 1))), *json],
-        "whatif": lambda: ["whatif", *changed(chance, wild=wild), *given, *json],
-        "pair": lambda: ["whatif", "+".join(name(chance) for _ in range(2)), *given, *json],
-        "scaling": lambda: ["scaling", *given, "--workers", chance.choice(("1,2,4", "1,8", "0", "1,2,...,64")), *json,
-                            *(["--gradient-mb", "1"] if chance.random() < 0.5 else [])],
-        "compare": lambda: ["compare", trace, other or trace, *json],
-        "sweep": lambda: ["sweep", "scale", "--set", "factor=0,0.5", "--on", "gpu", *given, *json],
-        "import": lambda: ["import", trace, *steps, "-o", "out.parquet", *json],
-        "explain_whatif": lambda: ["explain", *given, "--whatif", name(chance), *json],
-        "compare_whatif": lambda: ["compare", trace, other or trace, "--whatif", name(chance)],
-        "list": lambda: ["whatif", "--list", *json],
-    }  # fmt: skip
-    return words[chosen]()
+    (asked,) = chance.choices(list(ASK), list(ASK.values()))
+    found = []
+    for word in asked.split():
+        if word == "CHANGED":
+            found += changed(chance, wild=wild)
+        elif "NAME" in word:
+            found.append("+".join(chance.choice(optimizations()).name for _ in word.split("+")))
+        else:
+            found.append({"TRACE": trace, "OTHER": other or trace}.get(word, word))
+    if found[0] != "compare" and "--list" not in found and chance.random() < 0.1:
+        found += chance.choice((["--steps", "auto"], ["--step-marker", chance.choice(("a", "Step", ".*"))]))
+    return (
+        [*found, "--json"] if "-o" not in asked and "--html" not in asked and chance.random() < 0.3 else found
+    )
 
 
-def name(chance: random.Random) -> str:
-    """Return the name of an optimization."""
-    return str(chance.choice(optimizations()).name)
-
-
-def changed(chance: random.Random, *, wild: bool) -> list[str]:
+def changed(chance, *, wild):
     """Return an optimization and some of its options."""
     chosen = chance.choice(optimizations())
     words = [chosen.name]
@@ -100,7 +74,7 @@ def changed(chance: random.Random, *, wild: bool) -> list[str]:
     return words
 
 
-def value(option: Any, chance: random.Random, *, wild: bool) -> str:
+def value(option, chance, *, wild):
     """Return a value as it is typed."""
     if option.choices and not (wild and chance.random() < 0.3):
         return str(chance.choice(option.choices))

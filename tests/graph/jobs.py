@@ -7,12 +7,10 @@ from itertools import pairwise
 import numpy as np
 from graph.small_traces import launched, op, trace
 
-from daydream import Trace
-
 TRANSFER = 20
 
 
-def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None, meet=True) -> Trace:
+def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None, meet=True):
     """Return what two ranks would record: each step some CPU work, a kernel and an all-reduce.
 
     Launches take 5 and their work starts 5 after they began, or 1 behind the work before it. The all-reduce
@@ -33,7 +31,7 @@ def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), grou
             arrived.append(max(at + 10, end + 1))
             if n >= skip[rank]:
                 rows += [op("work", now[rank], at, rank=rank)]
-                rows += launched("k", at, begin, end, 2 * n, rank=rank)
+                rows += launched("k", at, begin, end, rank=rank)
             now[rank] = at + 10
             borders[rank].append(now[rank])
         free = [max(arrived) + TRANSFER] * 2 if meet else arrived
@@ -41,9 +39,7 @@ def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), grou
             if meet and n >= skip[rank]:
                 columns = {"rank": rank, "kind": "collective", "collective": "all_reduce", "bytes": 8}
                 each = {} if group is None else {"group": group[rank]}
-                rows += launched(
-                    "reduce", now[rank] - 5, arrived[rank], free[rank], 2 * n + 1, **columns, **each
-                )
+                rows += launched("reduce", now[rank] - 5, arrived[rank], free[rank], **columns, **each)
     found = trace(rows)
     found.metadata["steps"] = []
     column = np.full(len(found), -1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 
 from daydream import Graph
@@ -31,7 +30,7 @@ ACTIONS = st.one_of(
 
 
 @st.composite
-def graphs(draw: st.DrawFn, *, max_actions: int = 14, scheduled: bool = False) -> Graph:
+def graphs(draw, *, max_actions=14, scheduled=False):
     """Return a graph of a random program; with `scheduled` some streams run by priority."""
     graph = Graph()
     threads = [graph.add_lane(Lane(f"thread {number}")) for number in range(THREADS)]
@@ -75,11 +74,11 @@ def graphs(draw: st.DrawFn, *, max_actions: int = 14, scheduled: bool = False) -
     return graph
 
 
-def _add(graph: Graph, name: str, kind: int, lane: int, order: int, gap: int) -> int:
+def _add(graph, name, kind, lane, order, gap):
     return int(graph.add(1, name=graph.code("name", name), kind=kind, lane=lane, order=order, gap_ns=gap)[0])
 
 
-def _link(draw: st.DrawFn, graph: Graph) -> None:
+def _link(draw, graph):
     """Tie later tasks to earlier ones, as users and hand-offs do."""
     ids = graph.ids.tolist()
     pairs = st.tuples(st.integers(0, len(ids) - 1), st.integers(0, len(ids) - 1)).filter(
@@ -93,5 +92,5 @@ def _link(draw: st.DrawFn, graph: Graph) -> None:
             )
 
 
-def _given(priority: np.ndarray, tasks) -> np.ndarray:
+def _given(priority, tasks):
     return priority[tasks.ids]

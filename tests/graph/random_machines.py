@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 from machine import Machine, Program
 from machine.engine import Instruction
@@ -42,10 +40,10 @@ class Recipe:
     collective_us: int = 0  # of each layer's all-reduce, 0 for none
     jitter: float = 0.0
 
-    def machine(self) -> Machine:
+    def machine(self):
         return Machine(Program(self.step), queue_depth=self.depth, jitter=self.jitter, steps=24)
 
-    def step(self, number: int) -> list[Instruction]:
+    def step(self, number):
         net = Network(self.layers, self.kernel_us * US)
         forward = net.forward(number)
         half = len(forward) // 2
@@ -68,10 +66,10 @@ class Recipe:
             *self._sync("end"),
         ]
 
-    def _sync(self, spot: str) -> list[Instruction]:
+    def _sync(self, spot):
         return [instruction for at, what in self.syncs if at == spot for instruction in SYNCS[what]]
 
-    def _prefetch(self, number: int) -> list[Instruction]:
+    def _prefetch(self, number):
         copy = op("aten::to", 3_000, [memcpy(COPY, "htod_pinned", 200 * US, 1_048_576)], 1_500)
         return [
             *([copy] if number == 0 else []),
@@ -83,7 +81,7 @@ class Recipe:
             copy,
         ]
 
-    def _branch(self) -> list[Instruction]:
+    def _branch(self):
         return [
             record("fork", COMPUTE),
             wait(SIDE, "fork"),
@@ -94,7 +92,7 @@ class Recipe:
             op("aten::add", 3_000, [launch(COMPUTE, ADD, 5 * US)], 900),
         ]
 
-    def _reduce(self, layer: int) -> Sequence[Instruction]:
+    def _reduce(self, layer):
         kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
         return [op("c10d::allreduce_", 9_000, [op("record_param_comms", 6_000, [
             record(f"gradient {layer}", COMPUTE),
@@ -103,7 +101,7 @@ class Recipe:
             record(f"reduced {layer}", COLLECTIVE),
         ], 2_500)], 3_000)]  # fmt: skip
 
-    def _reduced(self) -> Sequence[Instruction]:
+    def _reduced(self):
         if not self.collective_us:
             return []
         layers = reversed(range(self.layers))
@@ -121,7 +119,7 @@ SYNCS: dict[str, list[Instruction]] = {
 }
 
 
-def recipes() -> st.SearchStrategy[Recipe]:
+def recipes():
     """Return recipes of steps that take 0.2 to 10 ms."""
     return st.builds(
         Recipe,

@@ -1,35 +1,44 @@
 """Graphs made by hand, small enough to draw."""
 
-from __future__ import annotations
-
 from daydream import Graph, simulate
 from daydream.graph.tables import ALL_LANES
 
 
-def starts(graph: Graph, **options) -> dict[str, int]:
+def starts(graph, **options):
     """Return when each task starts, by name."""
     timeline = simulate(graph, **options)
     return dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
 
 
-def lane(graph: Graph, name: str) -> list[str]:
+def lane(graph, name):
     return graph.select(lane=name).name.tolist()
 
 
-def thread(*tasks: tuple) -> Graph:
-    """Return a graph with one thread of (name, duration, gap) tasks."""
+def kernels(graph):
+    return graph.select(kind="kernel")
+
+
+def _parsed(text):
+    """Yield name, duration and gap of each task: `a 5, b 3 +2`, where a gap of 2 follows b."""
+    for task in text.split(", "):
+        name, duration, *gap = task.split()
+        yield name, int(duration), int(gap[0]) if gap else 0
+
+
+def thread(text):
+    """Return a graph with one thread of tasks."""
     graph = Graph()
-    for name, duration, gap in tasks:
+    for name, duration, gap in _parsed(text):
         graph.insert(name, kind="cpu", lane="thread 1", duration_ns=duration, gap_ns=gap)
     return graph
 
 
-def launched(*kernels: tuple, latency: int = 4, cost: int = 6, spacing: int = 1) -> Graph:
-    """Return a graph whose thread launches (name, duration) kernels on stream 7, one call each."""
+def launched(text, latency=4, cost=6, spacing=1):
+    """Return a graph whose thread launches kernels on stream 7, one call each."""
     graph = Graph()
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = latency, cost
     graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=0)
-    for name, duration in kernels:
+    for name, duration, _ in _parsed(text):
         kernel = graph.insert(
             name, kind="kernel", lane="stream 7", duration_ns=duration, gap_ns=spacing,
             launch_after=graph.select(kind="cpu").last(),
@@ -38,7 +47,7 @@ def launched(*kernels: tuple, latency: int = 4, cost: int = 6, spacing: int = 1)
     return graph
 
 
-def with_sync(graph: Graph, lane: str | int = ALL_LANES, cost: int = 3) -> int:
+def with_sync(graph, lane=ALL_LANES, cost=3):
     """Add a call at the end of the thread that waits for all work launched before it; return its id."""
     number = lane if isinstance(lane, int) else graph.lane_id(lane)
     sync = int(graph.insert("sync", kind="cpu", lane="thread 1", duration_ns=cost).ids[0])

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from daydream import Graph, Trace, simulate
+from daydream import Trace, simulate
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 
 Row = dict[str, Any]
 PID = 100
+LEAST_MADE = 1_000_000  # the first correlation that no test gives
 NO_COST: dict[str, Any] = {
     "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
     "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
@@ -23,44 +24,46 @@ NO_COST: dict[str, Any] = {
 """Rows written by hand cost nothing to record."""
 
 
-def row(kind: str, name: str, start: float, end: float, **columns: Any) -> Row:
+def row(kind, name, start, end, **columns):
     times = {"start_ns": round(1000 * start), "duration_ns": round(1000 * (end - start))}
     return {"kind": kind, "name": name, **times, **columns}
 
 
-def op(name: str, start: float, end: float, *, tid: int = 1, **columns: Any) -> Row:
+def op(name, start, end, *, tid=1, **columns):
     return row("operator", name, start, end, pid=PID, tid=tid, **columns)
 
 
-def note(name: str, start: float, end: float, *, tid: int = 1, **columns: Any) -> Row:
+def note(name, start, end, *, tid=1, **columns):
     return row("annotation", name, start, end, pid=PID, tid=tid, **columns)
 
 
-def call(name: str, start: float, end: float, correlation: int = -1, *, tid: int = 1, **columns: Any) -> Row:
+def call(name, start, end, correlation=-1, *, tid=1, **columns):
     return row("runtime", name, start, end, correlation=correlation, pid=PID, tid=tid, **columns)
 
 
-def kernel(
-    name: str, start: float, end: float, correlation: int = -1, *, stream: int = 7, **columns: Any
-) -> Row:
+def kernel(name, start, end, correlation=-1, *, stream=7, **columns):
     columns = {"kind": "kernel", "device": 0, "rank": 0, **columns}
     return row(columns.pop("kind"), name, start, end, correlation=correlation, stream=stream, **columns)
 
 
-def launched(name: str, at: float, start: float, end: float, correlation: int, **columns: Any) -> list[Row]:
-    """A kernel and the call of 5 us that launched it at `at`."""
+def launched(name, at, start, end, correlation=None, **columns):
+    """A kernel and the call of 5 us that launched it at `at`; the trace numbers them unless they are."""
     tid, rank = columns.pop("tid", 1), columns.get("rank", 0)
+    correlation = object() if correlation is None else correlation
     launch = call("cudaLaunchKernel", at, at + 5, correlation, tid=tid, rank=rank)
     return [launch, kernel(name, start, end, correlation, **columns)]
 
 
-def sync_row(kind: str, start: float, correlation: int, **columns: Any) -> Row:
+def sync_row(kind, start, correlation, **columns):
     return row("sync", kind, start, start, correlation=correlation, **columns)
 
 
-def trace(*given: Any, steps: tuple[float, ...] = (), **metadata: Any) -> Trace:
+def trace(*given, steps=(), **metadata):
     """Return the trace of these rows, with steps between these borders, all but the first covered."""
-    rows = _flat(given)
+    rows, made = [dict(each) for each in _flat(given)], {}
+    for each in rows:
+        if type(each.get("correlation")) is object:
+            each["correlation"] = made.setdefault(each["correlation"], LEAST_MADE + len(made))
     rows.sort(key=lambda each: (each.get("rank") or 0, each["start_ns"], -each["duration_ns"]))
     _find_parents(rows)
     borders = [round(1000 * at) for at in steps]
@@ -86,21 +89,21 @@ def trace(*given: Any, steps: tuple[float, ...] = (), **metadata: Any) -> Trace:
     return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **known, **metadata})
 
 
-def starts(graph: Graph) -> dict[str, float]:
+def starts(graph):
     """Return when each task starts, by name; of several with one name, the last."""
     timeline = simulate(graph)
     return dict(zip(timeline.column("name").tolist(), (timeline.start_ns / 1000).tolist(), strict=True))
 
 
-def total(graph: Graph) -> float:
+def total(graph):
     return simulate(graph).makespan_ns / 1000
 
 
-def _flat(given: Any) -> list[Row]:
+def _flat(given):
     return [given] if isinstance(given, dict) else [each for one in given for each in _flat(one)]
 
 
-def _find_parents(rows: list[Row]) -> None:
+def _find_parents(rows):
     calls = {(each.get("rank", 0), each["correlation"]): number for number, each in enumerate(rows)
              if each["kind"] == "runtime"}  # fmt: skip
     open_rows: dict[tuple[int, int], list[int]] = {}
@@ -116,11 +119,11 @@ def _find_parents(rows: list[Row]) -> None:
             stack.append(number)
 
 
-def _end(each: Row) -> int:
+def _end(each):
     return int(each["start_ns"] + each["duration_ns"])
 
 
-def _completions(rows: list[Row], borders: list[int]) -> list[int]:
+def _completions(rows, borders):
     """Give every row its step, and return when each step was complete: none before the one before it.
 
     CPU work counts up to the end of its step's range, as in recordings.

@@ -1,7 +1,5 @@
 """One question, one answer: which step answers are about, and that all places give the same figures of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

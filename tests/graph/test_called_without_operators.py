@@ -3,22 +3,20 @@
 Recordings of an H200 know that thread; here they are read without operators and layers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import daydream
-from daydream import Graph, Trace
+from daydream import Trace
 from daydream.graph.plan import Cause
 
 RECORDED = Path(__file__).parents[2] / "validation" / "h200"
 NODES = "autograd::engine::evaluate_function"
 
 
-def without_operators(trace: Trace) -> Trace:
+def without_operators(trace):
     """Return what a profiler would have recorded that knows calls, device work and ranges alone."""
     rows = np.flatnonzero(~trace.is_kind("operator", "module"))
     columns = {name: column[rows] for name, column in trace.columns.items()}
@@ -29,7 +27,7 @@ def without_operators(trace: Trace) -> Trace:
     return Trace(columns, trace.texts, trace.metadata)
 
 
-def handed_over(graph: Graph, lanes: set[str]) -> int:
+def handed_over(graph, lanes):
     """Return how many hand-offs lead to these lanes."""
     links, lane = graph.links, graph.columns["lane"]
     there = [graph.lanes[number].name in lanes for number in lane[links["dst"]].tolist()]
@@ -37,7 +35,7 @@ def handed_over(graph: Graph, lanes: set[str]) -> int:
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.parquet")), ids=lambda path: path.stem)
-def test_the_autograd_thread_is_called_without_its_operators_too(path: Path) -> None:
+def test_the_autograd_thread_is_called_without_its_operators_too(path):
     trace = daydream.load(path)
     nodes = np.array([name.startswith(NODES) for name in trace.text("name")])[trace["name"]]
     autograd = {f"thread {tid}" for tid in np.unique(trace["tid"][nodes]).tolist()}

@@ -1,42 +1,40 @@
 """Whose call a task belongs to: instances, `within`, operators, shapes, gradients."""
 
-from __future__ import annotations
-
 import pytest
 from small_traces import call, kernel, launched, note, trace
 from small_traces import op as operator
 
-from daydream import Graph, NoMatchError, NotApplicableError, Trace, build, simulate
+from daydream import Graph, NoMatchError, NotApplicableError, build, simulate
 
 
-def op(name: str, start: float, end: float, **columns):
+def op(name, start, end, **columns):
     return operator(name, start, end, op=name, **columns)
 
 
-def normed(steps: int = 1) -> Trace:
+def normed(steps=1):
     #  thread 1  |layer_norm 0..40: |native 5..35: |launch n1||empty 3||launch n2|||mul 40..50: |launch m|
     #  The stream runs n1, n2, m; a note stands around all of it.
     rows = []
     for step in range(steps):
-        at, ids = 100 * step, 10 * step
+        at = 100 * step
         rows += [
             note("block", at, at + 60, layer="blocks.0"),
             op("aten::layer_norm", at, at + 40, shapes="[[8,16],[16]]"),
             op("aten::native_layer_norm", at + 5, at + 35),
-            launched("n1", at + 6, at + 14, at + 16, ids + 1),
+            launched("n1", at + 6, at + 14, at + 16),
             op("aten::empty", at + 12, at + 15, shapes="[[],[]]"),
-            launched("n2", at + 20, at + 28, at + 30, ids + 2),
+            launched("n2", at + 20, at + 28, at + 30),
             op("aten::mul", at + 40, at + 50, shapes="[[8,16],[[4],[2,2]]]"),
-            launched("m", at + 42, at + 50, at + 54, ids + 3),
+            launched("m", at + 42, at + 50, at + 54),
         ]
     return trace(rows, steps=tuple(100.0 * step for step in range(steps + 1)))
 
 
-def kernels(graph: Graph):
+def kernels(graph):
     return graph.select(kind="kernel")
 
 
-def with_autograd_thread() -> Trace:
+def with_autograd_thread():
     #  main     |forward: |linear: f||  |## backward ## ........||step: u|
     #  autograd                           |mm: b1||mm: b2|
     #  loader              |copy: h|          |copy: h|
@@ -44,15 +42,15 @@ def with_autograd_thread() -> Trace:
         [
             note("forward", 0, 20, phase="forward"),
             op("aten::linear", 2, 18, phase="forward"),
-            launched("f", 5, 12, 20, 1, phase="forward"),
+            launched("f", 5, 12, 20, phase="forward"),
             note("## backward ##", 25, 70, phase="backward"),
             op("aten::mm", 30, 45, tid=2, phase="backward"),
-            launched("b1", 32, 40, 50, 2, tid=2, phase="backward"),
+            launched("b1", 32, 40, 50, tid=2, phase="backward"),
             op("aten::mm", 48, 60, tid=2, phase="backward"),
-            launched("b2", 50, 58, 64, 3, tid=2, phase="backward"),
-            launched("h", 40, 66, 67, 4, tid=3, phase="data"),
+            launched("b2", 50, 58, 64, tid=2, phase="backward"),
+            launched("h", 40, 66, 67, tid=3, phase="data"),
             op("step", 72, 90, phase="optimizer"),
-            launched("u", 74, 82, 90, 5, phase="optimizer"),
+            launched("u", 74, 82, 90, phase="optimizer"),
         ],
         steps=(0, 100),
     )
@@ -139,7 +137,7 @@ def test_of_cpu_tasks_the_operators_are_their_whole_calls():
 
 
 def test_without_operators_nobody_knows_whose_time_it_is():
-    graph = build(trace(launched("k", 0, 10, 20, 1)))
+    graph = build(trace(launched("k", 0, 10, 20)))
     with pytest.raises(NotApplicableError, match="records no operators"):
         kernels(graph).operators()
     with pytest.raises(NotApplicableError, match="records no operators"):
@@ -172,29 +170,29 @@ def test_shapes_come_from_the_call_that_recorded_them():
 # -- layers and gradients ----------------------------------------------------------------------------
 
 
-def backward(*, shapes: bool = True, layers: bool = True, **metadata) -> Trace:
+def backward(*, shapes=True, layers=True, **metadata):
     #  forward of the layers a, b; backward of b (kernels b1, b2), its AccumulateGrad twice, then a
-    def accumulate(at: float, shape: str, layer: str) -> list:
+    def accumulate(at, shape, layer):
         columns = {"phase": "backward", "layer": layer if layers else None}
         if shapes:
             columns |= {"shapes": f"[[{shape}]]", "dtype": "float32"}
         return [op("torch::autograd::AccumulateGrad", at, at + 2, **columns)]
 
-    def layer(name: str, at: float, ids: int, phase: str, *kernels: str) -> list:
+    def layer(name, at, phase, *kernels):
         own = {"phase": phase, "layer": name if layers else None}
         rows = [op(f"{phase} {name}", at, at + 10 * len(kernels), **own)]
         for place, work in enumerate(kernels):
             begin = at + 10 * place
-            rows += launched(work, begin + 1, begin + 8, begin + 9, ids + place, **own)
+            rows += launched(work, begin + 1, begin + 8, begin + 9, **own)
         return rows
 
     return trace(
-        layer("a", 0, 0, "forward", "fa"),
-        layer("b", 10, 1, "forward", "fb"),
-        layer("b", 20, 2, "backward", "b1", "b2"),
+        layer("a", 0, "forward", "fa"),
+        layer("b", 10, "forward", "fb"),
+        layer("b", 20, "backward", "b1", "b2"),
         accumulate(40, "8", "b"),
         accumulate(42, "8,16", "b"),
-        layer("a", 44, 4, "backward", "a1"),
+        layer("a", 44, "backward", "a1"),
         accumulate(54, "4,4", "a"),
         steps=(0, 100),
         **metadata,
@@ -263,15 +261,15 @@ def test_layers_are_numbered_as_they_first_run_forward():
     assert issubclass(NotApplicableError, NoMatchError)
 
 
-def blocking() -> Graph:
+def blocking():
     #  thread 1  |launch k 5|cudaMemcpy: call, then blocked until 120, return|launch after|
     copy = {"kind": "memcpy", "name": "Memcpy DtoH (Device -> Pageable)"}
     graph = build(
         trace(
-            launched("k", 0, 10, 20, 1),
+            launched("k", 0, 10, 20),
             call("cudaMemcpy", 10, 130, 2),
             kernel(copy["name"], 20, 120, 2, kind=copy["kind"]),
-            launched("after", 130, 140, 145, 3),
+            launched("after", 130, 140, 145),
         )
     )
     assert len(graph.select(name="cudaMemcpy")) == 2

@@ -26,14 +26,14 @@ tasks = st.lists(
 )
 
 
-def drafted() -> Draft:
+def drafted():
     draft = Draft(Trace({}, {}))
     for lane in LANES:
         draft.add_lane(lane)
     return draft
 
 
-def check(draft: Draft) -> None:
+def check(draft):
     in_order = np.argsort(draft.order, kind="stable")
     for number in range(len(LANES)):
         mine = in_order[draft.lane[in_order] == number]
@@ -78,7 +78,7 @@ def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
     at = [name for name, _ in RULES].index("latencies") - 1
     rules = (*RULES[:at], ("polls", names["follow_polled"]), *RULES[at:])
     monkeypatch.setattr("daydream.graph.build.RULES", rules)
-    recorded = trace(launched("a", 0, 10, 50, 1), launched("poll", 20, 51, 60, 2, stream=23))
+    recorded = trace(launched("a", 0, 10, 50), launched("poll", 20, 51, 60, stream=23))
     ends = []
     for without in ([], ["polls"]):
         graph = build(recorded, without=without)

@@ -1,7 +1,5 @@
 """Lanes, gaps and launches on graphs small enough to draw, with the sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from small_graphs import launched, starts, thread, with_sync
 
@@ -28,7 +26,7 @@ def test_the_gpu_waits_for_slow_launches():
 def test_a_gap_holds_its_own_lane_only():
     #  thread 1  |a 6|gap 9       |b 3|
     #  stream 7      |k 4|
-    graph = thread(("a", 6, 9), ("b", 3, 0))
+    graph = thread("a 6 +9, b 3")
     graph.insert("k", kind="kernel", lane="stream 7", duration_ns=4, after=[0])
 
     assert starts(graph) == {"a": 0, "b": 6 + 9, "k": 6}
@@ -36,13 +34,13 @@ def test_a_gap_holds_its_own_lane_only():
 
 
 def test_the_gap_of_the_last_task_does_not_count():
-    assert simulate(thread(("a", 6, 9))).makespan_ns == 6
+    assert simulate(thread("a 6 +9")).makespan_ns == 6
 
 
 def test_a_kernel_starts_a_latency_after_its_launch_began():
     #  thread 1  |launch a 6|launch b 6|
     #  stream 7     +4 |a 20       |1|b 20|
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
 
     assert starts(graph) == {"begin": 0, "launch a": 0, "a": 4, "launch b": 6, "b": 4 + 20 + 1}
     graph.select(name="^a$").set(duration_ns=3)
@@ -58,7 +56,7 @@ def test_work_without_a_launch_is_held_to_its_release():
 def test_a_wait_is_the_time_a_lane_stood_ready():
     #  thread 1  |launch 6| ............ |sync 3|
     #  stream 7     +4 |a 20             |
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     sync = with_sync(graph)
 
     timeline = simulate(graph)
@@ -73,7 +71,7 @@ def test_a_wait_is_the_time_a_lane_stood_ready():
 def test_a_scheduled_lane_takes_the_ready_task_of_least_key():
     #  thread 1  |a 1|b 1|c 1|
     #  link          |a 10     |c 10     |b 10     |       c is more urgent than b once both are ready
-    graph = thread(("a", 1, 0), ("b", 1, 0), ("c", 1, 0))
+    graph = thread("a 1, b 1, c 1")
     for task in range(3):
         name = f"send {'abc'[task]}"
         graph.insert(name, kind="collective", lane="link", duration_ns=10, after=[task])
@@ -86,7 +84,7 @@ def test_a_scheduled_lane_takes_the_ready_task_of_least_key():
 
 
 def test_a_scheduled_lane_can_go_by_a_column():
-    graph = thread(("a", 1, 0))
+    graph = thread("a 1")
     for name, duration in (("long", 30), ("short", 10)):
         graph.insert(name, kind="collective", lane="link", duration_ns=duration, after=[0])
     graph.schedule("link", key="duration_ns")
@@ -95,7 +93,7 @@ def test_a_scheduled_lane_can_go_by_a_column():
 
 
 def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
-    graph = thread(("a", 1, 0))
+    graph = thread("a 1")
     graph.insert("x", kind="collective", lane="link", duration_ns=10, after=[0])
     graph.schedule("link", key="duration_ns")
     graph.insert("y", kind="collective", lane="link", duration_ns=9, after=[0])
@@ -105,16 +103,16 @@ def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
 
 def test_a_lane_that_is_not_there_cannot_be_scheduled():
     with pytest.raises(GraphError, match="no lane 'link'; the lanes are 'thread 1'"):
-        thread(("a", 1, 0)).schedule("link", key="duration_ns")
+        thread("a 1").schedule("link", key="duration_ns")
 
 
 # -- links between threads ---------------------------------------------------------------------------
 
 
-def handed_over() -> Graph:
+def handed_over():
     #  main      |a 5|              |b 5|c 5|       main waits for the end of y
     #  worker        |x 7|gap 1|y 7|
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     graph.insert("x", kind="cpu", lane="worker", duration_ns=7, gap_ns=1)
     graph.insert("y", kind="cpu", lane="worker", duration_ns=7)
     graph.link([0], [3], cause=Cause.HANDOFF)
@@ -149,7 +147,7 @@ def test_a_worker_that_is_gone_is_not_waited_for():
 
 
 def test_a_users_link_goes_with_its_task():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.insert("x", kind="cpu", lane="worker", duration_ns=50)
     graph.insert("y", kind="cpu", lane="worker", duration_ns=1)
     graph.link([2], [1])

@@ -1,7 +1,5 @@
 """What insert, remove, replace, set and scale do to a graph small enough to draw."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_graphs import lane, launched, starts, thread, with_sync
@@ -14,7 +12,7 @@ from daydream.graph.tables import Lane
 
 def test_an_inserted_task_comes_right_behind_what_it_follows():
     #  thread 1  |a 5|x 2|b 5|c 5|
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     graph.insert("x", kind="cpu", lane="thread 1", duration_ns=2, after=[0])
 
     assert lane(graph, "thread 1") == ["a", "x", "b", "c"]
@@ -22,14 +20,14 @@ def test_an_inserted_task_comes_right_behind_what_it_follows():
 
 
 def test_an_inserted_task_comes_right_before_what_waits_for_it():
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     graph.insert("x", kind="cpu", lane="thread 1", duration_ns=2, before=[1])
 
     assert lane(graph, "thread 1") == ["a", "x", "b", "c"]
 
 
 def test_tasks_inserted_one_behind_the_other_keep_that_order():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     last = graph.select(name="a")
     for name in "xyz":
         last = graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1, after=[last])
@@ -38,7 +36,7 @@ def test_tasks_inserted_one_behind_the_other_keep_that_order():
 
 
 def test_of_two_tasks_inserted_right_behind_one_the_later_comes_first():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     for name in "xy":
         graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1, after=[0])
 
@@ -46,7 +44,7 @@ def test_of_two_tasks_inserted_right_behind_one_the_later_comes_first():
 
 
 def test_on_another_lane_they_come_in_the_order_of_their_insertion():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     for name in "xy":
         graph.insert(name, kind="collective", lane="link", duration_ns=1, after=[0])
 
@@ -56,7 +54,7 @@ def test_on_another_lane_they_come_in_the_order_of_their_insertion():
 @pytest.mark.parametrize("where", ["after", "before"])
 def test_there_is_room_for_any_number_of_insertions(where):
     #  thread 1  |a|b|c|: ten in front of b, or behind it; each the nearest
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     graph.columns["order"][:] = [0, 1, 2]
     for name in "0123456789":
         graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1, **{where: [1]})
@@ -68,7 +66,7 @@ def test_there_is_room_for_any_number_of_insertions(where):
 def test_work_on_a_lane_of_its_own_delays_only_what_waits_for_it():
     #  thread 1  |a 5|b 5|     |c 5|      c waits for the link
     #  link          |x 9      |
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0], before=[2])
 
     assert starts(graph) == {"a": 0, "x": 5, "b": 5, "c": 5 + 9}
@@ -76,7 +74,7 @@ def test_work_on_a_lane_of_its_own_delays_only_what_waits_for_it():
 
 def test_what_is_named_can_be_a_selection_of_several():
     #  thread 1  |a 5|b 5|          stream 7  follows the end of both, at 10
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.insert("k", kind="kernel", lane="stream 7", duration_ns=1, after=[graph.select(kind="cpu")])
 
     assert starts(graph)["k"] == 10
@@ -85,7 +83,7 @@ def test_what_is_named_can_be_a_selection_of_several():
 def test_work_that_brings_its_launch_runs_behind_what_its_predecessor_launched():
     #  thread 1  |launch a 6|launch 6|launch b 6|
     #  stream 7     +4 |a 20         |1|x 7|1|b 20|
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.columns["step"][:] = 3
     x = graph.insert("x", kind="kernel", lane="stream 7", duration_ns=7, gap_ns=1,
                      launch_after=graph.select(name="launch a"))  # fmt: skip
@@ -99,24 +97,10 @@ def test_work_that_brings_its_launch_runs_behind_what_its_predecessor_launched()
     assert times["b"] == 4 + 20 + 1 + 7 + 1
 
 
-@pytest.mark.parametrize("where", ["after", "before", "launch_after"])
-def test_insert_then_remove_changes_nothing(where):
-    graph = launched(("a", 20), ("b", 20))
-    with_sync(graph)
-    before = starts(graph)
-    call = graph.select(name="launch a")
-    named = {"after": [call], "before": [call], "launch_after": call}[where]
-
-    graph.insert("x", kind="kernel", lane="stream 7", duration_ns=7, **{where: named})
-    assert starts(graph) != before
-    graph.select(name="x").remove()
-    assert starts(graph) == before
-
-
 @pytest.mark.parametrize("given", [[1], np.array([1])])
 @pytest.mark.parametrize("where", ["after", "before"])
 def test_a_task_that_was_removed_cannot_be_named(where, given):
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.select(name="b").remove()
 
     with pytest.raises(GraphError, match="task 1 is not in the graph; it may have been removed"):
@@ -129,7 +113,7 @@ def test_a_task_that_was_removed_cannot_be_named(where, given):
 def test_removing_a_kernel_removes_its_launch():
     #  thread 1  |launch b 6|
     #  stream 7     +4 |b 20 |
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.select(name="^a$").remove()
 
     assert starts(graph) == {"begin": 0, "launch b": 0, "b": 4}
@@ -139,7 +123,7 @@ def test_removing_a_kernel_removes_its_launch():
 def test_a_launch_with_work_left_stays():
     #  thread 1  |launch a 6|
     #  stream 7     +4 |a 20 |1|a2 5|          one call launched both, as for a CUDA graph
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     call = int(graph.select(name="launch a").ids[0])
     graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
     graph.columns["launch"][graph.select(name="a2").ids] = call
@@ -152,7 +136,7 @@ def test_a_launch_with_work_left_stays():
 
 def test_a_removed_tasks_gap_goes_with_it():
     #  thread 1  |a 5|c 5|
-    graph = thread(("a", 5, 0), ("b", 5, 70), ("c", 5, 0))
+    graph = thread("a 5, b 5 +70, c 5")
     graph.select(name="b").remove()
 
     assert starts(graph) == {"a": 0, "c": 5}
@@ -162,7 +146,7 @@ def test_a_removed_tasks_gap_goes_with_it():
 def test_one_task_takes_the_place_of_several():
     #  thread 1  |launch a 6|launch d 6|
     #  stream 7     +4 |one 9      |1|d 20|
-    graph = launched(("a", 20), ("b", 20), ("c", 20), ("d", 20))
+    graph = launched("a 20, b 20, c 20, d 20")
     one = graph.select(name="^[abc]$").replace("one", duration_ns=9)
 
     assert one.name.tolist() == ["one"]
@@ -173,46 +157,46 @@ def test_one_task_takes_the_place_of_several():
 
 
 def test_set_gives_new_costs_and_rounds_halves_up():
-    graph = thread(("a", 6, 2), ("b", 3, 0))
+    graph = thread("a 6 +2, b 3")
     graph.select(name="a").set(duration_ns=7.5, gap_ns=1)
 
     assert starts(graph) == {"a": 0, "b": 8 + 1}
 
 
 def test_set_takes_a_value_for_each_task():
-    graph = thread(("a", 6, 0), ("b", 3, 0), ("c", 1, 0))
+    graph = thread("a 6, b 3, c 1")
     graph.select(kind="cpu").set(duration_ns=[10, 20, 30])
 
     assert starts(graph) == {"a": 0, "b": 10, "c": 30}
 
 
 def test_a_latency_can_be_set():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     assert starts(graph)["a"] == 4
     graph.select(kind="kernel").set(latency_ns=9)
     assert starts(graph)["a"] == 9
 
 
 def test_a_release_can_be_set():
-    graph = thread(("a", 6, 0))
+    graph = thread("a 6")
     simulate(graph)
     graph.select(name="a").set(release_ns=100)
     assert starts(graph) == {"a": 100}
 
 
 def test_scale_leaves_gaps_alone_unless_asked():
-    graph = thread(("a", 6, 2), ("b", 3, 0))
+    graph = thread("a 6 +2, b 3")
     graph.select(kind="cpu").scale(0.5)
     assert starts(graph) == {"a": 0, "b": 3 + 2}
     assert simulate(graph).makespan_ns == 3 + 2 + 2  # half of 3 is rounded up
 
-    graph = thread(("a", 6, 2), ("b", 3, 0))
+    graph = thread("a 6 +2, b 3")
     graph.select(kind="cpu").scale(0.5, gaps=True)
     assert starts(graph) == {"a": 0, "b": 3 + 1}
 
 
 def test_scaling_the_cpu_to_nothing_leaves_the_waits():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     with_sync(graph)
     graph.select(on="cpu").scale(0, gaps=True)
 
@@ -222,12 +206,12 @@ def test_scaling_the_cpu_to_nothing_leaves_the_waits():
 @pytest.mark.parametrize("factor", [-1, float("nan"), float("inf")])
 def test_a_factor_that_means_nothing_is_refused(factor):
     with pytest.raises(GraphError, match="a factor must be 0 or more, not"):
-        thread(("a", 6, 2)).select(kind="cpu").scale(factor)
+        thread("a 6 +2").select(kind="cpu").scale(factor)
 
 
 @pytest.mark.parametrize("column", ["duration_ns", "gap_ns", "release_ns", "latency_ns"])
 def test_negative_times_cannot_be_set(column):
-    graph = thread(("a", 6, 2))
+    graph = thread("a 6 +2")
     with pytest.raises(GraphError, match=f"{column} cannot be negative"):
         graph.select(kind="cpu").set(**{column: -1})
     assert starts(graph) == {"a": 0}
@@ -235,7 +219,7 @@ def test_negative_times_cannot_be_set(column):
 
 def test_a_lane_cannot_be_set():
     with pytest.raises(GraphError, match="cannot give tasks 'lane'"):
-        thread(("a", 6, 2)).select(kind="cpu").set(lane=3)
+        thread("a 6 +2").select(kind="cpu").set(lane=3)
 
 
 @pytest.mark.parametrize("column", ["duration_ns", "gap_ns"])
@@ -246,7 +230,7 @@ def test_negative_times_cannot_be_inserted(column):
 
 
 def test_a_copy_is_independent():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     simulate(graph)
     twin = graph.copy()
     twin.select(name="^a$").remove()
@@ -262,7 +246,7 @@ def test_a_copy_is_independent():
 
 
 def test_selections_combine():
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     a, kernels = graph.select(name="^a$"), graph.select(kind="kernel")
 
     assert (a | kernels).name.tolist() == ["a", "b"]
@@ -274,7 +258,7 @@ def test_selections_combine():
 
 
 def test_a_selection_can_go_through_its_tasks_and_be_split():
-    graph = launched(("a", 20), ("b", 10), ("c", 5))
+    graph = launched("a 20, b 10, c 5")
     kernels = graph.select(kind="kernel")
     kernels.set(step=[1, 0, 1])
 

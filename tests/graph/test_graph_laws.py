@@ -1,7 +1,5 @@
 """Laws that hold for any graph."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 from hypothesis import given
@@ -12,14 +10,14 @@ from daydream import Graph, simulate
 from daydream.simulate.engine import algorithm_1
 
 
-def times(graph: Graph) -> dict[int, tuple[int, int]]:
+def times(graph):
     """Return the start and end of each task."""
     timeline = simulate(graph)
     both = zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True)
     return dict(zip(timeline.task.tolist(), both, strict=True))
 
 
-def one_of(graph: Graph) -> st.SearchStrategy[int]:
+def one_of(graph):
     return st.sampled_from(graph.ids.tolist())
 
 

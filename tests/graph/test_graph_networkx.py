@@ -1,7 +1,5 @@
 """Graphs to networkx and back."""
 
-from __future__ import annotations
-
 import networkx as nx
 import pytest
 from small_graphs import launched, starts, thread, with_sync
@@ -13,7 +11,7 @@ from daydream.graph.plan import Cause
 def test_nodes_are_tasks_and_edges_are_causes():
     #  thread 1  |begin|launch a 6| ......... |sync 3|
     #  stream 7            +4 |a 20           |
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     sync = with_sync(graph)
     graph.columns["step"][:] = [0, 0, 0, -1]
     graph.steps = [{"name": "step", "start_ns": 0, "end_ns": 27, "covered": True, "measured_ns": 24}]
@@ -37,7 +35,7 @@ def test_nodes_are_tasks_and_edges_are_causes():
 
 
 def test_the_critical_path_is_one_line_of_networkx():
-    graph = launched(("a", 20), ("b", 3))
+    graph = launched("a 20, b 3")
     path = nx.dag_longest_path(graph.to_networkx(), weight="delay_ns")
 
     assert graph.column("name", path).tolist() == ["begin", "launch a", "a", "b"]
@@ -45,7 +43,7 @@ def test_the_critical_path_is_one_line_of_networkx():
 
 def test_of_several_causes_the_one_that_holds_longest_is_kept():
     #  thread 1  |a 5|gap 2|b 5|     b also follows the start of a by 9, and its end by 1
-    graph = thread(("a", 5, 2), ("b", 5, 0))
+    graph = thread("a 5 +2, b 5")
     graph.link([0], [1], latency_ns=1)
     assert graph.to_networkx().edges[0, 1]["cause"] == "lane"
 
@@ -56,7 +54,7 @@ def test_of_several_causes_the_one_that_holds_longest_is_kept():
 
 
 def test_a_lane_with_a_policy_keeps_the_order_it_ran_in():
-    graph = thread(("a", 1, 0))
+    graph = thread("a 1")
     for name, duration in (("long", 30), ("short", 10)):
         graph.insert(name, kind="collective", lane="link", duration_ns=duration, after=[0])
     graph.schedule("link", key="duration_ns")
@@ -111,7 +109,7 @@ def test_nothing_comes_of_nothing():
     assert len(Graph().to_networkx()) == 0
 
 
-def nodes(**attributes) -> nx.DiGraph:
+def nodes(**attributes):
     digraph = nx.DiGraph([("x", "y")])
     digraph.add_node("x", lane="cpu", duration_ns=1)
     digraph.add_node("y", **{"lane": "cpu", "duration_ns": 1, **attributes})
@@ -159,7 +157,7 @@ def test_a_cycle_is_refused_by_name():
 
 
 def test_a_graph_with_a_cycle_cannot_be_exported():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.link([1], [0])
     with pytest.raises(GraphError, match="the graph has a cycle"):
         graph.to_networkx()

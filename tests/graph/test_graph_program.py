@@ -1,11 +1,9 @@
 """Syncs, queues and event waits are words of the program, looked up after edits, in each copy of a window."""
 
-from __future__ import annotations
-
 import pytest
 from small_graphs import launched, starts, thread, with_sync
 
-from daydream import Graph, GraphError, simulate
+from daydream import GraphError, simulate
 
 # -- words of the program, resolved after the edits --------------------------------------------------
 
@@ -13,7 +11,7 @@ from daydream import Graph, GraphError, simulate
 def test_a_sync_waits_for_an_inserted_kernel_and_no_longer_for_a_removed_one():
     #  thread 1  |launch a 6|launch b 6| ......... |sync 3|
     #  stream 7     +4 |a 20       |1|b 20         |
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     with_sync(graph)
     assert starts(graph)["sync"] == 4 + 20 + 1 + 20
 
@@ -30,7 +28,7 @@ def test_a_sync_waits_for_an_inserted_kernel_and_no_longer_for_a_removed_one():
 
 
 def test_a_sync_does_not_wait_for_work_launched_behind_it():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     sync = with_sync(graph)
     graph.insert("x", kind="kernel", lane="stream 7", duration_ns=9, launch_after=sync)
 
@@ -42,7 +40,7 @@ def test_a_sync_of_one_stream_does_not_wait_for_another():
     #  thread 1  |launch 6|launch 6| |sync 3|
     #  stream 7     +4 |a 20         |
     #  stream 8               |x 90 ...
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     graph.insert(
         "x", kind="kernel", lane="stream 8", duration_ns=90, launch_after=graph.select(name="launch a")
     )
@@ -57,7 +55,7 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
     #  a queue of one: each launch waits for the end of the kernel before it
     #  thread 1  |launch a 6|  |launch b 6| ...
     #  stream 7     +4 |a 20   |   +4 |b 20
-    graph = launched(("a", 20), ("b", 20), ("c", 20), spacing=0)
+    graph = launched("a 20, b 20, c 20", spacing=0)
     graph.queue_depth[graph.lane_id("stream 7")] = 1
     times = starts(graph)
     assert [times[f"launch {x}"] for x in "abc"] == [0, 24, 24 + 24]
@@ -75,7 +73,7 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
 
 
 def test_a_queue_of_two_lets_one_launch_more_ahead():
-    graph = launched(("a", 20), ("b", 20), ("c", 20), ("d", 20), spacing=0)
+    graph = launched("a 20, b 20, c 20, d 20", spacing=0)
     graph.queue_depth[graph.lane_id("stream 7")] = 2
     times = starts(graph)
 
@@ -85,7 +83,7 @@ def test_a_queue_of_two_lets_one_launch_more_ahead():
 
 def test_a_graph_launch_takes_one_place_in_the_queue():
     #  one call launches a and a2; a queue of one
-    graph = launched(("a", 20), ("b", 20), spacing=0)
+    graph = launched("a 20, b 20", spacing=0)
     graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
     graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
     graph.queue_depth[graph.lane_id("stream 7")] = 1
@@ -96,7 +94,7 @@ def test_a_graph_launch_takes_one_place_in_the_queue():
 
 def test_work_inserted_into_a_graph_launch_does_not_hold_back_that_launch():
     #  one call launches a and a2, x comes between them; a queue of one
-    graph = launched(("a", 20), ("b", 20), spacing=0)
+    graph = launched("a 20, b 20", spacing=0)
     graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
     graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
     graph.queue_depth[graph.lane_id("stream 7")] = 1
@@ -106,11 +104,11 @@ def test_work_inserted_into_a_graph_launch_does_not_hold_back_that_launch():
     assert (times["launch a"], times["x"], times["a2"], times["launch b"]) == (0, 24, 24 + 3, 27 + 5)
 
 
-def waiting_streams() -> Graph:
+def waiting_streams():
     #  thread 1  |launch a 6|record 2|launch b 6|wait 2|launch c 6|
     #  stream 7     +4 |a 50                         |1|b 50
     #  stream 8                                      |c 5|            c waits for a, not for b
-    graph = launched(("a", 50))
+    graph = launched("a 50")
     record = graph.insert("record", kind="cpu", lane="thread 1", duration_ns=2)
     b = graph.insert("b", kind="kernel", lane="stream 7", duration_ns=50, launch_after=record)
     wait = graph.insert("wait", kind="cpu", lane="thread 1", duration_ns=2, after=[b.launches()])
@@ -157,7 +155,7 @@ def test_work_inserted_behind_the_wait_waits_too():
 def test_copies_of_a_window_follow_each_other_and_the_gap_that_led_in_leads_on():
     #  thread 1  |a 5|gap 3|b 5|gap 1|c 5|gap 9|      the window is b and c
     #            |a 5|gap 3|b 5|gap 1|c 5|gap 3|b 5|gap 1|c 5|
-    graph = thread(("a", 5, 3), ("b", 5, 1), ("c", 5, 9))
+    graph = thread("a 5 +3, b 5 +1, c 5 +9")
     order = graph.columns["order"]
     window = (int(order[1]), int(order[2]) + 1)
 
@@ -168,7 +166,7 @@ def test_copies_of_a_window_follow_each_other_and_the_gap_that_led_in_leads_on()
 
 
 def test_what_comes_behind_the_window_is_left_out_when_it_is_repeated():
-    graph = thread(("a", 5, 0), ("b", 5, 0), ("c", 5, 0))
+    graph = thread("a 5, b 5, c 5")
     order = graph.columns["order"]
     window = (int(order[1]), int(order[2]))
 
@@ -179,7 +177,7 @@ def test_what_comes_behind_the_window_is_left_out_when_it_is_repeated():
 
 def test_a_full_queue_reaches_from_one_copy_into_the_next():
     #  stream 7 runs behind: a queue of two, so the second copy of a's launch waits for the first of a
-    graph = launched(("a", 20), ("b", 20), spacing=0)
+    graph = launched("a 20, b 20", spacing=0)
     graph.queue_depth[graph.lane_id("stream 7")] = 2
     order = graph.columns["order"]
     window = (int(order[1]), int(order.max()) + 1)
@@ -196,7 +194,7 @@ def test_a_full_queue_reaches_from_one_copy_into_the_next():
 
 
 def test_a_release_counts_in_the_first_copy_only():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.select(name="b").set(release_ns=100)
     order = graph.columns["order"]
 
@@ -206,4 +204,4 @@ def test_a_release_counts_in_the_first_copy_only():
 
 def test_repeating_needs_a_window():
     with pytest.raises(GraphError, match="repeating needs a window"):
-        simulate(thread(("a", 5, 0)), copies=2)
+        simulate(thread("a 5"), copies=2)

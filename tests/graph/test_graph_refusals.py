@@ -1,7 +1,5 @@
 """What a graph refuses, in which words, and what lint finds."""
 
-from __future__ import annotations
-
 import pytest
 from small_graphs import launched, thread, with_sync
 
@@ -22,7 +20,7 @@ from daydream import Graph, GraphError, NoMatchError, simulate
     ],
 )
 def test_an_edit_that_matches_nothing_says_what_was_looked_for(edit):
-    graph = thread(("a", 5, 0))
+    graph = thread("a 5")
     with pytest.raises(NoMatchError, match=r"no task matched kind='cpu', name='gemm'\."):
         edit(graph.select(kind="cpu", name="gemm"))
 
@@ -37,7 +35,7 @@ def test_an_edit_that_matches_nothing_says_what_was_looked_for(edit):
     ],
 )
 def test_what_the_trace_lacks_is_said(words, why):
-    graph = thread(("a", 5, 0))
+    graph = thread("a 5")
     with pytest.raises(NoMatchError, match="no task matched") as raised:
         graph.select(**words).scale(2)
     assert why in str(raised.value)
@@ -63,7 +61,7 @@ def test_need_says_what_the_trace_has_not():
 )
 def test_a_word_that_means_nothing_is_refused(words, message):
     with pytest.raises(GraphError) as raised:
-        thread(("a", 5, 0)).select(**words)
+        thread("a 5").select(**words)
     assert message in str(raised.value)
 
 
@@ -78,7 +76,7 @@ def test_an_unknown_phase_cannot_be_inserted():
 
 
 def test_a_cycle_names_a_task_in_it():
-    graph = thread(("a", 5, 0))
+    graph = thread("a 5")
     graph.insert("x", kind="cpu", lane="worker", duration_ns=1)
     graph.insert("y", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[1])
 
@@ -93,7 +91,7 @@ def test_a_cycle_names_a_task_in_it():
 
 
 def test_tasks_behind_a_cycle_are_not_blamed():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.insert("x", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[0])
 
     with pytest.raises(GraphError, match="the graph has a cycle"):
@@ -104,14 +102,14 @@ def test_tasks_behind_a_cycle_are_not_blamed():
 
 
 def test_a_sound_graph_has_no_problems():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     with_sync(graph)
     assert graph.lint() == []
 
 
 @pytest.mark.parametrize("column", ["launch", "lane", "kind", "order"])
 def test_lint_of_a_copy_finds_what_was_written(column):
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     other = graph.copy()
     assert graph.lint() == other.lint() == []
 
@@ -122,7 +120,7 @@ def test_lint_of_a_copy_finds_what_was_written(column):
 
 
 def test_lint_of_a_copy_finds_tasks_that_went():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     other = graph.copy()
     assert graph.lint() == other.lint() == []
 
@@ -132,7 +130,7 @@ def test_lint_of_a_copy_finds_tasks_that_went():
 
 
 def test_lint_finds_negative_times():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.columns["duration_ns"][1] = -3
     graph.columns["gap_ns"][:] = -1
 
@@ -143,7 +141,7 @@ def test_lint_finds_negative_times():
 
 
 def test_lint_finds_work_that_lost_its_launch():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     graph.select(name="launch a").remove()
 
     (problem,) = graph.lint()
@@ -153,26 +151,26 @@ def test_lint_finds_work_that_lost_its_launch():
 
 
 def test_lint_finds_cpu_tasks_on_a_stream():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     graph.insert("x", kind="cpu", lane="stream 7", duration_ns=1)
 
     assert graph.lint() == ["1 CPU task on a lane of the device, 'x' first."]
 
 
 def test_lint_finds_device_work_on_a_thread():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     graph.insert("x", kind="kernel", lane="thread 1", duration_ns=1)
 
     assert graph.lint() == ["1 device task on a CPU thread, 'x' first."]
 
 
 def test_lint_finds_launches_that_make_no_sense():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     a, b = (int(graph.select(name=name).ids[0]) for name in ("^a$", "^b$"))
     graph.columns["launch"][b] = a
     assert graph.lint() == ["1 device task launched by device work, 'b' first; only CPU tasks launch."]
 
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.columns["order"][a] = -5
     assert graph.lint() == [
         (
@@ -183,13 +181,13 @@ def test_lint_finds_launches_that_make_no_sense():
 
 
 def test_lint_finds_lanes_that_are_not_there():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     graph.columns["lane"][2] = 9
     assert graph.lint() == ["1 task on a lane that is not there, 'a' first; make it with `lane_id`."]
 
 
 def test_a_cycle_through_a_lane_says_so():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.link(graph.select(name="b"), graph.select(name="a"))
 
     assert graph.lint() == [

@@ -1,24 +1,18 @@
 """Bulk insertion: one new task beside each of a selection, with its launch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from small_graphs import lane, launched, starts, thread, with_sync
+from small_graphs import kernels, lane, launched, starts, thread, with_sync
 from small_traces import call, kernel, trace
 from small_traces import starts as starts_us
 
 from daydream import Graph, GraphError, NoMatchError, build, simulate
 
 
-def kernels(graph: Graph):
-    return graph.select(kind="kernel")
-
-
 def test_work_behind_each_kernel_brings_its_launch_behind_each_launch():
     #  thread 1  |launch a 6|launch 6|launch b 6|launch 6|
     #  stream 7     +4 |a 20         |1|q 5     |b 20 |1|q 5|     q has no start-up cost of its own here
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     new = graph.insert_after(kernels(graph), "q", duration_ns=5)
 
     assert lane(graph, "thread 1") == ["begin", "launch a", "launch", "launch b", "launch"]
@@ -34,7 +28,7 @@ def test_work_behind_each_kernel_brings_its_launch_behind_each_launch():
 def test_work_before_each_kernel_brings_its_launch_before_each_launch():
     #  thread 1  |launch 6|launch a 6|
     #  stream 7     +4 |q 5|  +4  |a 20|
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_before(kernels(graph), "q", duration_ns=5)
 
     assert lane(graph, "thread 1") == ["begin", "launch", "launch a", "launch", "launch b"]
@@ -44,7 +38,7 @@ def test_work_before_each_kernel_brings_its_launch_before_each_launch():
 
 
 def test_durations_and_columns_are_one_or_one_for_each():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.columns["step"][:] = [0, 0, 0, 1, 1]
     new = graph.insert_after(
         kernels(graph), "q", duration_ns=[3.5, 8], bytes=[100, 200], dtype="bfloat16", layer=["x", None]
@@ -60,7 +54,7 @@ def test_durations_and_columns_are_one_or_one_for_each():
 
 
 def test_without_a_launch_nothing_is_added_to_the_thread():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_after(kernels(graph), "q", duration_ns=5, launched=False)
 
     assert lane(graph, "thread 1") == ["begin", "launch a", "launch b"]
@@ -68,7 +62,7 @@ def test_without_a_launch_nothing_is_added_to_the_thread():
 
 
 def test_device_work_starts_up_as_the_trace_does_unless_told():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.facts.startup_ns = 2
     assert graph.insert_after(kernels(graph), "q", duration_ns=5).gap_ns.tolist() == [2, 2]
     assert graph.insert_after(kernels(graph).head(1), "r", duration_ns=5, gap_ns=0).gap_ns.tolist() == [0]
@@ -78,7 +72,7 @@ def test_on_another_lane_it_follows_its_neighbour_and_delays_nothing():
     #  thread 1  |launch a 6|launch 6|launch b 6|launch 6|
     #  stream 7     +4 |a 20         |1|b 20          |
     #  copies                        |off 50 |               from 24, then from 74
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_after(kernels(graph), "off", kind="memcpy", lane="copies", duration_ns=50)
 
     timeline = simulate(graph)
@@ -89,7 +83,7 @@ def test_on_another_lane_it_follows_its_neighbour_and_delays_nothing():
 
 
 def test_on_another_lane_what_waits_for_it_is_named():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_after(
         kernels(graph).head(1), "off", kind="memcpy", lane="copies", duration_ns=50,
         before=graph.select(name="^b$"),
@@ -99,7 +93,7 @@ def test_on_another_lane_what_waits_for_it_is_named():
 
 def test_work_before_a_task_on_another_lane_holds_it():
     #  copies    launched at 6, starts at 10 |fetch 50|   then b
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_before(
         graph.select(name="^b$"), "fetch", kind="memcpy", lane="copies", duration_ns=50,
     )  # fmt: skip
@@ -109,7 +103,7 @@ def test_work_before_a_task_on_another_lane_holds_it():
 
 
 def test_before_and_after_can_be_one_for_each():
-    graph = launched(("a", 20), ("b", 20), ("c", 20))
+    graph = launched("a 20, b 20, c 20")
     first, rest = kernels(graph).head(2), kernels(graph) - kernels(graph).head(1)
     graph.insert_before(
         rest, "fetch", kind="memcpy", lane="copies", duration_ns=7, after=first, launched=False
@@ -120,7 +114,7 @@ def test_before_and_after_can_be_one_for_each():
 
 
 def test_beside_cpu_tasks_come_cpu_tasks_or_launched_work():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = 4, 6
     graph.insert_after(graph.select(name="a"), "x", duration_ns=2)
     graph.insert_after(graph.select(name="b"), "k", kind="kernel", lane="stream 7", duration_ns=2)
@@ -130,7 +124,7 @@ def test_beside_cpu_tasks_come_cpu_tasks_or_launched_work():
 
 
 def test_cpu_work_beside_device_work_runs_where_that_is_launched():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.insert_before(kernels(graph), "check", kind="cpu", duration_ns=3)
     graph.insert_after(kernels(graph), "log", kind="cpu", duration_ns=4)
 
@@ -141,7 +135,7 @@ def test_cpu_work_beside_device_work_runs_where_that_is_launched():
 
 
 def test_beside_a_node_of_a_device_graph_it_is_one_more_node():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     both = kernels(graph)
     both.group_by("kind").share_launch("cudaGraphLaunch")
     graph.insert_after(both, "q", duration_ns=5)
@@ -167,7 +161,7 @@ def test_behind_a_blocking_copy_the_launch_waits_for_its_return():
 
 
 def test_a_sync_waits_for_what_was_inserted_before_it():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     with_sync(graph)
     graph.insert_after(kernels(graph), "q", duration_ns=5)
     assert starts(graph)["sync"] == 4 + 20 + 1 + 5
@@ -175,7 +169,7 @@ def test_a_sync_waits_for_what_was_inserted_before_it():
 
 @pytest.mark.parametrize("behind", [True, False])
 def test_there_is_room_however_close_the_neighbours_are(behind):
-    graph = thread(("a", 1, 0), ("b", 1, 0), ("c", 1, 0))
+    graph = thread("a 1, b 1, c 1")
     graph.columns["order"][:] = [5, 5, 6]
     insert = graph.insert_after if behind else graph.insert_before
     for name in "xyz":
@@ -200,7 +194,7 @@ def test_of_several_ranks_each_has_its_own_lane():
 
 
 def test_insert_then_remove_changes_nothing():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     with_sync(graph)
     before = starts(graph)
     new = graph.insert_after(kernels(graph), "q", duration_ns=5) | graph.insert_before(
@@ -224,7 +218,7 @@ def test_insert_then_remove_changes_nothing():
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(how, message):
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     before = starts(graph)
     with pytest.raises(GraphError, match=message):
         graph.insert_after(kernels(graph), "q", **how)
@@ -232,7 +226,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(how, message):
 
 
 def test_nothing_to_insert_beside_is_said():
-    graph = thread(("a", 5, 0))
+    graph = thread("a 5")
     with pytest.raises(NoMatchError, match="no task matched kind='kernel'"):
         graph.insert_after(kernels(graph), "q", duration_ns=1)
     with pytest.raises(GraphError, match="needs its lane"):
@@ -242,7 +236,7 @@ def test_nothing_to_insert_beside_is_said():
 
 
 def test_a_task_that_was_removed_has_no_neighbours():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     gone = graph.select(name="^a$")
     gone.remove()
 

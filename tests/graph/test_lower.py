@@ -1,7 +1,5 @@
 """Where the tasks of a repeated window lie in a plan, and whose gap each of them has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

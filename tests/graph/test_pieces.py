@@ -1,7 +1,5 @@
 """CPU time cut into pieces: each nanosecond of a thread belongs to the innermost range around it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ spans = st.lists(
 )
 
 
-def trace_of(rows: list[tuple[int, int, int, int]]) -> Trace:
+def trace_of(rows):
     """Return a trace of some host rows, outer first: start, duration, kind and thread of each."""
     start, duration, kind, tid = np.array(sorted(rows, key=lambda row: (row[0], -row[1], row[2])), np.int64).T
     one = np.zeros(len(rows), np.int64)
@@ -34,7 +32,7 @@ def trace_of(rows: list[tuple[int, int, int, int]]) -> Trace:
     return Trace({**columns, "duration_ns": found.duration_ns, "parent": found.parent}, texts)
 
 
-def cut(trace: Trace) -> list[tuple[int, int, int, int]]:
+def cut(trace):
     """Return (owner, thread, start, end) of each piece."""
     found = pieces(Draft(trace), np.arange(len(trace)), np.asarray(trace["tid"], np.int64))
     return list(zip(*(values.tolist() for values in found), strict=True))

@@ -1,7 +1,5 @@
 """Program order: the same as sorting by key and id, whichever way is taken."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from daydream.graph.select import among, in_program_order
 from daydream.graph.tables import Lane
 
 
-def made(order: list[int]) -> Graph:
+def made(order):
     graph = Graph()
     graph.add_lane(Lane("thread"))
     graph.add(len(order), order=np.array(order, np.int64))
@@ -33,7 +31,7 @@ def test_removed_tasks_keep_their_place():
     assert in_program_order(graph, np.array([0, 1, 2])).tolist() == [1, 2, 0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_as_a_sort_says(seed):
     random = np.random.default_rng(seed)
     graph = made(random.integers(0, 50, 200).tolist())

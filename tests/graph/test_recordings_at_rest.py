@@ -1,22 +1,16 @@
 """Whether a recording was made at rest is judged, and what its steps took counts all the same."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
-from typing import Any
 
 import pytest
 from small_traces import NO_COST, op, trace
 
 import daydream
-from daydream import Trace
 from daydream.collect.derive.quality import unrest
 from daydream.report.overview import overview
 
 
-def recorded(
-    *times: float, unprofiled: float | None = None, shapes: tuple[str, ...] = (), **metadata: Any
-) -> Trace:
+def recorded(*times, unprofiled=None, shapes=(), **metadata):
     """Return a collected trace of a first step and of steps that took so many us, two operators each."""
     borders = list(accumulate((times[0], *times), initial=0.0))
     rows = []
@@ -97,7 +91,7 @@ def test_every_result_has_the_note():
     )
 
 
-def add_work(graph: daydream.Graph) -> None:
+def add_work(graph):
     graph.insert_after(graph.select(name="add"), "more", kind="cpu", duration_ns=100_000)
 
 

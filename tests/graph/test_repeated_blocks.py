@@ -1,7 +1,5 @@
 """Blocks that a model repeats: modules of one kind, and modules that take turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from daydream.model.blocks import matching_blocks, repeated_blocks
 RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
 
 
-def model(*modules: str | tuple[str, str], calls: str = "", backward: bool = False) -> Graph:
+def model(*modules, calls="", backward=False):
     """Return a graph whose modules run forward one after the other, 10 ns each, and maybe backward, 20 ns.
 
     `calls` are modules that only call those inside them.
@@ -32,7 +30,7 @@ def model(*modules: str | tuple[str, str], calls: str = "", backward: bool = Fal
     return graph
 
 
-def sequential(*operators: str) -> list[tuple[str, str]]:
+def sequential(*operators):
     return [(str(place), f"aten::{operator}") for place, operator in enumerate(operators)]
 
 

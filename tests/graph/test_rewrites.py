@@ -1,19 +1,13 @@
 """Groups and the edits that put work elsewhere, each on a graph small enough to draw."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from small_graphs import lane, launched, starts, thread, with_sync
+from small_graphs import kernels, lane, launched, starts, thread, with_sync
 
-from daydream import Graph, GraphError, NoMatchError, NotApplicableError, simulate
-
-
-def kernels(graph: Graph):
-    return graph.select(kind="kernel")
+from daydream import GraphError, NoMatchError, NotApplicableError, simulate
 
 
-def named(graph: Graph, *names: str):
+def named(graph, *names):
     return graph.select(name=tuple(f"^{name}$" for name in names))
 
 
@@ -21,7 +15,7 @@ def named(graph: Graph, *names: str):
 
 
 def test_groups_come_in_the_order_of_their_first_tasks():
-    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 1))
+    graph = launched("a 20, b 10, c 5, d 1")
     kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
     groups = kernels(graph).group_by("layer")
 
@@ -39,7 +33,7 @@ def test_groups_come_in_the_order_of_their_first_tasks():
 
 
 def test_several_columns_make_a_pair():
-    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 1))
+    graph = launched("a 20, b 10, c 5, d 1")
     kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
     groups = kernels(graph).group_by("step", "layer")
 
@@ -48,7 +42,7 @@ def test_several_columns_make_a_pair():
 
 
 def test_grouping_nothing_is_no_group():
-    graph = thread(("a", 5, 0))
+    graph = thread("a 5")
     assert len(kernels(graph).group_by("step")) == 0
     assert list(graph.select().group_by("layer")) == []
     with pytest.raises(GraphError, match="group by a column"):
@@ -58,7 +52,7 @@ def test_grouping_nothing_is_no_group():
 
 
 def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
-    graph = launched(*[(name, 10) for name in "abcdefg"])
+    graph = launched("a 10, b 10, c 10, d 10, e 10, f 10, g 10")
     kernels(graph).set(bytes=[40, 70, 0, 10, 100, 30, 30], step=[0, 0, 0, 0, 0, 1, 1])
     runs = kernels(graph).runs(100, of="bytes")
 
@@ -77,7 +71,7 @@ def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
 def test_each_group_is_fused_into_its_first_task():
     #  thread 1  |launch a 6|launch d 6|
     #  stream 7     +4 |f 35          |1|f 7|
-    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 7))
+    graph = launched("a 20, b 10, c 5, d 7")
     kernels(graph).set(step=[0, 0, 0, 1])
     fused = kernels(graph).group_by("step").fuse("f", op="aten::fused")
 
@@ -92,7 +86,7 @@ def test_each_group_is_fused_into_its_first_task():
 def test_one_call_launches_the_work_of_a_group():
     #  thread 1  |begin|launch a, renamed 6|
     #  stream 7            +4 |a 3|1|b 3|1|c 3|     all are there from the first launch on
-    graph = launched(("a", 3), ("b", 3), ("c", 3))
+    graph = launched("a 3, b 3, c 3")
     calls = kernels(graph).group_by("kind").share_launch("cudaGraphLaunch")
 
     assert lane(graph, "thread 1") == ["begin", "cudaGraphLaunch"]
@@ -102,7 +96,7 @@ def test_one_call_launches_the_work_of_a_group():
 
 
 def test_a_sync_between_the_launches_waits_for_the_whole_graph():
-    graph = launched(("a", 3), ("b", 3))
+    graph = launched("a 3, b 3")
     sync = graph.insert(
         "sync", kind="cpu", lane="thread 1", duration_ns=1, after=[graph.select(name="launch a")]
     )
@@ -116,7 +110,7 @@ def test_a_sync_between_the_launches_waits_for_the_whole_graph():
 
 
 def test_the_parts_of_a_task_add_up_and_keep_its_gap_behind_the_last():
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     parts = named(graph, "a").split(3)
 
     assert parts.name.tolist() == ["a", "a", "a"]
@@ -129,7 +123,7 @@ def test_the_parts_of_a_task_add_up_and_keep_its_gap_behind_the_last():
 def test_parts_can_bring_their_own_launches():
     #  thread 1  |launch a 6|launch 6|launch b 6|
     #  stream 7     +4 |a 10 |2|a 10     |1|b|
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     graph.facts.startup_ns = 2
     named(graph, "a").split(2, launched=True)
 
@@ -139,7 +133,7 @@ def test_parts_can_bring_their_own_launches():
 
 def test_what_follows_a_task_follows_its_last_part():
     #  thread 1  |a 5|a 5|b|     link  |x| from 10
-    graph = thread(("a", 10, 3), ("b", 5, 0))
+    graph = thread("a 10 +3, b 5")
     graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0])
     graph.select(name="a").split(2)
 
@@ -149,7 +143,7 @@ def test_what_follows_a_task_follows_its_last_part():
 @pytest.mark.parametrize("parts", [0, 1.5, "2"])
 def test_parts_are_counted(parts):
     with pytest.raises(GraphError, match="into 1 or more parts"):
-        thread(("a", 10, 3)).select().split(parts)
+        thread("a 10 +3").select().split(parts)
 
 
 # -- move --------------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ def test_parts_are_counted(parts):
 
 def test_a_moved_task_keeps_its_place_among_its_causes():
     #  stream 7  |a 20|      |c 20|      copies  |b 10|: as before, but for the start-up costs
-    graph = launched(("a", 20), ("b", 10), ("c", 20))
+    graph = launched("a 20, b 10, c 20")
     named(graph, "b").move("copies")
 
     assert lane(graph, "copies") == ["b"]
@@ -167,17 +161,17 @@ def test_a_moved_task_keeps_its_place_among_its_causes():
 
 
 def test_a_moved_task_can_be_free_of_what_ran_around_it():
-    graph = launched(("a", 20), ("b", 10), ("c", 20))
+    graph = launched("a 20, b 10, c 20")
     named(graph, "b").move("copies", follows=False)
     assert (starts(graph)["b"], starts(graph)["c"]) == (10, 25)
 
-    graph = launched(("a", 20), ("b", 100), ("c", 20))
+    graph = launched("a 20, b 100, c 20")
     named(graph, "b").move("copies", held_for=False)
     assert (starts(graph)["b"], starts(graph)["c"]) == (24, 25)
 
 
 def test_a_call_that_waited_for_the_lane_waits_for_what_moved():
-    graph = launched(("a", 20), ("b", 100))
+    graph = launched("a 20, b 100")
     with_sync(graph, lane="stream 7")
     before = starts(graph)["sync"]
     named(graph, "b").move("copies")
@@ -187,7 +181,7 @@ def test_a_call_that_waited_for_the_lane_waits_for_what_moved():
 
 
 def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     with pytest.raises(GraphError, match="'thread 1' is a CPU thread"):
         kernels(graph).move("thread 1")
     with pytest.raises(GraphError, match="cannot go to one lane"):
@@ -200,7 +194,7 @@ def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
 
 def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
     #  stream 7  |a 20|  record   stream 8 waits, then |k 5|: a moves to copies, k still follows it
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     record, wait = (
         int(graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1).ids[0])
         for name in ("record", "wait")
@@ -217,7 +211,7 @@ def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
 
 
 def test_a_call_that_stops_waiting_keeps_its_own_cost():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     with_sync(graph)
     graph.insert("next", kind="cpu", lane="thread 1", duration_ns=1)
     assert starts(graph)["next"] == 24 + 3
@@ -232,7 +226,7 @@ def test_a_call_that_stops_waiting_keeps_its_own_cost():
 
 
 def test_links_can_be_dropped():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.insert("x", kind="collective", lane="link", duration_ns=9)
     graph.link(graph.select(name="b"), graph.select(name="x"))
     assert starts(graph)["x"] == 10
@@ -249,7 +243,7 @@ def test_links_can_be_dropped():
 
 def test_work_is_done_again_with_its_launches_and_waits():
     #  thread 1  |begin|launch a 6|sync 3| (24) ... again |launch a 6|sync 3|end|
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     with_sync(graph)
     graph.insert("end", kind="cpu", lane="thread 1", duration_ns=1)
     again = graph.select(name=("launch a", "^a$", "sync")).repeat(2)
@@ -263,7 +257,7 @@ def test_work_is_done_again_with_its_launches_and_waits():
 
 
 def test_every_group_is_repeated_behind_itself():
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     kernels(graph).group_by("name").repeat()
 
     assert lane(graph, "thread 1") == ["begin", "launch a", "launch a", "launch b", "launch b"]
@@ -272,7 +266,7 @@ def test_every_group_is_repeated_behind_itself():
 
 def test_work_is_done_again_before_other_work_on_its_thread():
     #  thread 1  |begin|launch a|          thread 2  |launch a|launch b|
-    graph = launched(("a", 20), ("b", 20))
+    graph = launched("a 20, b 20")
     graph.select(name="launch b").move("thread 2")
     named(graph, "a").repeat(before=named(graph, "b"))
 
@@ -284,7 +278,7 @@ def test_work_is_done_again_before_other_work_on_its_thread():
 
 def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhere():
     #  thread 1  |begin|launch a|launch x|launch y|     stream 7  |a up|a down|x|y|: one call launches both
-    graph = launched(("a", 20), ("x", 5), ("y", 5))
+    graph = launched("a 20, x 5, y 5")
     parts = named(graph, "a").split(2)
     parts.set(layer=["up", "down"])
     x, y = named(graph, "x", "y").ids
@@ -297,7 +291,7 @@ def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhe
 
 
 def test_links_among_repeated_tasks_are_repeated():
-    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph = thread("a 5, b 5")
     graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0], before=[1])
     assert starts(graph)["b"] == 14
     graph.select().repeat()
@@ -306,8 +300,24 @@ def test_links_among_repeated_tasks_are_repeated():
     assert simulate(graph).makespan_ns == 2 * (5 + 9 + 5)
 
 
+def test_what_may_be_a_wait_may_be_one_in_each_repetition():
+    #  thread 1  |a 5|pause 7|a 5|pause 7|      thread 2  |long 20 ...|   the pause may be a wait for long
+    graph = thread(("a", 5, 0), ("pause", 7, 0))
+    graph.insert("long", kind="cpu", lane="thread 2", duration_ns=20)
+    graph.write("doubt", np.array([1]), 1.0)
+    graph.doubtful.add(src=2, dst=1)
+    graph.select().repeat()
+
+    for reading, ends in (
+        (graph, [12, 24]),
+        (graph.released(), [20, 40]),
+    ):  # with the long task that it follows
+        timeline = simulate(reading)
+        assert timeline.end_ns[timeline.column("name") == "pause"].tolist() == ends
+
+
 def test_repeating_no_times_changes_nothing():
-    graph = launched(("a", 20))
+    graph = launched("a 20")
     assert len(kernels(graph).repeat(0)) == 0
     with pytest.raises(GraphError, match="0 or more times"):
         kernels(graph).repeat(-1)
@@ -317,7 +327,7 @@ def test_repeating_no_times_changes_nothing():
 
 
 def test_what_the_work_is_can_be_set():
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     both = kernels(graph)
     both.set(name=["x", "y"], kind="memset", phase="optimizer", layer=["l", None], dtype="float16", bytes=8)
 
@@ -335,7 +345,7 @@ def test_what_the_work_is_can_be_set():
 
 
 def test_a_factor_for_each():
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     kernels(graph).scale([0.5, 2])
     assert kernels(graph).duration_ns.tolist() == [10, 20]
     with pytest.raises(GraphError, match="factors: 3 values for 2 tasks"):
@@ -346,7 +356,7 @@ def test_a_factor_for_each():
 
 def test_a_query_is_a_pandas_expression_on_columns():
     pytest.importorskip("pandas")
-    graph = launched(("a", 20), ("b", 10))
+    graph = launched("a 20, b 10")
     kernels(graph).set(phase=["forward", "backward"])
 
     assert graph.select().query("duration_ns > 5 and phase == 'backward'").name.tolist() == ["b"]

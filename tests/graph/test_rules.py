@@ -1,7 +1,5 @@
 """What each rule is worth: without it, predictions get worse."""
 
-from __future__ import annotations
-
 import pytest
 from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
@@ -64,7 +62,7 @@ def test_without_a_rule_the_machine_is_predicted_worse(rules, tmp_path):
     trace = daydream.load(machine.run(steps=10).write(tmp_path / "trace.json", 6, 8))
     truth = machine.run(**{on: factor}).steady_step_ns()
 
-    def error(*without: str) -> float:
+    def error(*without):
         graph = build(trace, without=without)
         found = daydream.whatif(graph, "scale", on=on, factor=factor)
         return abs((found.recorded or found).predicted_ns / truth - 1)  # recording costs a machine nothing

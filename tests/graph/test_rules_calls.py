@@ -1,12 +1,10 @@
 """Calls that stand blocked: in the queue, for the device, before a launch. Times in us, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import blocked, full_queue_trace, long_launch_trace
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
-from daydream import Graph, build, simulate
+from daydream import build, simulate
 
 # -- launch queue ------------------------------------------------------------------------------------
 
@@ -56,7 +54,7 @@ def test_a_call_may_find_the_queue_full_a_place_early(late):
 
 
 def test_an_nvidia_queue_that_never_filled_is_assumed_and_a_rocm_one_is_not():
-    rows = [launched("a", 0, 10, 20, 1), launched("b", 30, 40, 50, 2)]
+    rows = [launched("a", 0, 10, 20), launched("b", 30, 40, 50)]
 
     assert build(trace(rows)).facts.queue_depth == 1022
     assert not build(trace(rows)).facts.queue_learned
@@ -95,7 +93,7 @@ def test_a_pageable_copy_blocks_its_call_until_it_is_done():
     name = "Memcpy DtoH (Device -> Pageable)"
     graph = build(
         trace(
-            launched("a", 0, 10, 110, 1),
+            launched("a", 0, 10, 110),
             call("cudaMemcpyAsync", 10, 124, 2),
             kernel(name, 111, 120, 2, kind="memcpy"),
             op("after", 124, 129),
@@ -110,7 +108,7 @@ def test_a_pageable_copy_blocks_its_call_until_it_is_done():
 def test_a_pinned_copy_does_not_block():
     graph = build(
         trace(
-            launched("a", 0, 10, 110, 1),
+            launched("a", 0, 10, 110),
             call("cudaMemcpyAsync", 10, 16, 2),
             kernel("Memcpy HtoD (Pinned -> Device)", 111, 120, 2, kind="memcpy"),
             op("after", 16, 20),
@@ -122,10 +120,10 @@ def test_a_pinned_copy_does_not_block():
     assert len(graph.syncs) == 0
 
 
-def two_streams(sync: list) -> Graph:
+def two_streams(sync):
     #  stream 7  |a: 10 to 60|       stream 8  |b: 20 to 300|
     return build(
-        trace(launched("a", 0, 10, 60, 1), launched("b", 5, 20, 300, 2, stream=8), sync, op("after", 70, 75))
+        trace(launched("a", 0, 10, 60), launched("b", 5, 20, 300, stream=8), sync, op("after", 70, 75))
     )
 
 
@@ -139,9 +137,7 @@ def test_a_stream_synchronize_waits_for_the_stream_that_time_allows():
 def test_a_stream_synchronize_waits_for_the_stream_the_device_recorded():
     sync = [call("cudaStreamSynchronize", 15, 320, 9), sync_row("Stream Sync", 320, 9, stream=7)]
     graph = build(
-        trace(
-            launched("a", 0, 10, 310, 1), launched("b", 5, 20, 300, 2, stream=8), sync, op("after", 320, 325)
-        )
+        trace(launched("a", 0, 10, 310), launched("b", 5, 20, 300, stream=8), sync, op("after", 320, 325))
     )
     graph.select(name="^a$").scale(0.1)
 
@@ -153,7 +149,7 @@ def test_an_event_synchronize_waits_for_the_work_before_the_record():
     #  stream 7           |a: 10 to 60            |1|b: 61 to 200
     graph = build(
         trace(
-            launched("a", 0, 10, 60, 1), call("cudaEventRecord", 10, 12, 8), launched("b", 12, 61, 200, 2),
+            launched("a", 0, 10, 60), call("cudaEventRecord", 10, 12, 8), launched("b", 12, 61, 200),
             call("cudaEventSynchronize", 20, 66, 9), op("after", 66, 70),
         )
     )  # fmt: skip
@@ -166,7 +162,7 @@ def test_an_event_synchronize_waits_for_the_work_before_the_record():
 
 def test_an_event_synchronize_without_a_record_is_counted_and_left_alone():
     graph = build(
-        trace(launched("a", 0, 10, 60, 1), call("cudaEventSynchronize", 20, 30, 9), op("after", 30, 31))
+        trace(launched("a", 0, 10, 60), call("cudaEventSynchronize", 20, 30, 9), op("after", 30, 31))
     )
 
     assert graph.facts.unresolved_syncs == 1
@@ -182,7 +178,7 @@ def test_a_synchronize_that_returned_before_the_work_was_done_is_left_alone_and_
 
 def test_a_synchronize_that_found_the_device_idle_still_waits_for_work_that_takes_longer():
     graph = build(
-        trace(launched("a", 0, 10, 20, 1), call("cudaDeviceSynchronize", 50, 55, 9), op("after", 55, 60))
+        trace(launched("a", 0, 10, 20), call("cudaDeviceSynchronize", 50, 55, 9), op("after", 55, 60))
     )
     assert starts(graph)["after"] == 55
 
@@ -202,7 +198,7 @@ def test_what_a_long_launch_does_before_it_submits_is_cpu_work():
 
 
 def test_a_launch_that_is_long_but_submits_early_is_not_cut():
-    rows = [launched(f"k{n}", 20 * n, 20 * n + 6, 20 * n + 10, n) for n in range(5)]
+    rows = [launched(f"k{n}", 20 * n, 20 * n + 6, 20 * n + 10) for n in range(5)]
     graph = build(trace(rows, call("cudaLaunchKernel", 100, 400, 9), kernel("k", 106, 411, 9)))
 
     assert graph.select(name="cudaLaunchKernel").duration_ns.max() == 300_000

@@ -9,16 +9,16 @@ import pytest
 from small_traces import kernel, note, op, trace
 
 import daydream
-from daydream import Trace, build, simulate
+from daydream import build, simulate
 from daydream.collect.derive.collectives import calls_of, host_collectives, match_collectives
-from daydream.graph.lint import problems
+from daydream.graph.lower import problems
 from daydream.simulate.steady_state import settle
 
 CALL, QUEUED, TRANSFER, WAKE = 5, 3, 30, 2
 RESULT = {"all_reduce": "allreduce_", "reduce_scatter": "_reduce_scatter_base_", "broadcast": "broadcast_"}
 
 
-def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_reduce", ranks=(0, 1)) -> Trace:
+def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_reduce", ranks=(0, 1)):
     """Return what ranks with gloo would record: each step an all-reduce beside some backward work.
 
     A pool thread takes it 3 after its call; 30 after the last did, it is done, and who waits goes on 2
@@ -66,7 +66,7 @@ def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_redu
     return found
 
 
-def step_of(recorded: Trace) -> int:
+def step_of(recorded):
     return recorded.metadata["steps"][-1]["measured_ns"]
 
 
@@ -205,7 +205,7 @@ def test_device_work_has_collectives_of_its_own():
     assert len(host_collectives(trace(rows))) == 0
 
 
-def broadcast(*, root_done: int):
+def broadcast(*, root_done):
     #  rank 0 gives its data away and is done; rank 1 takes it when it comes by at 200
     rows = []
     for rank, begin, end in ((0, 10, root_done), (1, 200, 240)):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_traces import note, op, trace
 
-from daydream import Trace, build, simulate
+from daydream import build, simulate
 
 STEP = 100_000
 CALL, WORK = 1_000, 30_000  # when rank 0 calls, and how much later rank 1 does
@@ -28,7 +28,7 @@ class Seen:
     stands: int = 0  # before its backward work
 
 
-def step(*, late=(0, 0), wake=(WAKE, WAKE), work=(0, WORK), stands=(0, 0), goes_on=None) -> list[Seen]:
+def step(*, late=(0, 0), wake=(WAKE, WAKE), work=(0, WORK), stands=(0, 0), goes_on=None):
     """Return a step of two ranks; `goes_on` is when rank 0 does, if not when the transfer is done."""
     #  rank 0  |call 5|stands|backward 20|.....waits.........|copy 20|100|update 20|100|last 20
     #  rank 1  |.... work ....|call 5|stands|backward 20|wait|copy 20|100|update 20|100|last 20
@@ -42,7 +42,7 @@ def step(*, late=(0, 0), wake=(WAKE, WAKE), work=(0, WORK), stands=(0, 0), goes_
     return [Seen(calls[rank], done + late[rank], on[rank], stands[rank]) for rank in (0, 1)]
 
 
-def job(steps: list[list[Seen]], *, copies=lambda number, rank: "copy") -> Trace:
+def job(steps, *, copies=lambda number, rank: "copy"):
     rows: list[dict] = []
     for number, ranks in enumerate(steps):
         for rank, seen in enumerate(ranks):
@@ -62,7 +62,7 @@ def job(steps: list[list[Seen]], *, copies=lambda number, rank: "copy") -> Trace
     return finished(rows, len(steps))
 
 
-def finished(rows: list[dict], steps: int) -> Trace:
+def finished(rows, steps):
     """Return a trace of two ranks that begin their steps together."""
     found = trace(rows)
     found.metadata |= {"vendor": "cpu", "steps": [
@@ -76,7 +76,7 @@ def finished(rows: list[dict], steps: int) -> Trace:
     return found
 
 
-def two_at_once(*, transfers: tuple[int, int], noted_late: int = 0) -> Trace:
+def two_at_once(*, transfers, noted_late=0):
     """Return steps that begin two all-reduces and wait for the one before `halve`, the other before `use`."""
     #  rank r  |forward|call a|call b|....waits.....|halve 20|..waits..|use 20|
     #  pools               |a: transfers[0]                  |
@@ -100,7 +100,7 @@ def two_at_once(*, transfers: tuple[int, int], noted_late: int = 0) -> Trace:
     return finished(rows, 4)
 
 
-def waited_at(graph) -> dict[str, int]:
+def waited_at(graph):
     """Return before which tasks threads wait for collectives, and how often."""
     columns, names = graph.columns, graph.texts["name"]
     found: dict[str, int] = {}
@@ -112,11 +112,11 @@ def waited_at(graph) -> dict[str, int]:
     return found
 
 
-def lost(graph) -> list[str]:
+def lost(graph):
     return [remark for remark in graph.facts.notes if "could not be found" in remark]
 
 
-def busy(number: int) -> list[Seen]:
+def busy(number):
     late, wake = zip(BUSY[number % 8], BUSY[(number + 3) % 8], strict=True)
     return step(late=late, wake=wake)
 

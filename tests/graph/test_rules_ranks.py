@@ -1,40 +1,37 @@
 """Collectives of several ranks: one transfer, begun by the last to arrive. Times in microseconds."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._communication import blocked_ns, waited_for_others_ns, waiting_words
 from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
-from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
 from daydream.trace.schema import OFF_CPU
 
 
-def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
+def member(rank, start, end, correlation=9, **columns):
     columns = {"kind": "collective", "collective": "all_reduce", "bytes": 4096, "rank": rank, **columns}
-    return launched("ncclAllReduce", columns.pop("at", 6), start, end, correlation, **columns)
+    return launched("ncclAllReduce", columns.pop("at", 6), start, end, **columns)
 
 
 def two_ranks(**metadata):
     #  rank 0  stream 7  |a: 10 to 20|reduce: 21 to 91 (50 waiting, 20 transfer)|
     #  rank 1  stream 7  |a: 10 to 70|                  |reduce: 71 to 91|
     return trace(
-        launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91),
-        launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91), **metadata,
+        launched("a", 0, 10, 20, rank=0), member(0, 21, 91),
+        launched("a", 0, 10, 70, rank=1), member(1, 71, 91), **metadata,
     )  # fmt: skip
 
 
 def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
     #  rank 0 arrives at 21, the last at 71; its thread stands in a synchronize from 30 to 92
     rows = [
-        launched("a", 0, 10, 20, 1, rank=0),
+        launched("a", 0, 10, 20, rank=0),
         member(0, 21, 91),
         call("cudaDeviceSynchronize", 30, 92, rank=0),
     ]
-    graph = build(trace(rows, launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91)))
+    graph = build(trace(rows, launched("a", 0, 10, 70, rank=1), member(1, 71, 91)))
     hubs = graph.select(name="^last arrival$")
     assert waited_for_others_ns(graph, hubs) == {0: 50_000, 1: 0}
     assert blocked_ns(graph) == {0: pytest.approx(91_000 - 30_000, abs=5_000)}
@@ -43,14 +40,14 @@ def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
 
 def test_blocked_time_is_of_threads_and_not_of_what_ranks_do_together():
     blocked = [row("blocked", OFF_CPU, 30, 80, rank=rank, pid=PID, tid=1) for rank in (0, 1)]
-    rows = [launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91), launched("a", 0, 10, 70, 1, rank=1)]
+    rows = [launched("a", 0, 10, 20, rank=0), member(0, 21, 91), launched("a", 0, 10, 70, rank=1)]
     graph = build(trace(rows, member(1, 71, 91), blocked))
     assert transfers(graph) == {0: 20, 1: 20}
 
 
 def test_a_root_that_ended_before_the_last_arrived_did_not_wait():
     #  rank 0, the root  |broadcast: 10 to 20|      rank 1  |a: 10 to 400|broadcast: 401 to 411|
-    rows = [member(0, 10, 20, collective="broadcast"), launched("a", 0, 10, 400, 1, rank=1)]
+    rows = [member(0, 10, 20, collective="broadcast"), launched("a", 0, 10, 400, rank=1)]
     graph = build(trace(*rows, member(1, 401, 411, collective="broadcast")))
     assert transfers(graph) == {0: 10, 1: 10}
     slow_work(graph).scale(2)
@@ -65,9 +62,9 @@ def test_a_stream_waits_for_no_collective_of_another_rank():
     #  rank 1  stream 7   |a: 10 to 20|  (a stream wait at 30)  |b: 42 to 50|
     rows = [
         member(0, 10, 40, stream=20),
-        launched("a", 0, 10, 20, 1, rank=1),
+        launched("a", 0, 10, 20, rank=1),
         call("cudaStreamWaitEvent", 30, 31, rank=1),
-        launched("b", 32, 42, 50, 2, rank=1),
+        launched("b", 32, 42, 50, rank=1),
     ]
     graph = build(trace(*rows))
     assert not len(graph.waits)
@@ -76,14 +73,14 @@ def test_a_stream_waits_for_no_collective_of_another_rank():
 
 def test_a_call_waits_for_no_event_of_another_rank():
     #  rank 1 stands in a synchronize that returns just behind work of rank 0: the ranks' clocks say nothing
-    work = launched("a", 0, 10, 70, 1, rank=0)
+    work = launched("a", 0, 10, 70, rank=0)
     graph = build(trace(work, call("cudaEventSynchronize", 20, 72, rank=1)))
     assert not len(graph.syncs)
     assert graph.facts.unresolved_syncs == 1
 
 
 def test_ranks_whose_matches_contradict_each_other_are_left_apart_and_it_is_said(monkeypatch):
-    def contradict(draft: Draft) -> None:  # rank 1 arrives when rank 0 has transferred
+    def contradict(draft):  # rank 1 arrives when rank 0 has transferred
         tasks = draft.select(kind="collective")
         first = tasks.where(rank=0, name="ncclAllReduce").ids
         draft.link(first, tasks.where(rank=1, name="^arrival$").ids, cause=Cause.USER)
@@ -167,8 +164,8 @@ def test_what_one_rank_ran_alone_stays_as_recorded_and_is_said():
 
 def two_ranks_rows():
     return [
-        launched("a", 10, 20, 30, 1, rank=0), member(0, 31, 101, at=16),
-        launched("a", 10, 20, 80, 1, rank=1), member(1, 81, 101, at=16),
+        launched("a", 10, 20, 30, rank=0), member(0, 31, 101, at=16),
+        launched("a", 10, 20, 80, rank=1), member(1, 81, 101, at=16),
     ]  # fmt: skip
 
 
@@ -185,7 +182,7 @@ def test_groups_meet_by_themselves():
 
 def test_work_behind_a_collective_follows_its_end():
     rows = [
-        member(0, 21, 91), launched("b", 12, 92, 99, 11, rank=0), launched("a", 0, 10, 70, 1, rank=1),
+        member(0, 21, 91), launched("b", 12, 92, 99, rank=0), launched("a", 0, 10, 70, rank=1),
         member(1, 71, 91),
     ]  # fmt: skip
     graph = build(trace(rows))

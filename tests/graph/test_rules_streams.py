@@ -1,12 +1,10 @@
 """What ties streams together: event waits, CUDA graphs, collectives. Times in us, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
-from daydream import Trace, build
+from daydream import build
 
 # -- event waits -------------------------------------------------------------------------------------
 
@@ -34,21 +32,21 @@ def test_a_recorded_wait_names_its_record():
     assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
-def side_rows(*, named: bool) -> list:
+def side_rows(*, named):
     #  a library forks to streams 8 and 9 and joins them; its events are not recorded, the waiting streams are
     #  stream 7  |a: 10 to 110|                               |d: 232 to 242|
     #  stream 8                |b: 112 to 142|
     #  stream 9                |c: 112 to 230.................|
-    rows = [*launched("a", 0, 10, 110, 1)]
+    rows = [*launched("a", 0, 10, 110)]
     for place, (stream, at) in enumerate([(8, 6), (9, 16), (7, 30), (7, 34)]):
         rows.append(call("cudaEventRecord", at, at + 1, 20 + place))
         rows.append(call("cudaStreamWaitEvent", at + 2, at + 3, 30 + place))
         if named:
             rows.append(sync_row("Stream Wait Event", at + 2, 30 + place, stream=stream))
     rows += [
-        *launched("b", 10, 112, 142, 2, stream=8),
-        *launched("c", 20, 112, 230, 3, stream=9),
-        *launched("d", 40, 232, 242, 4),
+        *launched("b", 10, 112, 142, stream=8),
+        *launched("c", 20, 112, 230, stream=9),
+        *launched("d", 40, 232, 242),
     ]
     return rows
 
@@ -66,7 +64,7 @@ def test_waits_of_known_streams_for_unknown_events_follow_the_open_work():
 
 
 def test_where_collectives_run_a_known_stream_does_not_tell_what_is_waited_for():
-    reduce = launched("reduce", 1_000, 1_010, 1_020, 9, stream=40, kind="collective")
+    reduce = launched("reduce", 1_000, 1_010, 1_020, stream=40, kind="collective")
     named = build(trace(side_rows(named=True), reduce))
     plain = build(trace(side_rows(named=False), reduce))
     assert named.facts.event_waits == plain.facts.event_waits
@@ -75,11 +73,11 @@ def test_where_collectives_run_a_known_stream_does_not_tell_what_is_waited_for()
 def test_a_wait_that_the_times_contradict_is_not_drawn():
     #  b starts while a still runs, every time
     rows = []
-    for n, at in enumerate(range(0, 4_000, 400)):
+    for at in range(0, 4_000, 400):
         rows += [
-            *launched("a", at, at + 10, at + 210, 10 * n + 1),
-            call("cudaStreamWaitEvent", at + 8, at + 9, 10 * n + 3),
-            *launched("b", at + 10, at + 20, at + 40, 10 * n + 4, stream=8),
+            *launched("a", at, at + 10, at + 210),
+            call("cudaStreamWaitEvent", at + 8, at + 9),
+            *launched("b", at + 10, at + 20, at + 40, stream=8),
         ]
     graph = build(trace(rows))
 
@@ -87,20 +85,19 @@ def test_a_wait_that_the_times_contradict_is_not_drawn():
     assert len(graph.waits) == 0
 
 
-def reduce_trace() -> Trace:
+def reduce_trace():
     #  thread 1   |launch gradient|wait|launch reduce|launch next| ... |wait|launch update|
     #  stream 7        |gradient: 10 to 60|next: 61 to 90|                 |update: 205 to 215|
     #  stream 40                          |reduce: 62 to 203 ...........|
     rows = []
-    for n, at in enumerate(range(0, 2_000, 500)):
-        ids = 10 * n
+    for at in range(0, 2_000, 500):
         rows += [
-            *launched("gradient", at, at + 10, at + 60, ids + 1),
-            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 2),
-            *launched("reduce", at + 8, at + 62, at + 203, ids + 3, stream=40, kind="collective"),
-            *launched("next", at + 14, at + 61, at + 90, ids + 4),
-            call("cudaStreamWaitEvent", at + 30, at + 31, ids + 5),
-            *launched("update", at + 32, at + 205, at + 215, ids + 6),
+            *launched("gradient", at, at + 10, at + 60),
+            call("cudaStreamWaitEvent", at + 6, at + 7),
+            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
+            *launched("next", at + 14, at + 61, at + 90),
+            call("cudaStreamWaitEvent", at + 30, at + 31),
+            *launched("update", at + 32, at + 205, at + 215),
         ]
     return trace(rows)
 
@@ -119,14 +116,13 @@ def test_a_collective_follows_its_gradients_and_the_update_follows_the_collectiv
 def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
     #  thread 1   |launch gradient|wait|launch reduce|wait|launch update|
     rows = []
-    for n, at in enumerate(range(0, 2_000, 500)):
-        ids = 10 * n
+    for at in range(0, 2_000, 500):
         rows += [
-            *launched("gradient", at, at + 10, at + 60, ids + 1),
-            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 2),
-            *launched("reduce", at + 8, at + 62, at + 203, ids + 3, stream=40, kind="collective"),
-            call("cudaStreamWaitEvent", at + 14, at + 15, ids + 5),
-            *launched("update", at + 16, at + 205, at + 215, ids + 6),
+            *launched("gradient", at, at + 10, at + 60),
+            call("cudaStreamWaitEvent", at + 6, at + 7),
+            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
+            call("cudaStreamWaitEvent", at + 14, at + 15),
+            *launched("update", at + 16, at + 205, at + 215),
         ]
     graph = build(trace(rows))
     assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
@@ -138,12 +134,11 @@ def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
 def test_a_librarys_own_wait_orders_nothing():
     #  the library waits for its collective on a stream of its own; the next work goes on beside it
     rows = []
-    for n, at in enumerate(range(0, 2_000, 500)):
-        ids = 10 * n
+    for at in range(0, 2_000, 500):
         rows += [
-            *launched("reduce", at, at + 10, at + 203, ids + 3, stream=40, kind="collective"),
-            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 5),
-            *launched("next", at + 8, at + 20, at + 60, ids + 6),
+            *launched("reduce", at, at + 10, at + 203, stream=40, kind="collective"),
+            call("cudaStreamWaitEvent", at + 6, at + 7),
+            *launched("next", at + 8, at + 20, at + 60),
         ]
     graph = build(trace(rows))
 
@@ -183,7 +178,7 @@ def test_a_short_pause_between_nodes_is_their_start_up():
 
 def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head():
     #  the launch at 0 met a stream that was busy until 3,000
-    graph = build(trace(launched("a", 0, 3_000, 3_100, 1), launched("b", 10, 3_101, 3_201, 2)))
+    graph = build(trace(launched("a", 0, 3_000, 3_100), launched("b", 10, 3_101, 3_201)))
     assert graph.select(name="untraced").duration_ns.tolist() == [3_000_000]
 
     graph.select(on="gpu").scale(0.5)
@@ -193,7 +188,7 @@ def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head(
 def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
     #  stream 7  |a 2 to 12|b 14 to 24|c 40 to 50|d, launched at 20: 52 to 62|: the CPU had run ahead
     queued = [kernel("a", 2, 12, 90), kernel("b", 14, 24, 91), kernel("c", 40, 50, 92)]
-    graph = build(trace(queued, launched("d", 20, 52, 62, 1)))
+    graph = build(trace(queued, launched("d", 20, 52, 62)))
     assert graph.select(kind="kernel").release_ns.tolist() == [2_000, 0, 0, 0]
     assert total(graph) == 62
     graph.select(name="^a$").scale(0)
@@ -201,7 +196,7 @@ def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
 
 
 def test_work_behind_an_idle_device_begins_when_the_cpu_comes_to_it_though_its_call_was_not_recorded():
-    rows = launched("a", 0, 10, 20, 1), kernel("b", 130, 140, 9), launched("c", 120, 141, 150, 2)
+    rows = launched("a", 0, 10, 20), kernel("b", 130, 140, 9), launched("c", 120, 141, 150)
     graph = build(trace(rows))
     graph.select(name="^a$").scale(0)
     assert starts(graph)["b"] == 130
@@ -211,7 +206,7 @@ def test_work_of_a_call_that_was_not_recorded_is_launched_by_the_operator_that_m
     #  thread 1  |call a|relu 5 to 22|mm 22 to 34, its call is lost|call c 40|
     #  stream 7      |a 10 to 20|            |b 31 to 34|             |c 50 to 60|
     rows = [op("relu", 5, 22), op("mm", 22, 34), kernel("b", 31, 34, 9)]
-    graph = build(trace(launched("a", 0, 10, 20, 1), rows, launched("c", 40, 50, 60, 2)))
+    graph = build(trace(launched("a", 0, 10, 20), rows, launched("c", 40, 50, 60)))
     graph.select(name="^relu$").scale(0)
     assert starts(graph)["b"] == 20 + 1  # 17 earlier, were its stream free then
 
@@ -253,16 +248,6 @@ def test_without_launches_work_is_held_only_until_its_device_has_finished_someth
 
 
 # -- collectives of several ranks --------------------------------------------------------------------
-
-
-def test_a_collective_transfers_when_the_last_member_has_arrived():
-    graph = build(ranks_trace())
-    assert (graph.select(name="^reduce$").duration_ns / 1000).tolist() == [20, 20]
-    assert total(graph) == 91
-
-    slow = graph.select(name="^a$").where(lambda tasks: tasks.rank == 1)
-    slow.scale(0.5)
-    assert total(graph) == 10 + 30 + 1 + 20
 
 
 def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():

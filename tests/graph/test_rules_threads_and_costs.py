@@ -1,7 +1,5 @@
 """Hand-off between threads, and the small costs of device work. Times in microseconds, sums written out."""
 
-from __future__ import annotations
-
 import pytest
 from rule_traces import backward_trace, latency_trace
 from small_traces import call, launched, op, starts, total, trace
@@ -71,7 +69,7 @@ def test_a_called_thread_may_take_a_while_until_its_first_call(times, calls):
 
 def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():
     polls = [call("cudaEventQuery", at, at + 1, tid=9) for at in range(0, 90, 7)]
-    graph = build(trace(op("a", 0, 50), launched("k", 50, 60, 70, 1), polls))
+    graph = build(trace(op("a", 0, 50), launched("k", 50, 60, 70), polls))
 
     assert {lane.name: lane.background for lane in graph.lanes} == {
         "thread 1": False, "thread 9": True, "stream 7": False}  # fmt: skip
@@ -106,8 +104,8 @@ def test_without_that_rule_each_task_has_the_typical_latency():
 
 
 def test_a_start_that_no_cause_explains_is_counted_and_kept():
-    rows = [launched(f"k{n}", 100 * n, 100 * n + 8, 100 * n + 20, n) for n in range(5)]
-    graph = build(trace(rows, launched("late", 600, 1_400, 1_410, 9)))
+    rows = [launched(f"k{n}", 100 * n, 100 * n + 8, 100 * n + 20) for n in range(5)]
+    graph = build(trace(rows, launched("late", 600, 1_400, 1_410)))
 
     assert (graph.facts.unexplained, graph.facts.unexplained_ns) == (1, 792_000)
     assert starts(graph)["late"] == 1_400

@@ -7,15 +7,14 @@ from shared import shared_trace
 from small_traces import PID, Row, call, kernel, launched, note, op, row, starts, trace
 
 import daydream
-from daydream import Trace, build
-from daydream.graph.graph import Graph
+from daydream import build
 from daydream.graph.plan import Cause
 from daydream.trace.schema import BY_CLOCK, OFF_CPU
 
 PERIOD = 2_000
 
 
-def loader_trace(*more: Row, decode_after: float = 80, copy_after: float = 20, uneven: float = 50) -> Trace:
+def loader_trace(*more, decode_after=80, copy_after=20, uneven=50):
     #  thread 1  |main 300, 350 or 400|   idle until the next period   |main
     #  thread 2                        80 |decode 200|
     #  thread 3                                       20 |copy 100|
@@ -91,7 +90,7 @@ def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
     assert len(links) == 5  # the copies, 20 us behind each decode but the first
 
 
-def doubtful_ns(graph: Graph) -> list[float]:
+def doubtful_ns(graph):
     found = graph.duration_ns * graph.doubt + graph.gap_ns * graph.gap_doubt
     return found[found > 0].tolist()
 
@@ -111,7 +110,7 @@ def test_a_point_that_is_everywhere_explains_nothing():
 # -- the driver's lock ---------------------------------------------------------------------------------
 
 
-def lock_trace(*more: Row, times: int = 2) -> Trace:
+def lock_trace(*more, times=2):
     #  thread 1  |5|  |copy of a few bytes to pageable memory: until the kernel is done, 1,010|
     #  stream 7     |k: 10 to 1,000                                                   |2|
     #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
@@ -120,7 +119,7 @@ def lock_trace(*more: Row, times: int = 2) -> Trace:
     for n in range(times):
         at, ids = PERIOD * n, 10 * n
         rows += [
-            *launched("k", at, at + 10, at + 1_000, ids + 1),
+            *launched("k", at, at + 10, at + 1_000),
             call("cudaMemcpyAsync", at + 20, at + 1_010, ids + 2),
             kernel("Memcpy DtoH (Device -> Pageable)", at + 1_000, at + 1_002, ids + 2, kind="memcpy"),
             call("cudaMemcpyAsync", at + 100, at + 1_060, ids + 3, tid=2),
@@ -157,7 +156,7 @@ def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
 # -- spinning ------------------------------------------------------------------------------------------
 
 
-def spinning_trace(*, longer: float = 500, steps: tuple[float, ...] = ()) -> Trace:
+def spinning_trace(*, longer=500, steps=()):
     #  thread 1   |launch 5|dispatch: spins until 30 before the end of its kernel|empty 4|dispatch 6|
     #  stream 7            |k: from 100 to 2,530 and more                            ...|
     rows = []
@@ -165,7 +164,7 @@ def spinning_trace(*, longer: float = 500, steps: tuple[float, ...] = ()) -> Tra
         at, spun = 10_000 * n, 2_500 + longer * n
         rows += [
             note("dispatch", at, at + spun + 10),
-            *launched("k", at, at + 100, at + spun + 30, n + 1),
+            *launched("k", at, at + 100, at + spun + 30),
             op("empty", at + spun, at + spun + 4),
         ]
     return trace(rows, steps=steps)
@@ -199,10 +198,10 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
 # -- both readings ---------------------------------------------------------------------------------------
 
 
-def pausing_trace(*, kernel_us: float = 990, ran_us: float | None = None) -> Trace:
+def pausing_trace(*, kernel_us=990, ran_us=None):
     #  thread 1   |launch 10|   nothing recorded, 990    |launch 10|   ...
     #  stream 7        |k: 990 or less .................||k
-    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us, n + 1) for n in range(8)]
+    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us) for n in range(8)]
     if ran_us is not None:
         time = {"pid": PID, "tid": 1, "cpu_ns": round(1_000 * ran_us)}
         rows += [[row("blocked", BY_CLOCK, 1_000 * n, 1_000 * n + 1_000, **time)] for n in range(8)]
@@ -245,7 +244,7 @@ def test_how_long_a_thread_ran_tells_what_its_pauses_are(kernel_us, ran_us, doub
 # -- late starts ---------------------------------------------------------------------------------------
 
 
-def full_device_trace(*apart: float) -> Trace:
+def full_device_trace(*apart):
     #  thread 1   |launch a|launch b|
     #  stream 7        |a: 500, fills the device |
     #  stream 8                             20 before its end: |b 100 |
@@ -253,8 +252,8 @@ def full_device_trace(*apart: float) -> Trace:
     for n, before in enumerate(apart):
         at = 5_000 * n
         rows += [
-            *launched("a", at, at + 10, at + 510, 10 * n + 1),
-            *launched("b", at + 6, at + 510 - before, at + 610 - before, 10 * n + 2, stream=8),
+            *launched("a", at, at + 10, at + 510),
+            *launched("b", at + 6, at + 510 - before, at + 610 - before, stream=8),
             op("step", at + 2_000, at + 2_100),
         ]
     return trace(rows)
@@ -281,7 +280,7 @@ def test_late_starts_that_nothing_ends_with_keep_their_delay():
 # -- recorded evidence ---------------------------------------------------------------------------------
 
 
-def off(start: float, end: float, waker: int | None = None, name: str = OFF_CPU) -> Row:
+def off(start, end, waker=None, name=OFF_CPU):
     return row("blocked", name, start, end, pid=PID, tid=2, waker=waker)
 
 

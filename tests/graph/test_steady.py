@@ -1,18 +1,16 @@
 """The settled step, and the mean of the steps that a prediction is. Hand-made traces are in microseconds."""
 
-from __future__ import annotations
-
 import pytest
 from machine.programs import queue_full
 from small_traces import launched, op, trace
 
 import daydream
-from daydream import Graph, GraphError, Trace, build
+from daydream import Graph, GraphError, build
 from daydream.simulate import steady_state
 from daydream.simulate.steady_state import repeatable, settle
 
 
-def steps_of(*durations: float, ops: int = 1) -> Trace:
+def steps_of(*durations, ops=1):
     """Return a trace whose steps are full of work: `ops` operators each, the first as long as it takes."""
     rows, borders = [], [0.0]
     for duration in durations:
@@ -33,7 +31,7 @@ def test_steps_that_take_the_same_have_settled_at_once():
     assert settled.step_times(0) == {1: 100_000, 2: 100_000, 3: 100_000}
 
 
-def first_of_steps(graph: Graph) -> daydream.Selection:
+def first_of_steps(graph):
     """Return the first task of each step."""
     return graph.select(kind="cpu").group_by("step").first()
 
@@ -81,11 +79,11 @@ def test_gradients_of_two_batches_take_two_passes_in_every_step():
     assert set(comparison.after.times.values()) == {160_000}
 
 
-def catching_up() -> Trace:
+def catching_up():
     #  thread 1  |op 25|launch 5| a step, 30; the device was held up by 267 in the first and catches up
     #  stream 7          |k0: 33 to 300|1|k1 20|1|k2 20|1|k3 20|
-    rows = [launched("k", 25, 33, 300, 0)]
-    rows += [launched("k", 30 * n + 25, 280 + 21 * n, 300 + 21 * n, n) for n in (1, 2, 3)]
+    rows = [launched("k", 25, 33, 300)]
+    rows += [launched("k", 30 * n + 25, 280 + 21 * n, 300 + 21 * n) for n in (1, 2, 3)]
     return trace([op("work", 30 * n, 30 * n + 25) for n in range(4)], rows, steps=(0, 30, 60, 90, 120))
 
 
@@ -99,7 +97,7 @@ def test_a_device_that_catches_up_has_not_settled_until_it_waits_for_the_threads
 
 
 def test_it_is_said_where_the_recorded_window_had_not_settled():
-    def unchanged(graph: daydream.Graph) -> None:
+    def unchanged(graph):
         graph.select(on="gpu").scale(1)
 
     comparison = daydream.whatif(catching_up(), unchanged)

@@ -1,7 +1,5 @@
 """The settled step of several ranks: their windows, and collectives matched copy by copy. Microseconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.jobs import job
@@ -9,13 +7,13 @@ from machine.programs import multi_stream, queue_full
 from small_traces import launched, trace
 
 import daydream
-from daydream import Graph, Trace, build, simulate
+from daydream import Graph, build, simulate
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ORDER_STEP, Lane
 from daydream.simulate.steady_state import coupled, repeatable, settle
 
 
-def last_step(recorded: Trace) -> int:
+def last_step(recorded):
     return recorded.metadata["steps"][-1]["measured_ns"]
 
 
@@ -149,11 +147,11 @@ def test_meetings_of_other_streams_do_not_wait_for_each_other():
     #          stream 8 |y: 30 to 60|
     def member(name, at, start, end, correlation, **columns):
         columns = {"kind": "collective", "collective": "all_reduce", "bytes": 8, **columns}
-        return launched(name, at, start, end, correlation, **columns)
+        return launched(name, at, start, end, **columns)
 
     rows = []
     for rank in (0, 1):
-        rows += launched("a", 0, 10, 300, 1, rank=rank)
+        rows += launched("a", 0, 10, 300, rank=rank)
         rows += member("x", 6, 301, 321, 2, rank=rank, group="one")
         rows += member("y", 12, 30, 60, 3, rank=rank, group="two", stream=8)
     graph = build(trace(rows))

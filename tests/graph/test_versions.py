@@ -1,7 +1,5 @@
 """Arrays are never written in place: an edit replaces them, and a graph has another version then."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 
@@ -11,7 +9,7 @@ import pytest
 from daydream import GraphError, load, replay, simulate
 from daydream.graph import lower as lowering
 from daydream.graph.graph import Graph
-from daydream.graph.tables import COLUMNS, DEFAULTS, Table
+from daydream.graph.tables import COLUMNS, DEFAULTS
 from daydream.predict.prediction import predict
 from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import Edit
@@ -19,14 +17,14 @@ from daydream.transforms.compose import Edit
 GPT = "examples/synthetic_gpt_gpu.json.gz"
 
 
-def graph_of(tasks: int) -> Graph:
+def graph_of(tasks):
     graph = Graph()
     lane = graph.lane_id("thread 1")
     graph.add(tasks, lane=lane, duration_ns=np.arange(tasks), order=np.arange(tasks) * 10)
     return graph
 
 
-def held(one: Graph, other: Graph) -> set[str]:
+def held(one, other):
     return {name for name in one.columns if one.columns[name] is other.columns[name]}
 
 
@@ -79,15 +77,6 @@ def test_a_draft_can_be_written_to_in_place_and_nothing_else():
         graph.columns["duration_ns"][0] = 5
     with pytest.raises(ValueError, match="read-only"):
         graph.copy().alive[0] = False
-
-
-def test_a_column_of_a_part_of_another_grows_by_itself():
-    table = Table.of("a")
-    table.add(a=1)
-    table.add(a=[2, 3])
-    table.put("a", table["a"][1:])
-    table.add(a=4)
-    assert table["a"].tolist() == [2, 3, 4]
 
 
 def test_what_a_trace_gives_cannot_be_written_to_in_place():
@@ -228,7 +217,7 @@ def test_a_scheduled_lane_reads_what_was_edited_after_it_was_simulated():
     assert starts(graph) == {"call": 0, "y": 1, "x": 21}
 
 
-def starts(graph: Graph) -> dict[str, int]:
+def starts(graph):
     timeline = simulate(graph)
     names = graph.column("name", timeline.task)
     return dict(zip(names, timeline.start_ns.tolist(), strict=True))

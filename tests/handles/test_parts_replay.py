@@ -1,7 +1,5 @@
 """Fused kernels in parts: no replay changes, and the parts add up to the kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import daydream
 from daydream import DebugHandleMap, Handle
 
 
-def fused(trace: daydream.Trace) -> daydream.Trace:
+def fused(trace):
     """Say of every kernel that a third of it is of layer a, two thirds of b."""
     kernels = np.flatnonzero(trace.is_kind("kernel"))
     owners = (Handle("aten::add", "a", weight=1), Handle("aten::mul", "b", weight=2))
@@ -21,7 +19,7 @@ def fused(trace: daydream.Trace) -> daydream.Trace:
     return trace.attach_handles(DebugHandleMap(dict.fromkeys(names, owners), rule="flop"))
 
 
-def replays_alike(path: Path) -> bool:
+def replays_alike(path):
     """Check that parts of fused kernels change no step; tell whether they add up in a what-if, too."""
     whole, parted = daydream.replay(path), daydream.replay(fused(daydream.load(path)))
     assert [step.replayed_ns for step in parted.steps] == [step.replayed_ns for step in whole.steps]
@@ -38,16 +36,16 @@ def replays_alike(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "graphs", "gpu_bound", "queue_full_16"])
-def test_sharing_changes_no_replay(program: str, tmp_path: Path) -> None:
+def test_sharing_changes_no_replay(program, tmp_path):
     assert replays_alike(PROGRAMS[program]().run(steps=6).write(tmp_path / "t.json", 2, 5))
 
 
 @pytest.mark.parametrize("name", ["mi300x_torch_compile_triton", "vllm_decode_graph_replay"])
-def test_shares_of_public_traces_add_up_and_replay_as_before(name: str) -> None:
+def test_shares_of_public_traces_add_up_and_replay_as_before(name):
     assert replays_alike(shared_trace(f"kineto/{name}.json.gz"))
 
 
-def test_what_is_no_identifier_gets_the_nearest_one() -> None:
+def test_what_is_no_identifier_gets_the_nearest_one():
     path = Path(daydream.__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
     trace = daydream.load(path)
     with pytest.raises(daydream.GraphError, match="has no debug handles"):
@@ -59,11 +57,11 @@ def test_what_is_no_identifier_gets_the_nearest_one() -> None:
 
 
 @pytest.fixture
-def example() -> Path:
+def example():
     return Path(daydream.__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 
 
-def test_parts_of_a_kernel_are_one_kernel_and_not_fused_again(example: Path) -> None:
+def test_parts_of_a_kernel_are_one_kernel_and_not_fused_again(example):
     whole, parted = daydream.replay(example), daydream.replay(fused(daydream.load(example)))
     assert parted.to_json()["kernels"] == whole.to_json()["kernels"]
     assert parted.to_json()["kernels_linked"] == whole.to_json()["kernels_linked"]
@@ -72,7 +70,7 @@ def test_parts_of_a_kernel_are_one_kernel_and_not_fused_again(example: Path) -> 
         daydream.whatif(parted, "compile")
 
 
-def test_a_part_is_as_small_as_its_kernel(example: Path) -> None:
+def test_a_part_is_as_small_as_its_kernel(example):
     whole, parted = daydream.explain(example), daydream.explain(fused(daydream.load(example)))
     shares = [each.share("small kernels") for each in (whole, parted)]
     assert shares[0] == pytest.approx(shares[1], abs=0.01)

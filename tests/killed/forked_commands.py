@@ -1,21 +1,17 @@
 """Commands of daydream as forks of this process, which has imported what they need: many a second."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 BROKEN = 70  # exit code of a fork that failed in what is not the command's
 LATE_S = 120.0
 
 
-def load() -> None:
+def load():
     """Import what the commands import, so that a fork is at work at once."""
     import pyarrow.csv
     import pyarrow.parquet
@@ -33,7 +29,7 @@ def load() -> None:
     assert all(loaded)
 
 
-def start(arguments: Sequence[str], folder: Path, wait: Callable[[], object] = lambda: None) -> int:
+def start(arguments, folder, wait=lambda: None):
     """Return the process id of a command in a folder, whose `tmp` it uses; `wait` runs before it.
 
     It leads a group of its own, has no terminal, and what it says goes to `said`.
@@ -63,7 +59,7 @@ def start(arguments: Sequence[str], folder: Path, wait: Callable[[], object] = l
         os._exit(code)
 
 
-def end(child: int) -> int:
+def end(child):
     """Return a command's exit code, negative for the signal that ended it. Raises where it never ends."""
     until = time.monotonic() + LATE_S
     while time.monotonic() < until:
@@ -75,17 +71,17 @@ def end(child: int) -> int:
     raise TimeoutError(f"a command ran for {LATE_S:.0f} s")
 
 
-def is_over(child: int) -> bool:
+def is_over(child):
     """Return whether a command has ended; `end` still tells how."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def kill_group(leader: int) -> None:
+def kill_group(leader):
     """Kill a command and all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     """Return the names in a folder."""
     return {path.name for path in folder.iterdir()}

@@ -56,7 +56,7 @@ class Counts:
     damaged: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
-    def lines(self) -> list[str]:
+    def lines(self):
         """Return the counts as they are printed."""
         rows = [
             f"{name:<8} {self.killed[name]:>4} killed, {self.writing[name]:>4} of them with something begun, "
@@ -69,7 +69,7 @@ class Counts:
         return [*rows, *self.damaged, *self.left, total]
 
 
-def commands(folder: Path, *, torch: bool) -> list[Command]:
+def commands(folder, *, torch):
     """Return the commands, for a folder that holds `step.json.gz` and gets what else they need."""
     (folder / "tmp").mkdir()
     (folder / "train.py").write_text(TRAIN)
@@ -86,7 +86,7 @@ def commands(folder: Path, *, torch: bool) -> list[Command]:
     for name, (output, arguments) in wanted.items():
         took_s, expected = whole_run(arguments, folder, output)
 
-        def same(path: Path, expected: bytes = expected) -> bool:
+        def same(path, expected=expected):
             return path.read_bytes() == expected
 
         again = (*arguments, "--force")
@@ -103,7 +103,7 @@ def commands(folder: Path, *, torch: bool) -> list[Command]:
     return found
 
 
-def whole_run(arguments: tuple[str, ...], folder: Path, output: str) -> tuple[float, bytes]:
+def whole_run(arguments, folder, output):
     """Return how long a command takes that nobody kills, and what it writes."""
     begin = time.monotonic()
     if end(start(arguments, folder)):
@@ -113,14 +113,14 @@ def whole_run(arguments: tuple[str, ...], folder: Path, output: str) -> tuple[fl
     return took_s, content
 
 
-def can_be_read(path: Path) -> bool:
+def can_be_read(path):
     """Return whether this is a whole trace; no two recordings are the same."""
     from daydream.trace.trace import Trace
 
     return len(Trace.load(path)) > 0
 
 
-def kill_one(command: Command, folder: Path, dice: random.Random, counts: Counts) -> None:
+def kill_one(command, folder, dice, counts):
     """Kill a command at any time or while it writes, alone or with all it started; then run it again."""
     at_any_time = dice.random() < 0.4
     with_all = dice.random() < 0.5
@@ -160,7 +160,7 @@ def kill_one(command: Command, folder: Path, dice: random.Random, counts: Counts
     target.unlink(missing_ok=True)
 
 
-def kill_many(number: int, folder: Path, say: Callable[[str], None], *, seed: int, torch: bool) -> Counts:
+def kill_many(number, folder, say, *, seed, torch):
     """Kill so many commands, each kind in turn, and return what came of it; `say` gets it now and then."""
     dice, counts, said = random.Random(seed), Counts(), 0
     every = commands(folder, torch=torch)

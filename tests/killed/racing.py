@@ -1,9 +1,6 @@
 """Several writers of one file at once, without `--force`: exactly one succeeds."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 from killed.forked_commands import end, names, start
 
@@ -11,7 +8,7 @@ WRITERS = 3
 REFUSED = 1
 
 
-def race(rounds: int, folder: Path) -> list[str]:
+def race(rounds, folder):
     """Let three imports write one file, so many times, and return what was wrong."""
     arguments = ("import", "step.json.gz", "-o", "won.parquet")
     target, wrong = folder / "won.parquet", []
@@ -23,7 +20,7 @@ def race(rounds: int, folder: Path) -> list[str]:
         target.unlink()
         reading, writing = os.pipe()
 
-        def wait(reading: int = reading, writing: int = writing) -> None:
+        def wait(reading=reading, writing=writing):
             os.close(writing)
             os.read(reading, 1)  # all begin when the pipe is closed
 

@@ -28,68 +28,45 @@ NO_STREAM = 4_294_967_295  # what a synchronization of the whole device has for 
 CBID = {"cudaLaunchKernel": 211, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51, "cudaEventRecord": 135,
         "cudaStreamWaitEvent": 147, "cudaEventQuery": 138, "cudaEventSynchronize": 137, "cudaFree": 22,
         "cudaStreamSynchronize": 131, "cudaDeviceSynchronize": 165, "cudaGraphLaunch": 311}  # fmt: skip
-GPUS = {
-    "cuda": {"id": DEVICE, "name": "Synthetic GPU (machine model)", "totalGlobalMem": 42_949_672_960,
-             "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024, "warpSize": 32, "numSms": 108},
-    "rocm": {"id": DEVICE, "name": "Synthetic ROCm GPU (machine model)", "totalGlobalMem": 68_719_476_736,
-             "computeMajor": 9, "computeMinor": 4, "maxThreadsPerBlock": 1024, "warpSize": 64, "numSms": 304},
-}  # fmt: skip
-SEQUENCE = ("Sequence number", "Fwd thread id")
+GPU = {"id": DEVICE, "name": "Synthetic GPU (machine model)", "totalGlobalMem": 42_949_672_960,
+       "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024, "warpSize": 32,
+       "numSms": 108}  # fmt: skip
 OWN_IDS = 1_000_000  # ids of the profiler's own rows, above those of the run
 
 
-def kineto(
-    run: Run, first_step: int, last_step: int, *, fractional: bool = True, sync_rows: bool = False,
-    profiler_steps: bool = True, sequence_numbers: bool = True, vendor: str = "cuda", final_sync: bool = True,
-    event_records: bool = True, flows: bool = True, label: str = "synthetic: machine model",
-) -> dict[str, Any]:  # fmt: skip
-    """Return the trace document. Options:
-
-    `fractional`: microseconds with decimals and a base time; else whole ones, cut, as old profilers wrote.
-    `sync_rows`: the device's own records of synchronizations and stream waits.
-    `final_sync`: the profiler's device synchronize at the end; without it, device work is lost that
-    had not ended by then.
-    `event_records`: without, the event-record calls are left out, as in some ROCm traces.
-    """
-    host, device = window(run, first_step, last_step, final_sync=final_sync)
+def kineto(run: Run, first_step: int, last_step: int, *, sync_rows: bool = False) -> dict[str, Any]:
+    """Return the trace document; `sync_rows` are the device's own records of synchronizations and waits."""
+    host, device = window(run, first_step, last_step)
     begin = run.step_starts[first_step]
-    end = max(run.step_ends[last_step], host[-1].end if final_sync else 0)
-    if profiler_steps:
-        host += _profiler_steps(run, first_step, last_step)
-    if not event_records:
-        host = [row for row in host if row.name != "cudaEventRecord"]
+    end = max(run.step_ends[last_step], host[-1].end)
+    host += _profiler_steps(run, first_step, last_step)
     calls = {row.correlation: row for row in host if row.correlation}
 
-    writer = _Writer(fractional=fractional, vendor=vendor, sequence_numbers=sequence_numbers)
+    writer = _Writer()
     events = [writer.host(row) for row in sorted(host, key=_outermost_first)]
     events += [writer.device(row) for row in device]
     if sync_rows:
         events += [writer.sync(run, row) for row in host if row.sync]
-    if flows:
-        events += writer.launch_flows(device, calls)
-        events += writer.backward_flows(host) if sequence_numbers else []
+    events += writer.launch_flows(device, calls)
+    events += writer.backward_flows(host)
     events += writer.metadata(run, begin, end)
-    document = {
+    return {
         "schemaVersion": 1,
-        "deviceProperties": [GPUS[vendor]],
+        "deviceProperties": [GPU],
         "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
-        "traceName": label,
+        "traceName": "synthetic: machine model",
         "traceEvents": events,
+        "baseTimeNanoseconds": BASE_NS,
     }
-    if fractional:
-        document["baseTimeNanoseconds"] = BASE_NS
-    return document
 
 
-def window(run: Run, first_step: int, last_step: int, *, final_sync: bool) -> tuple[list[Row], list[Row]]:
+def window(run: Run, first_step: int, last_step: int) -> tuple[list[Row], list[Row]]:
     """Return the rows of the host and of the device that a profiler records of these steps."""
     begin, end = run.step_starts[first_step], run.step_ends[last_step]
     host = [row for row in run.host if begin <= row.start < end and row.lane in IDS]
     device = [row for row in run.device if begin <= row.start and run.launch_starts[row.correlation] < end]
-    if final_sync:
-        return [*host, _final_sync(run, end)], device
-    return [row for row in host if row.end <= end], [row for row in device if row.end <= end]
+    return [*host, _final_sync(run, end)], device
 
 
 def write(path: str | Path, document: dict[str, Any]) -> Path:
@@ -122,14 +99,12 @@ def _outermost_first(row: Row) -> tuple[int, int, bool]:
 
 
 class _Writer:
-    """Turns rows into events of one vendor, in one unit of time."""
+    """Turns rows into events."""
 
-    def __init__(self, *, fractional: bool, vendor: str, sequence_numbers: bool) -> None:
-        self.fractional, self.vendor, self.sequence_numbers = fractional, vendor, sequence_numbers
-        self.index = 0
+    index = 0
 
-    def time(self, ns: int) -> float | int:
-        return ns / 1000 if self.fractional else ns // 1000
+    def time(self, ns: int) -> float:
+        return ns / 1000
 
     def event(
         self, row: Row, category: str, name: str, pid: int, tid: int, args: dict[str, Any]
@@ -139,17 +114,13 @@ class _Writer:
                 "ts": start, "dur": duration, "args": args}  # fmt: skip
 
     def host(self, row: Row) -> dict[str, Any]:
-        name = row.name
         if row.category == "cuda_runtime":
-            number = {"cbid": CBID[name]} if name in CBID else {}
+            number = {"cbid": CBID[row.name]} if row.name in CBID else {}
             args = {"External id": row.external, **number, "correlation": row.correlation}
-            name = name.replace("cuda", "hip", 1) if self.vendor == "rocm" else name
         else:
-            hidden = () if self.sequence_numbers else SEQUENCE
-            own = {key: value for key, value in row.args.items() if key not in hidden}
-            args = {"External id": row.external, "Record function id": 0, **own, "Ev Idx": self.index}
+            args = {"External id": row.external, "Record function id": 0, **row.args, "Ev Idx": self.index}
             self.index += 1
-        return self.event(row, row.category, name, PID, IDS[str(row.lane)], args)
+        return self.event(row, row.category, row.name, PID, IDS[str(row.lane)], args)
 
     def device(self, row: Row) -> dict[str, Any]:
         args = {"External id": row.external, "device": DEVICE, "context": 1, "stream": row.lane,

@@ -25,7 +25,7 @@ Table = list[dict[str, Any]]
 
 def write_nsys(path: Path, run: Run, first_step: int, last_step: int, *, switches: bool) -> Path:
     """Write the export as .sqlite."""
-    host, device = window(run, first_step, last_step, final_sync=True)
+    host, device = window(run, first_step, last_step)
     begin, end = run.step_starts[first_step], run.step_ends[last_step]
     names = sorted({row.name for row in [*host, *device]})
 

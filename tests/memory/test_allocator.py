@@ -6,8 +6,7 @@ import pytest
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocator import Allocator, OutOfMemoryError
-from daydream.memory.requests import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Request, usage
-from daydream.memory.segments import Part, Segment
+from daydream.memory.replay import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Part, Request, Segment, usage
 from daydream.memory.settings import Settings
 
 MIB = 1 << 20

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from plain_allocator import Cell, Full, PlainAllocator
 
 from daydream.memory.allocator import Allocator, OutOfMemoryError
-from daydream.memory.restore import restore
-from daydream.memory.segments import Part, Segment
+from daydream.memory.replay import Part, Segment, restore
 from daydream.memory.settings import Settings
 
 MIB = 1 << 20

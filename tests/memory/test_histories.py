@@ -17,7 +17,7 @@ import pytest
 from shared import TRACES
 from snapshots import snapshot, write
 
-from daydream.memory.requests import usage
+from daydream.memory.replay import usage
 from daydream.memory.snapshot import read_snapshot
 from daydream.memory.snapshot_memory import snapshot_memory
 

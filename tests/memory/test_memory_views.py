@@ -6,12 +6,9 @@ import pytest
 from recordings import Recording
 from view_text import view_text
 
-from daydream.memory.footprints import layer_needs, operator_footprints
-from daydream.memory.idle import idle
 from daydream.memory.lifetimes import allocations
-from daydream.memory.views import NO_SHAPES, view_of
-from daydream.memory.weights import weights_of, without_head
-from daydream.memory.workspace import workspaces
+from daydream.memory.views import NO_SHAPES, idle, layer_needs, operator_footprints, view_of
+from daydream.memory.weights import weights_of, without_head, workspaces
 
 FLOAT = ["float", "float"]
 

@@ -7,10 +7,9 @@ from recordings import PARAMETER, Recording
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
+from daydream.memory.replay import reserved_for, start_of
 from daydream.memory.report import memory_of
-from daydream.memory.reserved import reserved_for
 from daydream.memory.settings import Settings
-from daydream.memory.start import start_of
 
 MIB = 2**20
 WEIGHT = {**PARAMETER, "device": "cuda:0", "shape": [3 * MIB // 4], "gradient_bytes": 0}  # 3 MiB
@@ -49,11 +48,10 @@ def test_a_request_is_served_from_what_was_there(tmp_path):
     assert reserved(recorded(tmp_path, APART, asked=17 * MIB)) == 20 * MIB + 18 * MIB
 
 
-def test_what_lay_cached_counts_as_recorded_and_not_after_a_change(tmp_path):
+def test_what_lay_cached_counts(tmp_path):
     trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
 
-    assert reserved(trace, cached=True) == 84 * MIB
-    assert reserved(trace) == 20 * MIB
+    assert reserved(trace) == 84 * MIB
     device, *_ = memory_of(trace).devices
     assert device.peak_reserved_bytes == 2**24  # the recorded total counts, whatever a replay says
     assert device.peak_allocated_bytes == 15 * MIB
@@ -81,19 +79,11 @@ def test_rows_lie_where_they_are_freed_else_in_blocks_of_their_size(tmp_path):
         next(row for row in range(len(held)) if held["begin"][row] == BEFORE and held["bytes"][row] == nbytes)
         for nbytes in (MIB, 3 * MIB)
     )
-    start = start_of(held, 0, 0, cached=True)
+    start = start_of(held, 0, 0)
 
     assert [part.id for part in start.segments[1].blocks] == [old, weight]
     assert start.segments[0].blocks == ((2 * MIB, None, -1, False),)  # whose it is the totals do not say
     assert start.inside == {old: MIB, weight: 3 * MIB}
-
-
-def test_what_a_change_resized_is_asked_for_anew(tmp_path):
-    held = allocations(recorded(tmp_path, APART))
-    held.resize(held.where(kind="parameter"), 12 * MIB)
-
-    # The weight finds 19 MiB behind which 1 MiB lies; 11 MiB then need 12 more.
-    assert reserved_for(held, 0, 0).peak_reserved_bytes == 20 * MIB + 12 * MIB
 
 
 def test_other_settings_place_all_of_it_anew(tmp_path):

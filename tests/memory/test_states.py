@@ -7,8 +7,8 @@ import pytest
 from two_blocks import WEIGHT, edited, two_blocks
 
 from daydream.memory.allocations import BEFORE
+from daydream.memory.before import let_states_shrink
 from daydream.memory.lifetimes import allocations
-from daydream.memory.states import let_states_shrink
 from daydream.trace.memory_events import MemoryEvents
 
 

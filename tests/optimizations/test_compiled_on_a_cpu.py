@@ -19,12 +19,17 @@ from daydream.model.compiled_calls import (
     FASTEST,
     FORWARD,
     FUSED_LOOP_NS,
+    LEAST,
     LIBRARY_CALL_NS,
+    READ_NS,
     SLOWEST,
+    STORE_NS,
+    WHOLE,
+    channels_last_factors,
     fused_bodies_ns,
+    masks_ns,
     slowness,
 )
-from daydream.model.compiled_kernels import LEAST, READ_NS, STORE_NS, WHOLE, channels_last_factors, masks_ns
 
 ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
 ACTIVATION = [[ROWS, WIDE]]

@@ -6,8 +6,14 @@ import pytest
 from graph.small_traces import op, trace
 
 from daydream import build
-from daydream.model.compiled_calls import FUSED_LOOP_NS, compile_cpu_calls
-from daydream.model.compiled_kernels import DRAW_NS, READ_DRAWN_NS, SEEDS_NS, random_numbers_ns
+from daydream.model.compiled_calls import (
+    DRAW_NS,
+    FUSED_LOOP_NS,
+    READ_DRAWN_NS,
+    SEEDS_NS,
+    compile_cpu_calls,
+    random_numbers_ns,
+)
 
 ONE, TWO = "[[10,100],[],[]]", "[[10,100],[10,100]]"
 

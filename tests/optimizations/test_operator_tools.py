@@ -8,7 +8,8 @@ import pytest
 
 from daydream.errors import DaydreamError
 from daydream.instrument import apply
-from daydream.transforms.real_change import real_change, tools_of
+from daydream.instrument.tool import tools_of
+from daydream.transforms.real_change import real_change
 from daydream.transforms.registry import find, path_or_name
 
 torch = pytest.importorskip("torch")
@@ -98,7 +99,7 @@ def test_pruned_weights_are_those_of_a_masked_model(model):
 
 
 def test_a_fraction_of_the_smallest_weights_of_one_layer_is_zero(model):
-    with apply(*tools_of(find("pruning"), {"sparsity": "0.75", "layer": "up"})) as session:
+    with apply(*tools_of(find("pruning").tool, "pruning", {"sparsity": "0.75", "layer": "up"})) as session:
         model(X)
     ordered = {key: one.actions.before for key, one in session.contexts.items() if one.actions.before}
     assert list(ordered) == ["forward/up/aten::linear/0"]
@@ -209,7 +210,7 @@ def test_a_file_holds_a_tool_or_what_makes_one(tmp_path, tool, fails):
     assert found.can_be_made
     assert path_or_name(found) == str(file)
     if fails is None:
-        assert tools_of(found, {"factor": 2.0})
+        assert tools_of(found.tool, found.name, {"factor": 2.0})
     else:
         with pytest.raises(DaydreamError, match=fails):
-            tools_of(found, {"factor": 2.0})
+            tools_of(found.tool, found.name, {"factor": 2.0})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.predict.breakdown import parts_of_change
 from daydream.report import figures
 from daydream.simulate.critical_path import PathCause
 
@@ -24,7 +23,7 @@ def texts(labels):
 
 def test_bars_are_where_the_time_goes_before_and_after(replay):
     comparison = daydream.whatif(replay, "amp")
-    before, after = parts_of_change(comparison)
+    before, after = comparison.breakdowns()
     figure = comparison.plot()
 
     for side in (before, after):  # bars are named by the labels of causes

@@ -15,7 +15,6 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream.errors import OutputError
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.rank import rank
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
@@ -103,7 +102,7 @@ def test_every_note_and_option_is_in_the_page(document, comparison):
 
 
 def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
-    before, after = parts_of_change(comparison)
+    before, after = comparison.breakdowns()
     by_cause, by_phase = document.tables[:2]
 
     for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):

@@ -16,7 +16,6 @@ from view_text import view_text
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.suggest import WhatIfResult, suggestion
 from daydream.report.format import step_change_text
 from daydream.report.html.page import page
@@ -52,7 +51,7 @@ def shared_example(name):
 
 
 def test_what_a_step_waits_for_adds_up_and_the_rest_is_never_the_largest(replay):
-    before, after = parts_of_change(daydream.whatif(replay, "amp"))
+    before, after = daydream.whatif(replay, "amp").breakdowns()
     *rows, whole = cause_table(before, after).rows
 
     for side in (1, 2, 3):
@@ -382,7 +381,7 @@ def test_every_report_says_that_hidden_work_shows():
     replay = daydream.replay(hidden_behind_the_device(98, 98, 98, 98))
     comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.1)
     text = " ".join(view_text(comparison, verbose=True).split())
-    said = moved_bound(*parts_of_change(comparison))
+    said = moved_bound(*comparison.breakdowns())
 
     assert "critical path, mean of the steps before, us after change" in text
     # The optimizer's 40 us, and half a one of the call that finds nothing left to wait for.
@@ -409,7 +408,7 @@ def test_the_table_is_about_the_mean_of_the_steps_as_the_headline_is():
     # Two steps of 88 and 122 us: the headline of 105 us is between them.
     replay = daydream.replay(hidden_behind_the_device(86, 86, 120))
     comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.9)
-    before, after = parts_of_change(comparison)
+    before, after = comparison.breakdowns()
 
     assert comparison.replayed_ns == 105_000
     for side, ns in ((before, comparison.replayed_ns), (after, comparison.predicted_ns)):

@@ -1,7 +1,5 @@
 """Kernels and transfers that slow each other: by hand, and what holds for any graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.random_graphs import graphs
@@ -17,7 +15,7 @@ from daydream.simulate.contention import Contention, _Slow
 KERNEL, COLLECTIVE = 1, 4
 
 
-def spans(graph: Graph, kernel=1.0, transfer=1.0, untouched: Graph | None = None) -> dict[str, tuple]:
+def spans(graph, kernel=1.0, transfer=1.0, untouched=None):
     """Return start and end of every task by name; without `untouched`, all durations are those alone."""
     before = Graph() if untouched is None else untouched
     timeline = simulate(graph, contention=Contention(before, kernel, transfer))
@@ -26,7 +24,7 @@ def spans(graph: Graph, kernel=1.0, transfer=1.0, untouched: Graph | None = None
     return dict(zip(timeline.column("name").tolist(), times, strict=True))
 
 
-def beside(kernel_ns: int, transfer_ns: int) -> Graph:
+def beside(kernel_ns, transfer_ns):
     """Return a kernel on one stream and a transfer on another, both from 0 on."""
     graph = Graph()
     graph.insert("kernel", kind="kernel", lane="stream 7", duration_ns=kernel_ns)
@@ -170,7 +168,7 @@ def test_lanes_of_no_device_carry_the_transfers_of_all():
 
 
 @st.composite
-def with_transfers(draw: st.DrawFn) -> Graph:
+def with_transfers(draw):
     """Return a random program in which some device work is a transfer, with times that can be divided."""
     graph = draw(graphs(scheduled=False))
     kernels = np.flatnonzero(graph.columns["kind"] == KERNEL)
@@ -184,7 +182,7 @@ def with_transfers(draw: st.DrawFn) -> Graph:
 FACTORS = st.sampled_from([1.0, 1.07, 1.25, 2.0, 5.0])
 
 
-def ends(graph: Graph, **how) -> np.ndarray:
+def ends(graph, **how):
     return simulate(graph, **how).end_ns
 
 
@@ -208,13 +206,6 @@ def test_contention_is_never_faster_than_none_and_no_slower_than_its_factor(grap
     assert (took >= own).all()
     assert (took <= np.where(timeline.column("kind") == "cpu", own, own * factor) + 1).all()
     assert (timeline.end_ns >= simulate(graph).end_ns).all()
-
-
-@given(with_transfers(), FACTORS, FACTORS)
-def test_the_same_graph_gives_the_same_times(graph, kernel, transfer):
-    again = graph.copy()
-    first = ends(graph, contention=Contention(Graph(), kernel, transfer))
-    assert (first == ends(again, contention=Contention(Graph(), kernel, transfer))).all()
 
 
 @given(with_transfers(), FACTORS, FACTORS)

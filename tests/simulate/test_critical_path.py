@@ -1,7 +1,5 @@
 """The critical path adds up to the end it explains."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Every engine gives the same timeline, and it is the one that the sums by hand give."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 import pytest

@@ -1,8 +1,5 @@
 """Scheduled lanes: what is picked, when, and that a clock that ticks through time picks the same."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 from hypothesis import given
 from strategies import Edge, Task, drawn, plans
@@ -136,24 +133,3 @@ def test_the_order_that_came_out_put_down_as_fixed_gives_the_same_timeline(plan)
     assert not fixed.scheduled
     assert sorted(ran.tolist()) == list(range(len(plan)))
     assert engine.run(fixed)[0].tolist() == engine.run(plan)[0][ran].tolist()
-
-
-def test_the_default_engine_equals_algorithm_1_on_a_larger_plan():
-    random = np.random.default_rng(0)
-    layers, slices = 40, 8
-    tasks, edges, order = [], [], []
-    for layer in reversed(range(layers)):
-        tasks.append(Task(CPU, int(random.integers(50, 150))))
-        backward = len(tasks) - 1
-        for _ in range(slices):
-            edges.append(Edge(backward, len(tasks), latency=int(random.integers(0, 20))))
-            order.append((layer, len(tasks)))
-            tasks.append(Task(LINK, int(random.integers(5, 40))))
-    for layer in range(layers):
-        edges += [Edge(task, len(tasks)) for of_layer, task in order if of_layer == layer]
-        tasks.append(Task(CPU, 100))
-    by_layer = drawn(tasks, edges, priority={LINK: [task for _, task in sorted(order)]})
-    first_come = drawn(tasks, edges, priority={LINK: []})
-    assert engine.run(by_layer)[0].tolist() == engine.algorithm_1(by_layer)[0].tolist()
-    assert engine.run(first_come)[0].tolist() == engine.algorithm_1(first_come)[0].tolist()
-    assert engine.run(by_layer)[1].max() < engine.run(first_come)[1].max()

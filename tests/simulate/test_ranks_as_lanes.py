@@ -1,7 +1,5 @@
 """Many ranks as lanes of one plan: every time equals that of the same ranks written out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.random_graphs import graphs
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from simulate.written_out import explicit
 from strategies import Edge, Task, drawn, plans
 
-from daydream import Graph, simulate
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
 from daydream.simulate.engine import run
@@ -121,32 +118,6 @@ def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
 
     slowest = np.floor(100_000 * factors.max(axis=1) + 0.5).astype(int) + 30
     assert found.tolist() == [[slowest.sum()] * ranks]
-
-
-def test_the_same_job_as_a_graph_of_several_ranks():
-    slow = [1.0, 1.2, 0.5]
-    one, job = Graph(), Graph()
-    work = [one.insert("work", kind="kernel", lane="compute", duration_ns=101 + 7 * n) for n in range(4)]
-    reduces = [one.insert("reduce", kind="collective", lane="link", duration_ns=30, after=[w]) for w in work]
-    one.insert("update", kind="kernel", lane="compute", duration_ns=55, after=[reduces[-1]])
-    for n in range(4):
-        members = [
-            job.insert("work", kind="kernel", lane=f"compute {r}", duration_ns=int((101 + 7 * n) * by + 0.5))
-            for r, by in enumerate(slow)
-        ]
-        reduces = [
-            job.insert("reduce", kind="collective", lane=f"link {r}", duration_ns=30, after=members)
-            for r in range(3)
-        ]
-    for r, by in enumerate(slow):
-        job.insert(
-            "update", kind="kernel", lane=f"compute {r}", duration_ns=int(55 * by + 0.5), after=[reduces[r]]
-        )
-    lowered = lower(one)
-    is_reduce = one.columns["kind"][lowered.task] == 4
-
-    found = ends(lowered.plan, slow, np.where(is_reduce, ALL_MEET, 0), np.arange(len(lowered.plan)))
-    assert found.max() == simulate(job).makespan_ns
 
 
 def test_a_lane_with_a_policy_is_refused_for_several_ranks():

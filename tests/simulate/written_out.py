@@ -12,8 +12,6 @@ order and lie near each other in memory. It takes ranks times the memory of the 
 `daydream.simulate.ranks` gives the same times without.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from daydream.errors import GraphError
@@ -21,7 +19,7 @@ from daydream.graph.plan import Cause, Plan
 from daydream.simulate.ranks import ALL_MEET
 
 
-def explicit(plan: Plan, factors: np.ndarray, row: np.ndarray) -> tuple[Plan, np.ndarray]:
+def explicit(plan, factors, row):
     """Return the plan of all ranks, and the id in it of each task on each rank, tasks x ranks.
 
     Lane k of rank r is k times the number of ranks + r; each hub has a lane of its own behind those.

@@ -16,8 +16,9 @@ import pytest
 from shared import TRACES, shared_trace
 
 import daydream
+from daydream.errors import DaydreamError
 from daydream.tools.events import Events
-from daydream.tools.finding import find_tool, tools
+from daydream.tools.run import find_tool, tools
 from daydream.tools.tool import ToolError
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
@@ -208,7 +209,7 @@ def test_a_mistake_in_ones_own_tool_is_one_line(
 def test_what_is_no_tool_is_said() -> None:
     with pytest.raises(ToolError, match="Did you mean 'kernel-frequency'"):
         find_tool("kernel_frequencies")
-    with pytest.raises(ToolError, match="no such file"):
+    with pytest.raises(DaydreamError, match="no such file"):
         find_tool("./absent.py")
 
 

@@ -1,12 +1,4 @@
-"""Whose gradients are accumulated behind a compiled backward pass, which hands over many at once.
-
-Autograd's queue has the nodes that accumulate gradients before all others, and those among each other without
-an order: they come out of a binary heap of equal entries, as `std::priority_queue` of GNU's library makes and
-empties it (torch/csrc/autograd/engine.cpp, `ReadyQueue`; bits/stl_heap.h). That is always the same order.
-
-Where an optimizer that updates parameter by parameter turns from one to the next.
-
-Layers of work that is done parameter by parameter: gradients accumulated, updates, bucket copies.
+"""Layers of work that is done parameter by parameter: gradients accumulated, updates, bucket copies.
 
 The profiler names no parameter there. What it does record, the order and the shapes, is
 held against the parameters that the run's metadata describes; work that does not fit has no layer.
@@ -16,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,84 +21,6 @@ from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 
-def queue_order(count: int) -> list[int]:
-    """Return in which order equal entries leave the queue that were put into it as 0, 1, 2, ...
-
-    An entry that is put in stays at its end. The first one leaves; the last one's place is then found from
-    the top down: each time the right child moves up (the left one where there is no right one).
-    """
-    heap = list(range(count))
-    order = []
-    while heap:
-        order.append(heap[0])
-        last = heap.pop()
-        hole = 0
-        left = len(heap)
-        while 2 * hole + 1 < left:
-            child = 2 * hole + 2 if 2 * hole + 2 < left else 2 * hole + 1
-            heap[hole] = heap[child]
-            hole = child
-        if heap:
-            heap[hole] = last
-    return order
-
-
-def owners_behind_compiled(
-    passes: Sequence[Sequence[str | None]], shapes: Sequence[str], owners: Sequence[str]
-) -> list[list[str]] | None:
-    """Return the owner of each gradient that is accumulated, or None where order and shapes do not fit.
-
-    Args:
-        passes: of each compiled backward call, the shapes of the gradients accumulated behind it, in order.
-        shapes: of each parameter, in order of registration, taken to be that of use.
-        owners: of each parameter, its layer.
-
-    The graphs of one pass run backwards: each holds the parameters right before those of the last one. The
-    queue then holds the next graph, too, so that within a graph the shapes alone tell, or nothing does.
-    """
-    found = []
-    end = len(shapes)
-    for accumulated in passes:
-        begin = end - len(accumulated)
-        if begin < 0:
-            return None
-        mine = _in_queue if len(accumulated) == len(shapes) else _by_shape
-        named = mine(accumulated, shapes[begin:end], owners[begin:end])
-        if named is None:
-            return None
-        found.append(named)
-        end = begin or len(shapes)
-    return found if end == len(shapes) else None
-
-
-def _in_queue(
-    accumulated: Sequence[str | None], shapes: Sequence[str], owners: Sequence[str]
-) -> list[str] | None:
-    order = queue_order(len(shapes))
-    return (
-        [owners[place] for place in order]
-        if [shapes[place] for place in order] == [*accumulated]
-        else None
-    )
-
-
-def _by_shape(
-    accumulated: Sequence[str | None], shapes: Sequence[str], owners: Sequence[str]
-) -> list[str] | None:
-    of_shape: dict[str | None, str] = {}
-    if Counter(accumulated) != Counter(shapes):
-        return None
-    if any(
-        of_shape.setdefault(shape, owner) != owner
-        for shape, owner in zip(shapes, owners, strict=True)
-    ):
-        return None
-    return [of_shape[shape] for shape in accumulated]
-
-
-LONGEST_HEAD = 3  # operators that a parameter's share is known by
-
-
 def cut_by_parameter(
     names: Sequence[int], shapes: Sequence[str], groups: Sequence[Sequence[str]]
 ) -> list[int]:
@@ -115,8 +28,8 @@ def cut_by_parameter(
 
     `names` and `shapes` (of the first input) are those of the operators in order, `groups` the
     shapes of the parameters, group by group. A group's parameters all take the same operators,
-    on tensors of the parameter's shape or on scalars (step counts). Where the operators depend on
-    the parameter (matrices are factored, vectors are not), each begins with the same operator.
+    on tensors of the parameter's shape or on scalars (step counts). Where they depend on the parameter
+    (Adafactor factors matrices, not vectors) it cannot.
     """
     flat = [shape for group in groups for shape in group]
     if not flat or len(names) < len(flat):
@@ -124,7 +37,7 @@ def cut_by_parameter(
     if len(names) % len(flat) == 0 and _same_body(names, shapes, flat, 0, len(names) // len(flat)):
         lengths = [len(names) // len(flat)] * len(flat)
     else:
-        lengths = _bodies_of_groups(names, shapes, groups, 0) or _by_head(names, shapes, flat)
+        lengths = _bodies_of_groups(names, shapes, groups, 0)
     return [index for index, length in enumerate(lengths) for _ in range(length)]
 
 
@@ -162,21 +75,6 @@ def _bodies_of_groups(
         following = _bodies_of_groups(names, shapes, rest, begin + length * len(group))
         if following:
             return [length] * len(group) + following
-    return []
-
-
-def _by_head(names: Sequence[int], shapes: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return how many operators each parameter takes if each begins with the first ones of all."""
-    kinds = [(name, shape == SCALAR) for name, shape in zip(names, shapes, strict=True)]
-    for length in range(1, LONGEST_HEAD + 1):
-        head = kinds[:length]
-        begins = [at for at in range(len(kinds)) if kinds[at : at + length] == head]
-        ends = [*begins[1:], len(names)]
-        if len(begins) == len(wanted) and all(
-            shape in shapes[begin:end]
-            for shape, begin, end in zip(wanted, begins, ends, strict=True)
-        ):
-            return [end - begin for begin, end in zip(begins, ends, strict=True)]
     return []
 
 
@@ -230,9 +128,6 @@ class Layers:
         self.own[row] = self._codes[layer]
 
 
-# Gradients ---------------------------------------------------------------------------------------
-
-
 def own_accumulated(
     recording: Recording, rows: np.ndarray, node_before: np.ndarray, layers: Layers
 ) -> None:
@@ -240,93 +135,32 @@ def own_accumulated(
 
     They hold the layer of the node before, which used the parameter. That is the owner, but for a
     module that hands its part's parameters to a function and never calls the part
-    (`out_proj` of `nn.MultiheadAttention`): the gradient's shape then tells whose it is. Where
-    several parameters of one shape can be meant, they come in reverse order of use, taken to be
-    that of registration. A gradient of no parameter's shape is that of an input, and stays.
+    (`out_proj` of `nn.MultiheadAttention`): the gradient's shape then tells whose it is. Where several
+    parameters of one shape can be meant, they come in reverse order of use, taken to be that of registration;
+    behind a compiled backward pass, which hands over many at once, they do not, and the layer stays. So it
+    does where a layer has no such parameter, but for the one owner of all: the gradient is that of an input.
     """
     parameters = list(described(recording).values())
-    inner = rows[recording.named(ACCUMULATE)[rows]]
-    shapes = _first_shapes(recording, inner)
-    if not parameters or not len(inner):
-        return
-    called = {
-        text
-        for text in recording.texts_of("layer", np.flatnonzero(recording.is_kind("module")))
-        if text
-    }
-    compiled = recording.named(COMPILED_NODE)
-    found: dict[int, str] = {}
-    groups: dict[tuple[str | None, str], list[int]] = {}
-    for row, shape in zip(inner.tolist(), shapes, strict=True):
-        if shape is not None:
-            groups.setdefault((layers.text(row), shape), []).append(row)
-    before = dict(zip(rows.tolist(), node_before.tolist(), strict=True))
-    claimed: set[Parameter] = set()
-    unsure = []
+    inner = recording.named(ACCUMULATE)[rows]
+    called = set(recording.texts_of("layer", np.flatnonzero(recording.is_kind("module"))))
+    compiled = np.append(recording.named(COMPILED_NODE), False)[node_before[inner]].tolist()
+    inner = rows[inner]
+    groups: dict[tuple[str | None, str | None], list[tuple[int, bool]]] = {}
+    for row, shape, many in zip(
+        inner.tolist(), _first_shapes(recording, inner), compiled, strict=True
+    ):
+        groups.setdefault((layers.text(row), shape), []).append((row, many))
     for (layer, shape), members in groups.items():
-        alike = [one for one in reversed(parameters) if one.shape == shape]
-        likely = [
-            one
-            for one in alike
-            if one.layer == layer or (_below(one.layer, layer) and one.layer not in called)
-        ]
-        claimed.update(likely)
-        if likely:
-            _in_turn(found, members, likely, compiled, before)
-        else:
-            unsure.append((layer, shape, members))
-    for layer, shape, members in unsure:
-        others = [one for one in reversed(parameters) if one.shape == shape and one not in claimed]
-        below = [one for one in others if _below(one.layer, layer)]
-        if below or others:
-            _in_turn(found, members, below or others, compiled, before)
-    found.update(_behind_compiled(inner.tolist(), shapes, compiled, before, parameters))
-    for row, owner in found.items():
-        layers.set(row, owner)
-
-
-def _behind_compiled(
-    rows: list[int],
-    shapes: list[str | None],
-    compiled: np.ndarray,
-    before: dict[int, int],
-    parameters: list[Parameter],
-) -> dict[int, str]:
-    """Return the owners of rows behind compiled backward calls; nothing where their order does not tell."""
-    calls: dict[int, list[tuple[int, str | None]]] = {}
-    for row, shape in zip(rows, shapes, strict=True):
-        if before[row] >= 0 and compiled[before[row]]:
-            calls.setdefault(before[row], []).append((row, shape))
-    owners = owners_behind_compiled(
-        [[shape for _, shape in call] for call in calls.values()],
-        [one.shape for one in parameters],
-        [one.layer for one in parameters],
-    )
-    pairs = zip(calls.values(), owners or [], strict=False)
-    return {
-        row: owner for call, named in pairs for (row, _), owner in zip(call, named, strict=True)
-    }
-
-
-def _in_turn(
-    found: dict[int, str],
-    rows: list[int],
-    owners: list[Parameter],
-    compiled: np.ndarray,
-    before: dict[int, int],
-) -> None:
-    """Note the owners of rows, which come in turn, pass after pass; behind compiled calls they do not."""
-    several = len({one.layer for one in owners}) > 1
-    for index, row in enumerate(rows):
-        if not (several and before[row] >= 0 and compiled[before[row]]):
-            found[row] = owners[index % len(owners)].layer
-
-
-def _below(layer: str, above: str | None) -> bool:
-    return above is not None and layer.startswith(f"{above}.")
-
-
-# Updates -----------------------------------------------------------------------------------------
+        alike = [one.layer for one in reversed(parameters) if one.shape == shape]
+        below = [one for one in alike if one.startswith(f"{layer}.")]
+        owners = [one for one in alike if one == layer or (one in below and one not in called)]
+        if not owners:
+            owners = below or alike
+            owners = owners if len(set(owners)) == 1 else []
+        several = len(set(owners)) > 1
+        for index, (row, many) in enumerate(members):
+            if owners and not (several and many):
+                layers.set(row, owners[index % len(owners)])
 
 
 def own_updates(
@@ -338,77 +172,47 @@ def own_updates(
 ) -> None:
     """Give an optimizer's operators the layer of the parameter they update, where it goes one by one.
 
+    It goes through all parameters, or those only that gradients were accumulated for: the rows `accumulated`.
     `foreach` and `fused` updates are of all parameters at once and have no layer.
-    `accumulated` are the rows that accumulate gradients, with their layers.
     """
     parameters = described(recording)
+    inner = accumulated[recording.named(ACCUMULATE)[accumulated]]
+    used = {
+        (layers.text(row), shape)
+        for row, shape in zip(inner.tolist(), _first_shapes(recording, inner), strict=True)
+    }
     ranges = np.flatnonzero(
         recording.is_kind("operator", "annotation") & recording.named(OPTIMIZER_RANGE)
     )
-    work = np.flatnonzero(recording.is_kind("operator") & (phase == OPTIMIZER) & (parent >= 0))
-    if not parameters or not len(ranges) or not len(work):
-        return
-    used = {
-        (layers.text(row), shape)
-        for row, shape in zip(
-            accumulated.tolist(), _first_shapes(recording, accumulated), strict=True
-        )
-        if shape is not None
-    }
+    work = np.flatnonzero(recording.is_kind("operator") & (phase == OPTIMIZER))
     work = work[np.isin(parent[work], ranges)]
-    order = np.argsort(parent[work], kind="stable")
-    work = work[order]
-    holders, begins = np.unique(parent[work], return_index=True)
     top = np.zeros(len(recording), bool)
-    for holder, members in zip(holders.tolist(), np.split(work, begins[1:]), strict=True):
-        for groups in _groups_of(recording, holder, parameters, used):
-            owners = _cut(recording, members, groups)
-            if owners:
-                top[members] = True
-                for row, owner in zip(members.tolist(), owners, strict=True):
-                    layers.set(row, owner)
-                break
+    for holder, name in zip(ranges.tolist(), recording.texts_of("name", ranges), strict=True):
+        rows = work[parent[work] == holder]
+        names = np.asarray(recording["name"])[rows].tolist()
+        shapes = [shape or SCALAR for shape in _first_shapes(recording, rows)]
+        for optimizer in recording.metadata.get("optimizers", []):
+            groups = optimizer["groups"]
+            if f"#{optimizer['name']}." not in (name or "") or any(
+                group["tensors"] != len(group["parameters"]) for group in groups
+            ):
+                continue  # another's range, or some tensors are of no module
+            known = [
+                [parameters[one] for one in group["parameters"] if one in parameters]
+                for group in groups
+            ]
+            in_use = [[one for one in group if (one.layer, one.shape) in used] for group in known]
+            for chosen in (known, in_use):
+                parts = [[one.shape for one in group] for group in chosen if group]
+                owners = [] if top[rows].any() else cut_by_parameter(names, shapes, parts)
+                flat = [one.layer for group in chosen for one in group]
+                for row, place in zip(rows.tolist(), owners, strict=False):
+                    layers.set(row, flat[place])
+                    top[row] = True
     if top.any():
         above = nearest(top, parent)
         inside = (above >= 0) & ~top & ~recording.is_kind("module")
         layers.own[inside] = layers.own[above[inside]]
-
-
-def _groups_of(
-    recording: Recording,
-    holder: int,
-    parameters: dict[str, Parameter],
-    used: set[tuple[str | None, str]],
-) -> list[list[list[Parameter]]]:
-    """Return what an optimizer's range may go through: the groups of each optimizer of its name.
-
-    First all their parameters, then those only that gradients were accumulated for.
-    """
-    (name,) = recording.texts_of("name", [holder])
-    ways = []
-    for optimizer in recording.metadata.get("optimizers", []):
-        if f"#{optimizer['name']}." not in (name or ""):
-            continue
-        if any(group["tensors"] != len(group["parameters"]) for group in optimizer["groups"]):
-            continue  # some are of no module
-        groups = [
-            [parameters[one] for one in group["parameters"] if one in parameters]
-            for group in optimizer["groups"]
-        ]
-        ways.append(groups)
-        ways.append([[one for one in group if (one.layer, one.shape) in used] for group in groups])
-    return [[group for group in groups if group] for groups in ways]
-
-
-def _cut(recording: Recording, rows: np.ndarray, groups: list[list[Parameter]]) -> list[str]:
-    names = np.asarray(recording["name"])[rows].tolist()
-    shapes = [shape or SCALAR for shape in _first_shapes(recording, rows)]
-    owners = cut_by_parameter(names, shapes, [[one.shape for one in group] for group in groups])
-    flat = [one.layer for group in groups for one in group]
-    return [flat[index] for index in owners]
-
-
-# Buckets -----------------------------------------------------------------------------------------
 
 
 def own_bucket_rows(

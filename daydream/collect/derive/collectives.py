@@ -113,43 +113,34 @@ def host_meetings(trace: Trace, rows: np.ndarray) -> list[np.ndarray]:
     """
     calls = calls_of(trace, rows)
     begun = np.where(calls >= 0, trace["start_ns"][calls], trace["start_ns"][rows])
-    rows = rows[np.argsort(begun, kind="stable")]
-    rank = np.maximum(trace["rank"], 0)
-    runs = [rows[rank[rows] == one] for one in np.unique(rank[rows]).tolist()]
-    longest = max(runs, key=len)
-    slots: list[list[tuple[int, int]]] = [[(int(rank[row]), int(row))] for row in longest]
+    runs = _runs(trace, rows[np.argsort(begun, kind="stable")], ONE_SIZE_ON_HOST)
+    longest = max(runs, key=lambda run: len(run.rows))
+    slots: list[list[tuple[int, int]]] = [[(longest.rank, int(row))] for row in longest.rows]
     for run in runs:
-        if run is longest:
-            continue
-        for here, there in _line_up(trace, longest, run):
-            slots[here].append((int(rank[run[there]]), int(run[there])))
+        for here, there in _line_up(trace, longest, run) if run is not longest else ():
+            slots[here].append((run.rank, int(run.rows[there])))
     return [np.array([row for _, row in sorted(slot)]) for slot in slots if len(slot) > 1]
 
 
-def _line_up(trace: Trace, one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+def _line_up(trace: Trace, one: _Run, other: _Run) -> list[tuple[int, int]]:
     """Return the places of two ranks' sequences that pair up; empty if they do not fit."""
     start = trace["start_ns"]
-    end = trace["start_ns"] + trace["duration_ns"]
-    what = np.array(operations(trace, one))
-    theirs = np.array(operations(trace, other))
-    same_size = np.isin(what, ONE_SIZE_ON_HOST)
-    nbytes = np.asarray(trace["bytes"], np.int64)
+    middle = len(one.rows) - len(other.rows)
     best: tuple[int, int] | None = None
     pairs: list[tuple[int, int]] = []
-    for shift in range(1 - len(other), len(one)):
-        here = np.arange(max(shift, 0), min(len(one), len(other) + shift))
-        a = one[here]
-        b = other[here - shift]
-        sizes = (nbytes[a] == nbytes[b]) | (nbytes[a] < 0) | (nbytes[b] < 0) | ~same_size[here]
-        if not (sizes & (what[here] == theirs[here - shift])).all():
+    for shift in range(1 - len(other.rows), len(one.rows)):
+        here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
+        there = here - shift
+        if not _alike(one, other, here, there).all():
             continue
-        together = (end[a] + CLOCKS_AGREE_NS >= start[b]) & (end[b] + CLOCKS_AGREE_NS >= start[a])
-        fits = (int(together.sum()), -abs(2 * shift - len(one) + len(other)))
-        needed = np.isin(what[here], NEED_ALL)
+        together = one.end_ns[here] + CLOCKS_AGREE_NS >= start[other.rows[there]]
+        together &= other.end_ns[there] + CLOCKS_AGREE_NS >= start[one.rows[here]]
+        fits = (int(together.sum()), -abs(2 * shift - middle))
+        needed = np.isin(one.what[here], NEED_ALL)
         if (together.any() or not needed.any()) and (best is None or fits > best):
             best = fits
             met = together | ~needed
-            pairs = list(zip(here[met].tolist(), (here[met] - shift).tolist(), strict=True))
+            pairs = list(zip(here[met].tolist(), there[met].tolist(), strict=True))
     return pairs
 
 
@@ -169,7 +160,6 @@ ENDS_AGREE_NS = (
 SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
 LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
 MOST_PAIRINGS = 500  # of two sequences that are tried
-LIKELIEST = 5  # of them are looked at row by row
 ALMOST = 0.8  # as many ends that meet: as good
 SAME_SIZE = (
     "all_reduce",
@@ -220,10 +210,14 @@ class _Run(Struct, frozen=True):
 
     rank: int
     rows: np.ndarray
-    what: np.ndarray
-    pairwise: np.ndarray
-    nbytes: np.ndarray
+    what: np.ndarray  # the operations by name
+    nbytes: np.ndarray  # -1 of operations whose members need not have one size
     end_ns: np.ndarray
+
+    @property
+    def pairwise(self) -> np.ndarray:
+        """Which are messages between two."""
+        return np.isin(self.what, POINT_TO_POINT)
 
 
 def match_collectives(trace: Trace) -> MatchedCollectives:
@@ -314,37 +308,24 @@ def _groups(trace: Trace) -> Iterator[list[_Run]]:
     """Yield the runs of each process group that two or more of the ranks took part in."""
     rows = np.flatnonzero(trace.is_kind("collective"))
     rows = rows[np.argsort(trace["start_ns"][rows], kind="stable")]
-    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
     group = np.asarray(trace["group"], np.int64)[rows]
-    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
-    what, names = _operations(trace, rows)
-    same_size = [code for code, name in enumerate(names) if name in SAME_SIZE]
-    pairwise = np.isin(what, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
-    nbytes = np.where(np.isin(what, same_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
     for one in np.unique(group).tolist():
-        runs = []
-        for member in np.unique(rank[group == one]).tolist():
-            mine = (group == one) & (rank == member)
-            runs.append(
-                _Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine])
-            )
+        runs = _runs(trace, rows[group == one], SAME_SIZE)
         if len(runs) > 1:
             yield runs
 
 
-def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Return a number for each row's operation and the operations' names, by the kernel's where unknown."""
-    texts = trace.text("collective")
-    codes = {text: code for code, text in enumerate(texts)}
-    named = np.array(
-        [
-            codes.setdefault(collective_of_name(name) or name, len(codes))
-            for name in trace.text("name")
-        ],
-        np.int64,
-    )
-    said = np.asarray(trace["collective"], np.int64)[rows]
-    return np.where(said >= 0, said, named[trace["name"][rows]]), list(codes)
+def _runs(trace: Trace, rows: np.ndarray, one_size: tuple[str, ...]) -> list[_Run]:
+    """Return the rows of each rank, in their order; all members of some operations have one size."""
+    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
+    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
+    what = np.array(operations(trace, rows), dtype=str)
+    nbytes = np.where(np.isin(what, one_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
+    return [
+        _Run(one, rows[mine], what[mine], nbytes[mine], end[mine])
+        for one in np.unique(rank).tolist()
+        for mine in [rank == one]
+    ]
 
 
 class _Pairing(Struct, frozen=True):
@@ -379,29 +360,22 @@ def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
 
     And whether that is certain: an iteration earlier or later may fit as well where all take the same time.
     """
-    shorter = min(len(one.rows), len(other.rows))
-    least = max(1, round(LEAST_SHARE * shorter))
+    least = max(1, round(LEAST_SHARE * min(len(one.rows), len(other.rows))))
     found = list(_pairings(one, other, least))
-    steady = sorted((each for each in found if each.in_time >= least), key=_Pairing.likely)
-    merged = [(each, _merge(one, other, each.offset_ns)) for each in steady[:LIKELIEST]]
-    merged = [(each, pairs) for each, pairs in merged if pairs.shape[1] >= least]
-    if merged:
-        best, pairs = max(merged, key=lambda each: (each[0].near, each[1].shape[1]))
-        shift = np.unique(pairs[0] - pairs[1])
-        for each in (
-            found if len(shift) == 1 else []
-        ):  # nothing is lost in between: the order alone tells
-            if not each.wrong and each.pairs[0, 0] - each.pairs[1, 0] == shift[0]:
-                pairs = each.pairs
-        alike = [
-            each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong
-        ]
-        return pairs, best.near or len(alike) < 2
-    # Clocks that drift: nothing but the order is left, and only a whole sequence shows that.
-    whole = [each for each in found if not each.wrong]
-    if not whole:
-        return None
-    return min(whole, key=lambda each: (-each.pairs.shape[1], each.stray_ns)).pairs, True
+    steady = [each for each in found if each.in_time >= least]
+    if (
+        not steady
+    ):  # clocks that drift: nothing but the order is left, and only a whole sequence shows that
+        whole = [each for each in found if not each.wrong]
+        whole.sort(key=lambda each: (-each.pairs.shape[1], each.stray_ns))
+        return (whole[0].pairs, True) if whole else None
+    best = min(steady, key=_Pairing.likely)
+    alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
+    pairs = _merge(one, other, best.offset_ns)
+    shift = best.pairs[0, 0] - best.pairs[1, 0]
+    if not best.wrong and (pairs[0] - pairs[1] == shift).all():
+        pairs = best.pairs  # nothing is lost in between: the order alone tells
+    return (pairs, best.near or len(alike) < 2) if pairs.shape[1] >= least else None
 
 
 def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
@@ -447,18 +421,9 @@ def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
             abs(apart) <= ENDS_AGREE_NS
             and _alike(one, other, np.array([here]), np.array([there]))[0]
         ):
-            if here + 1 < len(one.rows) and abs(
-                apart + one.end_ns[here + 1] - one.end_ns[here]
-            ) < abs(apart):
-                here += 1
-            elif there + 1 < len(other.rows) and abs(
-                apart - np.diff(other.end_ns[there : there + 2])[0]
-            ) < abs(apart):
-                there += 1
-            else:
-                pairs.append((here, there))
-                here += 1
-                there += 1
+            pairs.append((here, there))
+            here += 1
+            there += 1
         elif apart > 0:
             there += 1
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,7 @@ def communicates(name: str) -> bool:
     )
 
 
+@cache
 def collective_of_name(name: str) -> str | None:
     """Return the collective a call, kernel or argument names: all_reduce, all_to_all, ..."""
     return next((collective for collective, pattern in COLLECTIVES if pattern.search(name)), None)
@@ -260,9 +262,9 @@ class Launches:
     work_ns: np.ndarray
     thread: np.ndarray
 
-    def of(self, thread: int) -> Launches:
-        """Return the calls of one thread."""
-        mine = self.thread == thread
+    def of(self, threads: np.ndarray) -> Launches:
+        """Return the calls of some threads."""
+        mine = np.isin(self.thread, threads)
         symbols = np.unique(self.symbols[mine], return_inverse=True)[1].astype(np.int32)
         return Launches(
             symbols,

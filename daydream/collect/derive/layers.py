@@ -6,7 +6,6 @@ import numpy as np
 
 from daydream.arrays import unique
 from daydream.collect.derive.by_parameter import (
-    ACCUMULATE,
     Layers,
     own_accumulated,
     own_bucket_rows,
@@ -134,13 +133,7 @@ def find_layers(
         holder = nearest((own >= 0) & host, nesting.parent)
         take = host & (own < 0) & (holder >= 0)
         own[take] = own[holder[take]]
-    own_updates(
-        recording,
-        nesting.parent,
-        phase,
-        accumulated[recording.named(ACCUMULATE)[accumulated]],
-        layers,
-    )
+    own_updates(recording, nesting.parent, phase, accumulated, layers)
     own_bucket_rows(recording, nesting.parent, phase, layers)
     return own, texts
 

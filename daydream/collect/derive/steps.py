@@ -95,15 +95,35 @@ def find_numbered_ranges(recording: Recording) -> np.ndarray:
     They lie on one thread, one after another, and most of the device's work is launched in
     them. Where such ranges lie in others, the outer ones are the steps if there are several.
     """
+    stems = [_stem(text) for text in recording.text("name")]
+    useful = [
+        bool(STEP_WORD.search(stem) or COUNTER.search(stem)) and not PART_WORD.search(stem)
+        for stem in stems
+    ]
+    chosen = np.flatnonzero(
+        recording.is_kind("annotation") & np.append(useful, False)[recording["name"]]
+    )
+    chosen = chosen[np.argsort(recording["start_ns"][chosen], kind="stable")]
+    families: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row in chosen.tolist():
+        families[int(recording.threads[row]), stems[recording["name"][row]]].append(row)
     launches = read_launches(recording)
     work_ns = np.append(0, np.cumsum(launches.work_ns))
     found = []
-    for (_, text), rows in _families(recording).items():
+    for (_, stem), members in families.items():
+        rows = np.array(members)
         start = recording["start_ns"][rows]
         end = start + recording["duration_ns"][rows]
+        if (start[1:] < end[:-1]).any():
+            continue
+        least = LEAST
+        if not STEP_WORD.search(stem):
+            least = LEAST_UNNAMED
+            if len(rows) < FEWEST_UNNAMED or not _counts_up(recording.texts_of("name", rows)):
+                continue
         first, last = (np.searchsorted(launches.start_ns, each) for each in (start, end))
         share = float((work_ns[last] - work_ns[first]).sum() / max(work_ns[-1], 1))
-        if (start[1:] >= end[:-1]).all() and share >= _least_share(recording, text, rows):
+        if share >= least:
             found.append((share, rows))
     if not found:
         return np.empty(0, np.int64)
@@ -113,36 +133,12 @@ def find_numbered_ranges(recording: Recording) -> np.ndarray:
     return min(several, key=len)
 
 
-def _families(recording: Recording) -> dict[tuple[int, str], np.ndarray]:
-    """Return the annotation rows of each thread whose names are equal but for numbers and details."""
-    texts = [_stem(text) for text in recording.text("name")]
-    useful = [bool(STEP_WORD.search(text) or COUNTER.search(text)) for text in texts]
-    useful = [use and not PART_WORD.search(text) for use, text in zip(useful, texts, strict=True)]
-    chosen = np.flatnonzero(
-        recording.is_kind("annotation") & np.append(useful, False)[recording["name"]]
-    )
-    chosen = chosen[np.argsort(recording["start_ns"][chosen], kind="stable")]
-    families: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for row in chosen.tolist():
-        families[int(recording.threads[row]), texts[recording["name"][row]]].append(row)
-    return {family: np.array(rows) for family, rows in families.items()}
-
-
 def _stem(text: str) -> str:
     """Return a name without its numbers and details; empty for C++ names and paths of modules."""
     short = DETAILS.sub("", text)
     if "::" in short or re.search(r"\w\.\w", short):
         return ""
     return NUMBER.sub("#", CAMEL.sub("_", short).lower()).strip()
-
-
-def _least_share(recording: Recording, text: str, rows: np.ndarray) -> float:
-    """Return what share of the device time these ranges must hold to be steps; above 1: they are none."""
-    if STEP_WORD.search(text):
-        return LEAST
-    if len(rows) < FEWEST_UNNAMED or not _counts_up(recording.texts_of("name", rows)):
-        return np.inf
-    return LEAST_UNNAMED
 
 
 def _counts_up(names: list[str | None]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.formats import format_of, trace_files
+from daydream.collect.importers.formats import FORMATS, Options, format_of, trace_files
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
@@ -29,8 +30,6 @@ ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
 LARGE = 1 << 20  # rows; below, what is freed is small beside what every process has
 Progress = Callable[[str, float], None]
-
-EXECUTORCH = ("etdump", "inspector")
 
 
 def import_trace(
@@ -58,28 +57,21 @@ def import_trace(
     """
     files = trace_files(sources)
     formats = [format_of(path) for path in files]
-    if "parquet" in formats:
-        if len(files) > 1:
-            raise TraceError("a parquet trace is whole; give it alone")
+    _check_together(files, formats, etrecord)
+    if formats[0] == "parquet":
         if step_marker is not None or steps is not None or ranks is not None:
             raise TraceError(
                 f"{files[0]} is an imported trace, its steps and ranks are settled; import the profiler's "
                 "file again to choose others"
             )
         return Trace.load(files[0], max_unpacked=max_unpacked)
-    _need_etdump(files, formats, etrecord)
-    if formats[0] in EXECUTORCH:
-        trace = derive(
-            _of_executorch(files[0], formats[0], etrecord, max_unpacked), step_marker, steps
-        )
-        trace.check(str(files[0]))
-        return trace
     engine = engine_of(engine if len(files) > 1 else "local")
+    options = Options(max_unpacked, etrecord=None if etrecord is None else Path(etrecord))
     recordings: list[Recording] = []
     names: list[str] = []
-    for path, found in _read_all(files, formats, engine, progress, max_unpacked):
+    for run, found in _read_all(files, formats, engine, progress, options):
         recordings += found
-        names += [path.name] * len(found)
+        names += [run[0].name] * len(found)
     if ranks is None:
         need_one_job(recordings, names)
         _give_ranks(recordings, names)
@@ -101,6 +93,23 @@ def import_trace(
     _hand_back(len(trace))  # what deriving has left
     trace.check(str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
     return trace
+
+
+def _check_together(
+    files: Sequence[Path], formats: Sequence[str], etrecord: StrPath | None
+) -> None:
+    """Raise `TraceError` if files of these formats cannot be read together, or with an ETRecord."""
+    for path, kind in zip(files, formats, strict=True):
+        if len(files) > 1 and FORMATS[kind].whole:
+            raise TraceError(FORMATS[kind].whole.format(path))
+        if kind != formats[0] and FORMATS[formats[0]].runs:
+            raise TraceError(
+                f"{path} is not a table of rocprofv3 as the others are; give the files of one profiler."
+            )
+    if etrecord is not None and formats[0] != "etdump":
+        raise TraceError(
+            f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out"
+        )
 
 
 def _hand_back(rows: int) -> None:
@@ -133,123 +142,45 @@ def _read_all(
     formats: Sequence[str],
     engine: Engine,
     progress: Progress | None,
-    max_unpacked: int | None,
-) -> list[tuple[Path, list[Recording]]]:
-    """Return the recordings of each file; of tables that are one run, with a file of each run."""
-    if "rocprof-csv" in formats:
-        return _of_tables(files, formats, progress, max_unpacked)
+    options: Options,
+) -> list[tuple[list[Path], list[Recording]]]:
+    """Return the files of each run and its recordings."""
+    kinds = dict(zip(files, formats, strict=True))
+    runs = FORMATS[formats[0]].runs_of(files)
     if engine.local:
-        return [
-            (path, _read(path, kind, progress, max_unpacked))
-            for path, kind in zip(files, formats, strict=True)
-        ]
-    seen = [path.resolve() if engine.elsewhere else path for path in files]
-    say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
-    items = list(zip(seen, formats, strict=True))
-    how = (engine.elsewhere, max_unpacked)
-    return list(
-        zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True)
-    )
-
-
-def _of_tables(
-    files: Sequence[Path],
-    formats: Sequence[str],
-    progress: Progress | None,
-    max_unpacked: int | None,
-) -> list[tuple[Path, list[Recording]]]:
-    """Return the recordings of runs whose rows stand in several CSV tables, with a file of each run."""
-    from daydream.collect.importers.rocprof.tables import read_rocprof_tables, runs_of_tables
-
-    odd = next(
-        (path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None
-    )
-    if odd is not None:
-        raise TraceError(
-            f"{odd} is not a table of rocprofv3 as the others are; give the files of one profiler."
-        )
-    runs = runs_of_tables(files)
-    say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
-    return [
-        (run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)])
+        found = []
+        for run in runs:
+            name = run[0].name if len(run) == 1 else f"{len(run)} tables"
+            say = None if progress is None else partial(progress, name)
+            found.append(
+                (run, _reading((False, options._replace(progress=say)))((run, kinds[run[0]])))
+            )
+        return found
+    items = [
+        ([path.resolve() if engine.elsewhere else path for path in run], kinds[run[0]])
         for run in runs
     ]
+    say = None if progress is None else partial(progress, f"{len(files)} files")
+    answers = map_on(engine, _reading, (engine.elsewhere, options), items, batch=1, progress=say)
+    return list(zip(runs, answers, strict=True))
 
 
-def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
-    """Return what a worker does with a file."""
-    elsewhere, max_unpacked = how
+def _reading(
+    how: tuple[bool, Options],
+) -> Callable[[tuple[list[Path], str]], list[Recording]]:
+    """Return what a worker does with the files of a run."""
+    elsewhere, options = how
 
-    def read(item: tuple[Path, str]) -> list[Recording]:
-        path, kind = item
+    def read(item: tuple[list[Path], str]) -> list[Recording]:
+        (path, *beside), kind = item
         if elsewhere and not path.exists():
             raise TraceError(
                 f"a worker on {platform.node()} sees no file {path}.\n"
                 "All workers need the ranks' files at the same path: a folder that the machines share."
             )
-        return _read(path, kind, None, max_unpacked)
+        return FORMATS[kind].read(path, options._replace(beside=beside))
 
     return read
-
-
-def _read(
-    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None
-) -> list[Recording]:
-    """Return the recordings in a file: one, or one per rank where it holds several processes."""
-    if kind == "nsys":
-        return _of_database(path, max_unpacked)
-    say = None if progress is None else (lambda share: progress(path.name, share))
-    if kind == "rocprof":
-        from daydream.collect.importers.rocprof.reader import read_rocprof_json
-
-        return read_rocprof_json(path, progress=say, max_unpacked=max_unpacked)
-    if kind == "xplane":
-        from daydream.collect.importers.xplane.reader import read_xplane
-
-        return [read_xplane(path, progress=say, max_unpacked=max_unpacked)]
-    from daydream.collect.importers.kineto.reader import read_kineto
-
-    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
-
-
-def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
-    """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
-    from daydream.collect.importers.formats import open_database
-    from daydream.collect.importers.nsys.export import Export, split_ranks
-    from daydream.collect.importers.nsys.reader import read_export
-    from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
-
-    with open_database(path, max_unpacked) as connection:
-        if is_rocpd(connection):
-            return read_rocpd(connection, path)
-        return split_ranks(read_export(Export(connection, path)))
-
-
-def _need_etdump(files: Sequence[Path], formats: Sequence[str], etrecord: StrPath | None) -> None:
-    """Raise `TraceError` if a file of ExecuTorch is given among others, or an ETRecord without an ETDump."""
-    odd = next(
-        (path for path, kind in zip(files, formats, strict=True) if kind in EXECUTORCH), None
-    )
-    if odd is not None and len(files) > 1:
-        raise TraceError(f"{odd} is the whole recording of one program; give it alone")
-    if etrecord is not None and formats[0] != "etdump":
-        raise TraceError(
-            f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out"
-        )
-
-
-def _of_executorch(
-    path: Path, kind: str, etrecord: StrPath | None, max_unpacked: int | None
-) -> Recording:
-    if kind == "inspector":
-        from daydream.collect.importers.executorch.inspector import read_inspector
-
-        return read_inspector(path, max_unpacked=max_unpacked)
-    from daydream.collect.importers.executorch.etdump import read_executorch
-
-    return read_executorch(
-        path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked
-    )
 
 
 def _give_ranks(recordings: list[Recording], names: list[str]) -> None:

@@ -1,23 +1,84 @@
-"""Which files are read, and of which format each is: told by content, before their readers are loaded.
+"""The formats that are read, told by a file's first bytes, and which files of a folder they are.
 
-SQLite files of profilers, opened read-only; gzipped ones are unpacked for the time.
+A reader is loaded when a file of its format is read. A new format is one file beside this one and an entry
+in `FORMATS`.
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import re
-import shutil
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daydream.errors import TraceError
-from daydream.files.atomic import own_folder
-from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
+from daydream.files.input_files import GZIP_MAGIC, StrPath, marked_encoding, reading
 from daydream.lazy import regex
 
+if TYPE_CHECKING:
+    from daydream.collect.derive.recording import Recording
+
+Progress = Callable[[float], None]
+
+
+class Options(NamedTuple):
+    """How a file is read: to how many bytes it may unpack, and whom to tell the share that is read.
+
+    `beside` are the other files of a run that has several, `etrecord` what an ETDump was compiled from.
+    """
+
+    max_unpacked: int | None = None
+    progress: Progress | None = None
+    beside: Sequence[Path] = ()
+    etrecord: Path | None = None
+
+    def read(self, share: float) -> None:
+        """Say how much of the file is read."""
+        if self.progress is not None:
+            self.progress(share)
+
+
+class Format(NamedTuple):
+    """A format of files, as readers find it: `package.module:function` in this folder.
+
+    Attributes:
+        recognizes: whether a file whose unpacked content begins so is of the format; it may open the path.
+        reader: from (path, options) to the recordings in a file, one a process; it raises `TraceError`.
+        runs: from files to those of each run, where several files are one.
+        whole: what is said of a file that stands beside others, where it cannot.
+
+    """
+
+    recognizes: Callable[[Path, bytes], Any]
+    reader: str
+    runs: str = ""
+    whole: str = ""
+
+    def read(self, path: Path, options: Options) -> list[Recording]:
+        """Return the recordings in a file, or of a run. Raises `TraceError` if it cannot be read."""
+        found: list[Recording] = _loaded(self.reader)(path, options)
+        return found
+
+    def runs_of(self, paths: Sequence[Path]) -> list[list[Path]]:
+        """Return the files of each run."""
+        found: list[list[Path]] = (
+            _loaded(self.runs)(paths) if self.runs else [[path] for path in paths]
+        )
+        return found
+
+
+def _loaded(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(
+        importlib.import_module(f"{__package__}.{module}"), function
+    )
+    return found
+
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+PARQUET_MAGIC = b"PAR1"
 ETDUMP_MAGIC = b"ED00"
 ETRECORD = b"ETRECORD_V0"
 COLUMN = "event_block_name"  # the first one of Inspector's tables, and theirs alone
@@ -29,8 +90,10 @@ def is_etdump(head: bytes) -> bool:
     return ETDUMP_MAGIC in (head[8:12], head[4:8])
 
 
-def is_inspector_parquet(path: Path) -> bool:
-    """Return whether a parquet file is a table of Inspector."""
+def is_inspector(path: Path, head: bytes) -> bool:
+    """Return whether a file, in JSON or parquet, is a table of Inspector."""
+    if head[:4] != PARQUET_MAGIC:
+        return head.lstrip()[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head
     with path.open("rb") as file:
         file.seek(0, 2)
         size = file.tell()
@@ -95,6 +158,12 @@ FIRST_PLANE = regex(
 NAMES = (b"/host:", b"/device:", b"#Chip", b"/virtualdevice:", b"Task Environment", b"Host CPUs")
 
 
+def is_xplane(head: bytes) -> bool:
+    """Return whether a file that begins so is a profile of JAX; of binary files any byte may be the first."""
+    plane = FIRST_PLANE.match(head)
+    return plane is not None and head[plane.end() + 1 :].startswith(NAMES)
+
+
 def profile_of(folder: Path) -> Path:
     """Return the folder of the last profile in a folder that JAX logs to, else the folder itself."""
     profiles = folder / "plugins" / "profile"
@@ -120,9 +189,7 @@ SUFFIXES = (
 )
 TABLES = (".csv", ".csv.gz")
 SPACES = (".pb", ".pb.gz")
-SQLITE_MAGIC = b"SQLite format 3\x00"
-PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
+REPORTS = (".nsys-rep", ".qdrep")
 HEAD = 1024  # bytes that tell the format
 STAND_INS = {  # how files begin that stand in for the one that was meant, and what gets that one
     rb"version https://(git-lfs|hawser)": "a Git LFS pointer, not the file itself; run `git lfs pull`",
@@ -135,32 +202,43 @@ STAND_INS = {  # how files begin that stand in for the one that was meant, and w
 }
 
 
+WHOLE_PROGRAM = "{} is the whole recording of one program; give it alone"
+FORMATS = {  # the first that recognizes a file
+    "inspector": Format(is_inspector, "executorch.inspector:read_inspector", whole=WHOLE_PROGRAM),
+    "parquet": Format(
+        lambda _path, head: head[:4] == PARQUET_MAGIC, "", whole="a parquet trace is whole; give it alone"
+    ),
+    "etdump": Format(lambda _path, head: is_etdump(head), "executorch.etdump:read_executorch", whole=WHOLE_PROGRAM),
+    "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys.reader:read_database"),
+    "rocprof-csv": Format(
+        lambda _path, head: is_rocprof_table(head), "rocprof:read_tables", runs="rocprof:runs_of_tables"
+    ),
+    "xplane": Format(lambda _path, head: is_xplane(head), "xplane.reader:read_xplane"),
+    "rocprof": Format(
+        lambda _path, head: head.lstrip()[:1] == b"{" and ROCPROF_KEY in head, "rocprof:read_json"
+    ),
+    "kineto": Format(lambda _path, _head: False, "kineto.reader:read_kineto_file"),  # any other JSON
+}  # fmt: skip
+
+
 def format_of(path: Path) -> str:
     """Return the format of a file by its first bytes, or its last; by its name where these tell none.
 
-    It is `kineto`, `nsys`, `rocprof`, `rocprof-csv`, `xplane`, `etdump`, `inspector` or `parquet`.
+    It is a key of `FORMATS`. Raises `TraceError` for what stands in for a trace, and says what to do.
     """
     head = head_of(path)
     if head.startswith(b"PK") and ETRECORD in head:  # a ZIP file whose first member is its mark
         raise TraceError(
             f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
         )
-    if head[:4] == PARQUET_MAGIC:
-        return "inspector" if is_inspector_parquet(path) else "parquet"
+    for name, one in FORMATS.items():
+        if one.recognizes(path, head):
+            return name
+    if path.name.endswith(REPORTS):
+        raise TraceError(
+            f"{path} is a report of Nsight Systems; export it first: `nsys export --type sqlite {path.name}`."
+        )
     text = head.lstrip()
-    plane = FIRST_PLANE.match(head)
-    found = {
-        "etdump": is_etdump(head),
-        "nsys": head[:16] == SQLITE_MAGIC,
-        "rocprof-csv": is_rocprof_table(head),
-        "xplane": plane and head[plane.end() + 1 :].startswith(NAMES),
-        "inspector": text[:1] in (b"[", b"{") and f'"{COLUMN}"'.encode() in head,
-        "rocprof": text[:1] == b"{" and ROCPROF_KEY in head,
-    }
-    if named := [
-        name for name, so in found.items() if so
-    ]:  # of binary files any byte may be the first
-        return named[0]
     for begin, what in STAND_INS.items():
         if re.match(begin, text):
             raise TraceError(f"{path} is {what}.")
@@ -230,77 +308,3 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts rank2 before rank10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-MAGIC = b"SQLite format 3\x00"
-
-
-@contextmanager
-def open_database(path: StrPath, max_unpacked: int | None) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only.
-
-    Args:
-        path: the file, `.gz` too.
-        max_unpacked: the most bytes that a packed one may have.
-
-    Raises:
-        TraceError: the file is missing, damaged or no database, at once or, where SQLite notices later,
-            from within the block.
-
-    """
-    with own_folder("daydream") as folder:
-        database = _unpacked(Path(path), folder, max_unpacked)
-        connection = None
-        try:
-            # immutable: nothing else writes the file, and no lock or journal appears beside it
-            connection = sqlite3.connect(
-                f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True
-            )
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield connection
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            said = str(error)
-            raise TraceError(
-                f"{path} is damaged or cut off (SQLite: {said!r}); export it again."
-            ) from None
-        finally:
-            if connection is not None:
-                connection.close()
-
-
-def quoted(name: str) -> str:
-    """Return the name of a table or a column as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
-    """Return a path to a plain SQLite file with the database in it."""
-    with reading(path):
-        with path.open("rb") as file:
-            packed_file = file.read(2) == b"\x1f\x8b"
-        if packed_file:
-            target = folder / "unpacked.sqlite"
-            with gzip.open(path) as packed, target.open("wb") as plain:
-                shutil.copyfileobj(
-                    Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20
-                )
-        else:
-            target = path
-        size = target.stat().st_size
-        with target.open("rb") as file:
-            header = file.read(100)
-    if header[: len(MAGIC)] != MAGIC:
-        if ".nsys-rep" in path.name or ".qdrep" in path.name:
-            raise TraceError(
-                f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`."
-            )
-        raise TraceError(
-            f"{path} is not an SQLite database; `nsys export --type sqlite` writes one."
-        )
-    page = int.from_bytes(header[16:18], "big")
-    pages = int.from_bytes(header[28:32], "big")
-    if len(header) < 100 or size < pages * (65536 if page == 1 else page):
-        raise TraceError(
-            f"{path} is cut off: {size:,} bytes, but its header promises more; export it again."
-        )
-    return target

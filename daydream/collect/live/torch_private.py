@@ -87,9 +87,13 @@ def profiler_runs() -> bool:
 
 
 def write_profile(profiler: Any, path: Path) -> bool:
-    """Write what a stopped `torch.profiler.profile` recorded to a file; False if that was taken away."""
+    """Write what a stopped `torch.profiler.profile` recorded to a new file, which only its owner may read.
+
+    Returns False if that was taken away.
+    """
     if getattr(getattr(profiler, "profiler", None), "kineto_results", None) is None:
         return False
+    path.touch(0o600, exist_ok=False)
     profiler.export_chrome_trace(str(path))
     return True
 

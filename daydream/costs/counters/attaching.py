@@ -1,30 +1,34 @@
-"""`attach_counters`: a trace takes over what files of counters say of its kernels."""
+"""`attach_counters`: a trace takes over what files of counters say of its kernels.
+
+Counted launches meet the kernels of a trace by kernel, grid, device and order, else by their mean. Sums over
+many launches stay sums.
+"""
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
+import re
 from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from daydream.costs.counters.accelprof import of_accelprof
-from daydream.costs.counters.amounts import BYTES, FLOP, CountedKernel
-from daydream.costs.counters.joining import base_name, join
-from daydream.costs.counters.nvbit import is_nvbit, kernels_of_nvbit
-from daydream.costs.counters.rocprof_json import TOOL, kernels_of_json
-from daydream.costs.counters.tables import kernels_of_table
-from daydream.costs.counters.totals import Totals, attach_totals, totals_of_luthier, window_of
+import numpy as np
+
+from daydream.costs.counters.formats import Totals, read_counted
+from daydream.costs.counters.quantities import QUANTITIES, CountedKernel
 from daydream.errors import FileError
+from daydream.lazy import regex
+from daydream.text import counted
 from daydream.trace.trace import Trace
 
-MOST_BYTES = 1 << 30
-HEAD = 1 << 16  # bytes of a JSON file in which rocprofv3 names itself
-FORMATS = (
-    "Nsight Compute's CSV (long, raw, summary), rocprofv3's counter_collection.csv and JSON, NVBit's "
-    "instr_count and opcode_hist, Luthier's and AccelProf's text and Kineto's ranges are"
-)
+MOST = 2**53
+TELL_NOTHING = {"cycles", "unit_cycles"}  # by themselves
+MANGLED = regex(r"(?:K|St)?(\d{1,4})")
+QUALIFIED = regex(r"(?:[\w~]+::)+(?=[\w~])")
+WINDOW = regex(r"(.+)@(\d{1,15})-(\d{1,15})")
+MOST_SAID = 6
 
 
 def attach_counters(trace: Trace, files: Sequence[str | os.PathLike[str]]) -> Trace:
@@ -51,10 +55,10 @@ def attach_counters(trace: Trace, files: Sequence[str | os.PathLike[str]]) -> Tr
     notes: list[str] = []
     labels = []
     for file in files:
-        path, window = _path_of(file)
+        path, window = path_and_window(file)
         found = read_counted(path)
         if isinstance(found, Totals):
-            entry, said = attach_totals(trace, found, window, path.name)
+            entry, said = _sums(trace, found, window, path.name)
             windows.append(entry)
             notes.append(said)
             continue
@@ -66,9 +70,8 @@ def attach_counters(trace: Trace, files: Sequence[str | os.PathLike[str]]) -> Tr
         labels.append(path.name)
     metadata = dict(trace.metadata)
     if kernels:
-        joined = join(trace, kernels, ", ".join(labels))
-        metadata["counters"] = joined.counters
-        notes = [*joined.notes, *notes]
+        metadata["counters"], said_of_kernels = _join(trace, kernels, ", ".join(labels))
+        notes = [*said_of_kernels, *notes]
     if windows:
         metadata["counted_windows"] = windows
     trace.metadata = {**metadata, "notes": [*metadata.get("notes", []), *notes]}
@@ -76,59 +79,44 @@ def attach_counters(trace: Trace, files: Sequence[str | os.PathLike[str]]) -> Tr
     return trace
 
 
-def read_counted(path: Path) -> list[CountedKernel] | Totals:
-    """Return a file's launches, in order, or its sums. Raises `FileError` if it has neither."""
-    raw = _unpacked(path)
-    if raw.lstrip()[:1] in (b"{", b"["):
-        return kernels_of_json(raw, str(path)) if TOOL.encode() in raw[:HEAD] else _of_kineto(path)
-    text = raw.decode("utf-8", "replace")
-    luthier = totals_of_luthier(text, str(path))
-    if is_nvbit(text):
-        if luthier is not None:
-            raise FileError(f"{path} is output of NVBit and of Luthier, mixed; give one file a run")
-        return kernels_of_nvbit(text, str(path))
-    found = luthier or of_accelprof(text, str(path))
-    if found is None:
-        found = kernels_of_table(text, path.name)
-    if not found:
-        what = "no launches" if found is not None else "no counters that are known"
-        raise FileError(f"{path} holds {what}; {FORMATS} read")
-    return found
-
-
-def _path_of(file: str | os.PathLike[str]) -> tuple[Path, tuple[int, int] | None]:
+def path_and_window(file: str | os.PathLike[str]) -> tuple[Path, tuple[int, int] | None]:
     """Return the path and the window of `FILE@100-200`; a file that is really named so is itself."""
-    if Path(file).exists():
+    found = None if Path(file).exists() else WINDOW.fullmatch(os.fspath(file))
+    if found is None:
         return Path(file), None
-    path, window = window_of(os.fspath(file))
-    return Path(path), window
+    first, last = int(found[2]), int(found[3])
+    if first > last:
+        raise FileError(f"{file}: a window such as @100-200 begins with its first kernel")
+    return Path(found[1]), (first, last)
 
 
-def _unpacked(path: Path) -> bytes:
-    """Return the content of a file, unpacked, which is not more than a file of counters can be."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as whole:
-            raw = bytes(whole.read(MOST_BYTES + 1))
-    except (OSError, EOFError, zlib.error) as error:
+def _sums(
+    trace: Trace, totals: Totals, window: tuple[int, int] | None, label: str
+) -> tuple[dict[str, Any], str]:
+    """Return the metadata of sums over a window of a trace's kernels, and what is to be said of them."""
+    rows = _kernels_by_launch(trace)
+    first, last = window or (0, len(rows) - 1)
+    if last >= len(rows) or not len(rows):
         raise FileError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if len(raw) > MOST_BYTES:
-        raise FileError(f"{path} unpacks to more than 1 GiB; counters of a few steps are enough")
-    return raw
-
-
-def _of_kineto(path: Path) -> list[CountedKernel]:
-    from daydream.costs.kineto_counters import read_ranges
-
-    found = []
-    for one in read_ranges(path):
-        told = {FLOP: one["flop"], BYTES: one["bytes"]}
-        known = {key: float(value) for key, value in told.items() if value is not None}
-        found.append(CountedKernel(one["name"], None, {**one["metrics"], **known}))
-    return found
+            f"{label}: the recording has {counted(len(rows), 'kernel')}, the first is number 0"
+        )
+    time = trace["duration_ns"][rows]
+    share = time[first : last + 1].sum() / max(int(time.sum()), 1)
+    which, beyond = f"kernels {first} to {last} of the recording", ""
+    if window is None:
+        which = "the whole program that was counted"
+        beyond = " It may be more than what this recording has."
+    said = ", ".join(
+        f"{name.replace('_', ' ')} {value:,.0f}"
+        for name, value in list(totals.amounts.items())[:MOST_SAID]
+    )
+    note = (
+        f"{totals.source} ({label}) counted {said}: sums of {which} ({counted(last - first + 1, 'kernel')}, "
+        f"{share:.1%} of the kernels' time). No kernel is given a part of them.{beyond}"
+    )
+    amounts = {name: round(value) for name, value in totals.amounts.items() if name in QUANTITIES}
+    entry = {"file": label, "source": totals.source, "first": first, "last": last}
+    return {**entry, "amounts": amounts}, note
 
 
 def _merge(kernels: list[CountedKernel], more: list[CountedKernel], file: str) -> None:
@@ -150,3 +138,167 @@ def _same(one: CountedKernel, other: CountedKernel) -> bool:
     """Tell whether two launches are the same one, as two profilers spell it."""
     grids = {one.blocks, other.blocks} - {None}
     return base_name(one.name) == base_name(other.name) and len(grids) <= 1
+
+
+def _join(
+    trace: Trace, kernels: Sequence[CountedKernel], file: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return counters for the kernels of a trace, as its metadata has them, and what is to be said of them.
+
+    The n-th launch of a kernel with a grid on a device has the n-th that was counted, where there are as many
+    of both; else each has the mean of those that were counted, which is said. Devices are those of the file
+    in their order; what was counted on one alone is taken for each. What was counted and is not in the
+    trace is said, too. Raises `FileError` where nothing meets.
+    """
+    rows = _kernels_by_launch(trace)
+    names = [*map(trace.text("name").__getitem__, trace["name"][rows].tolist())]
+    blocks = np.array([*map(_blocks, trace.text("grid")), None], object)[trace["grid"][rows]]
+    ranks, correlations = trace["rank"][rows].tolist(), trace["correlation"][rows].tolist()
+    pairs = list(zip(ranks, trace["device"][rows].tolist(), strict=True))
+    devices = sorted(set(pairs))
+    counted_devices = sorted({one.device for one in kernels}, key=_number_of_device)
+    alone = len(devices) > 1 and len(counted_devices) == 1
+    apart = len(devices) == len(counted_devices)  # else all are together: they cannot be told apart
+
+    # Where one of the two does not know a kernel's grids, its launches are told apart by order alone.
+    recorded = [(base_name(name), grid) for name, grid in zip(names, blocks, strict=True)]
+    wanted = [(base_name(one.name), one.blocks) for one in kernels]
+    without = {name for name, grid in (*recorded, *wanted) if grid is None}
+
+    def key(name: str, grid: int | None, device: int) -> tuple[str, int | None, int]:
+        return name, None if name in without else grid, device if apart else 0
+
+    counts: dict[object, list[CountedKernel]] = {}
+    for (name, grid), kernel in zip(wanted, kernels, strict=True):
+        counts.setdefault(key(name, grid, counted_devices.index(kernel.device)), []).append(kernel)
+    launches: dict[tuple[Any, Any], list[int]] = {}
+    for place, (name, grid) in enumerate(recorded):
+        group = key(name, grid, devices.index(pairs[place]))
+        # what one device counted is used for each of them, in its own order
+        launches.setdefault((group, pairs[place] if alone else None), []).append(place)
+
+    found: list[CountedKernel | None] = [None] * len(rows)
+    aggregated, used = 0, set()
+    for (group, _), places in launches.items():
+        mine = counts.get(group)
+        if mine is None:
+            continue
+        used.add(group)
+        if len(mine) != len(places) or not all(one.launches == 1 and one.ordered for one in mine):
+            aggregated += len(places)
+            mine = [_mean(mine)] * len(places)
+        for place, one in zip(places, mine, strict=True):
+            found[place] = one
+    if not used:
+        raise FileError(
+            f"{file}: none of its {counted(len(kernels), 'launch', 'launches')} is a kernel of this trace; "
+            f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
+        )
+
+    entries = [_entry(name, one) for name, one in zip(names, found, strict=True)]
+    keys = list(zip(ranks, correlations, strict=True))
+    if min(correlations, default=-1) >= 0 and len(set(keys)) == len(rows):
+        for entry, (rank, correlation) in zip(entries, keys, strict=True):
+            entry |= {"rank": rank, "correlation": correlation}
+    notes = [_checked(entries, trace["duration_ns"][rows], file)]
+    if aggregated:
+        notes.append(
+            f"{counted(aggregated, 'kernel')} could not be told apart from others of the same name and grid: "
+            "each has the mean of those that were counted."
+        )
+    if alone:
+        notes.append(f"{file} counts one device; its counts are used for each of {len(devices)}.")
+    left = sum(len(each) for group, each in counts.items() if group not in used)
+    if left:
+        notes.append(
+            f"{counted(left, 'counted launch', 'counted launches')} of {file} met no kernel of the trace."
+        )
+    return entries, notes
+
+
+def _checked(entries: Sequence[dict[str, Any]], time: np.ndarray, file: str) -> str:
+    """Return how much of the kernels' time has counters. Raises `FileError` where they tell nothing."""
+    if any(value > MOST for each in entries for value in each.get("amounts", {}).values()):
+        raise FileError(
+            f"{file}: a kernel has more than 2^53 of something, which no kernel counts to"
+        )
+    has = np.array([bool(each.get("amounts", {}).keys() - TELL_NOTHING) for each in entries])
+    if not has.any():
+        raise FileError(
+            f"{file}: its counters tell neither FLOP nor bytes nor instructions; count dram__bytes.sum and "
+            "smsp__sass_thread_inst_executed_op_*_pred_on.sum, or FETCH_SIZE and WRITE_SIZE"
+        )
+    share = time[has].sum() / max(int(time.sum()), 1)
+    taken = "their FLOP and bytes are taken from them"
+    if all(each["flop"] is None and each["bytes"] is None for each in entries):
+        taken = "they tell neither FLOP nor bytes, which stay those of shapes"
+    of_them = f"{counted(int(has.sum()), 'kernel')} of {len(entries):,}, {share:.1%} of their time"
+    return f"{of_them}, have counters of {file}; {taken}."
+
+
+def _kernels_by_launch(trace: Trace) -> np.ndarray:
+    """Return the rows of the kernels in the order of their launches."""
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    return rows[np.argsort(trace["correlation"][rows], kind="stable")]
+
+
+def _number_of_device(device: str) -> tuple[int, str]:
+    """Return what devices are sorted by: `Agent 10` follows `Agent 2`."""
+    number = re.search(r"\d{1,18}$", device)
+    return (int(number[0]) if number else -1, device)
+
+
+def _entry(name: str, one: CountedKernel | None) -> dict[str, Any]:
+    """Return a kernel's counters as the metadata has them."""
+    if one is None:
+        return {"name": name, "flop": None, "bytes": None}
+    return {"name": name, "flop": one.flop, "bytes": one.bytes, "amounts": one.amounts}
+
+
+@lru_cache(maxsize=1 << 14)  # many launches, few names
+def base_name(name: str) -> str:
+    """Return a kernel's own name: without its return type, namespaces, template arguments and parameters.
+
+    `void at::native::elementwise_kernel<128, 2>(int, T3)` is `elementwise_kernel`, its mangled name too.
+    """
+    if name.startswith("_Z"):
+        return _mangled_base(name) or name
+    plain, depth = [], 0
+    for letter in name.replace("(anonymous namespace)::", ""):
+        if letter in "<(":
+            if letter == "(" and depth == 0:
+                break
+            depth += 1
+        elif letter in ">)" and depth:
+            depth -= 1
+        elif depth == 0:
+            plain.append(letter)
+    words = QUALIFIED.sub("", "".join(plain)).replace("::", " ").split()
+    return words[-1].removesuffix(".kd") if words else name
+
+
+def _mangled_base(name: str) -> str | None:
+    """Return the innermost name of a mangled one (Itanium C++ ABI): lengths stand before its parts."""
+    at, found = 2 + (name[2:3] == "N"), None
+    while (length := MANGLED.match(name, at)) is not None:
+        end = length.end() + int(length[1])
+        if end > len(name):
+            return None
+        found, at = name[length.end() : end], end
+    return found
+
+
+def _mean(kernels: Sequence[CountedKernel]) -> CountedKernel:
+    """Return one that has the mean of each counter that all of them have."""
+    weights = np.array([one.launches for one in kernels], np.float64)
+    shared = set.intersection(*(set(one.metrics) for one in kernels))
+    metrics = {
+        name: float(np.average([one.metrics[name] for one in kernels], weights=weights))
+        for name in shared
+    }
+    return CountedKernel(kernels[0].name, kernels[0].blocks, metrics, int(weights.sum()))
+
+
+def _blocks(grid: str) -> int | None:
+    numbers = [int(one) for one in re.findall(r"\d+", grid)]
+    return prod(numbers) if numbers else None

@@ -85,7 +85,7 @@ def scaled_time(
     factor = np.broadcast_to(np.asarray(work_factor, np.float64), len(selection))
     old = selection.duration_ns
     new = old.astype(np.int64)
-    on_cpu = graph.columns["kind"][selection.ids] == CPU
+    on_cpu = graph.kind[selection.ids] == CPU
     models = np.full(len(old), "unchanged", dtype=object)
     device = np.flatnonzero(~on_cpu)
     if len(device):
@@ -112,9 +112,9 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     old = selection.duration_ns.astype(np.float64)
     overhead = old.copy()
     model = np.full(len(old), "unchanged", dtype=object)
-    trace = graph.trace
-    rows = graph.columns["row"][selection.ids]
-    if trace is None or not len(trace):
+    trace = graph.recorded
+    rows = graph.row[selection.ids]
+    if not len(trace):
         return overhead, model
     table = _call_table(graph)
     place = np.full(len(trace), -1, np.int64)
@@ -139,7 +139,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
 
 def tiny_call_ns(graph: Graph) -> float:
     """Return what an operator call with next to no work takes on the CPU, ns: the median of the trace's."""
-    return _call_table(graph).typical_ns if graph.trace else USUAL_OVERHEAD_NS
+    return _call_table(graph).typical_ns if graph.recorded else USUAL_OVERHEAD_NS
 
 
 class _Table(NamedTuple):
@@ -156,13 +156,10 @@ def _call_table(graph: Graph) -> _Table:
 
     Repetitions by edits tell nothing more of the recorded calls.
     """
-    trace = graph.trace
+    trace = graph.recorded
     ids = graph.select(kind="cpu").ids
-    host = Selection(
-        graph, ids[(graph.columns["row"][ids] >= 0) & (graph.columns["repeat"][ids] == 0)]
-    )
-    assert trace is not None  # noqa: S101 - for the type checker
-    task_rows = graph.columns["row"][host.ids]
+    host = Selection(graph, ids[(graph.row[ids] >= 0) & (graph.repeat[ids] == 0)])
+    task_rows = graph.row[host.ids]
     task_work = work(graph, host)
     known = task_work.call >= 0
     known &= (task_work.flop >= 0) | (task_work.nbytes >= 0)
@@ -341,32 +338,31 @@ def copies_into_new_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.
 
 def _recorded(graph: Graph, on: str) -> Selection:
     """Return the recorded tasks, removed ones too, and those that somebody put in by hand."""
-    columns = graph.columns
-    recorded = (columns["row"] >= 0) & (columns["repeat"] == 0)
+    recorded = (graph.row >= 0) & (graph.repeat == 0)
     if graph.recorded_ns is not None:  # parts that a task was split into are no recorded ones
         recorded[len(graph.recorded_ns) :] = False
-    mine = recorded | (columns["row"] < 0) & graph.alive
-    return Selection(graph, np.flatnonzero(mine & ((columns["kind"] != CPU) == (on == "gpu"))))
+    mine = recorded | (graph.row < 0) & graph.alive
+    return Selection(graph, np.flatnonzero(mine & ((graph.kind != CPU) == (on == "gpu"))))
 
 
 def _streaming(tasks: Selection) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes and ns, both as recorded, of the calls and kernels that do streaming work."""
     graph = tasks.graph
-    if graph.trace is None:
+    if not len(graph.recorded):
         return np.empty(0, np.int64), np.empty(0)
-    rows, which = distinct(graph.columns["row"][tasks.ids])
+    rows, which = distinct(graph.row[tasks.ids])
     duration = np.bincount(which, recorded_duration_ns(tasks), len(rows))
-    amounts = work_of_rows(graph.trace, rows)
+    amounts = work_of_rows(graph.recorded, rows)
     streaming = amounts.is_of(*STREAMING)
     return amounts.nbytes[streaming], duration[streaming]
 
 
 def _recorded_bytes(copies: Selection) -> np.ndarray:
-    rows = copies.graph.columns["row"][copies.ids]
-    if copies.graph.trace is None:
+    rows = copies.graph.row[copies.ids]
+    if not len(copies.graph.recorded):
         return copies.bytes
     found: np.ndarray = np.where(
-        rows >= 0, copies.graph.trace["bytes"][np.maximum(rows, 0)], copies.bytes
+        rows >= 0, copies.graph.recorded["bytes"][np.maximum(rows, 0)], copies.bytes
     )
     return found
 

@@ -32,11 +32,11 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     parted = fusible.stretches(graph.select(on="gpu") - fusible, on_lane=True)
     ids = parted.by_group.ids
     number = np.repeat(np.arange(len(parted)), parted.sizes)
-    order, lane = graph.columns["order"][ids], graph.columns["lane"][ids]
-    phase = graph.columns["phase"][ids]
+    order, lane = graph.order[ids], graph.lane[ids]
+    phase = graph.phase[ids]
     same = (number[1:] == number[:-1]) & (phase[1:] == phase[:-1])
     for each in np.unique(lane).tolist():
-        points = np.sort(graph.columns["order"][parting_calls(graph, each)])
+        points = np.sort(graph.order[parting_calls(graph, each)])
         here = (lane[1:] == each) & (lane[:-1] == each)
         crossed = np.searchsorted(points, order[1:]) != np.searchsorted(points, order[:-1])
         same &= ~(here & crossed)

@@ -117,12 +117,30 @@ def recorded_length(graph: Graph | Trace) -> int | None:
     return _most(sure or perhaps, "sequence length")
 
 
+def samples_per_step(graph: Graph, unit: str = "samples") -> int | None:
+    """Return how many samples or tokens a recorded step covers; None where the trace does not tell."""
+    passes = graph.select(kind="cpu", phase=("forward", "backward"))
+    passes = passes.where(lambda tasks: tasks.step >= 0)
+    order = graph.columns["order"][passes.ids].argsort()
+    backward = (passes.phase == "backward")[order]
+    begun = (backward[1:] & ~backward[:-1]).sum()
+    trained = np.unique(passes.step[order[backward]])
+    # A step of several batches, or ranks, covers more than the batch that shapes show.
+    if not begun or begun > len(trained) or len(graph.select(kind="collective")):
+        return None
+    try:
+        batch, length = recorded_batch(graph), recorded_length(graph) if unit == "tokens" else 1
+    except NotApplicableError:
+        return None
+    return batch * length if batch and length else None
+
+
 def only_grids_tell(graph: Graph) -> bool:
     """Tell whether no shapes were recorded, but kernels of training, whose grids then tell how work grows.
 
     Of inference they do not: a product may take as long as reading its weights takes, whatever the rows.
     """
-    shapes = graph.trace is not None and bool(calls_of(graph.trace).amounts)
+    shapes = bool(calls_of(graph.recorded).amounts)
     training = (
         len(graph.select(phase=("backward", "optimizer"))) > 0
     )  # not every trace tells the two passes apart
@@ -131,7 +149,7 @@ def only_grids_tell(graph: Graph) -> bool:
 
 def is_feature_size(graph: Graph, size: int) -> bool:
     """Tell whether a size is also that of features or of a head."""
-    return graph.trace is not None and is_feature(calls_of(graph.trace), size)
+    return is_feature(calls_of(graph.recorded), size)
 
 
 def is_channel_size(graph: Graph, size: int) -> bool:
@@ -289,8 +307,8 @@ def need_size(size: int | None, what: str) -> int:
 
 
 def _calls(source: Graph | Trace) -> Iterable[tuple[str, list[Argument], int]]:
-    trace = source if isinstance(source, Trace) else source.trace
-    if trace is None:
+    trace = source if isinstance(source, Trace) else source.recorded
+    if not len(trace):
         return
     calls: Calls = calls_of(trace)
     times = np.bincount(calls.which[calls.which >= 0], minlength=len(calls.keys))

@@ -126,8 +126,8 @@ class _Kernels:
         self.fused = kernels_are(tasks, "attention")
         self.reduces = kernels_are(tasks, "softmax", "reduction")
         self.steps = max(len(np.unique(tasks.step)), 1)
-        lane = tasks.graph.columns["lane"][tasks.ids]
-        self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
+        lane = tasks.graph.lane[tasks.ids]
+        self.order = np.lexsort((tasks.graph.order[tasks.ids], lane))
         split = kernels_are(tasks, "partial sum")[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
         sums = names_fit(tasks, re.compile(WEIGHT_GRADIENT).search)
@@ -224,10 +224,10 @@ class _Kernels:
 
 def _deep(tasks: Selection) -> np.ndarray:
     """Return the third size of each grid: the batch of a product, or the parts that its sum is split into."""
-    trace = tasks.graph.trace
-    texts = trace.text("grid") if trace is not None else []
-    rows = tasks.graph.columns["row"][tasks.ids]
-    if trace is None or not texts:
+    trace = tasks.graph.recorded
+    texts = trace.text("grid")
+    rows = tasks.graph.row[tasks.ids]
+    if not texts:
         return np.ones(len(rows), np.int64)
     depth = np.array([*(int(text.split(",")[-1]) for text in texts), 1], np.int64)
     return depth[np.where(rows >= 0, trace["grid"][np.maximum(rows, 0)], -1)]

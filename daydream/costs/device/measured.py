@@ -3,24 +3,48 @@
 A table answers by the name of a kernel, or by operator call: name, shapes and element type,
 before and after the change. Where it holds both, a task's time goes with their ratio, so that
 what the measurement and the training step do not share (caches, clocks) cancels.
+
+Kernel and operator times that a user measured: a CSV or parquet file.
+
+Either `kernel,duration_ns` (a kernel's exact name), or `op,shapes,dtype,duration_ns`
+(an operator call as a trace names it: its kernels' time together). A file that holds
+an operator at the old and at the new element type gives their ratio, so that what the
+measurement has in common cancels. `daydream calibrate` writes such a file, and in its metadata
+the device that it measured on. With `before_ns` and `phase` a row is a call that was changed in place,
+as `daydream calibrate --tool` times it: what it took before and, as `duration_ns`, with the change.
+
+Times of changed operators, measured in place: `daydream calibrate --tool` ran the new code in the script.
+
+A call of an operator (name, shapes, element type) was timed as it is and with the change, on the tensors
+of the run, forward and backward. What became cheaper keeps its ratio, so that what measurement and
+training step do not share cancels; what became dearer pays the difference, as added code does not
+take longer because the operator beside it was recorded slowly.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec.structs import asdict
 
-from daydream.costs.device.table import CPU, KernelTable
 from daydream.costs.devices import device_properties, find_device
 from daydream.costs.kernels import TF32_KERNEL, Work
-from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.shapes import Shape
-from daydream.errors import GraphError, NotApplicableError
+from daydream.costs.operators import bare_name
+from daydream.costs.workload.calls import calls_of, forward_rows
+from daydream.costs.workload.shapes import Shape, parse_shapes
+from daydream.errors import FileError, GraphError, NotApplicableError
+from daydream.files.atomic import write_whole
+from daydream.files.input_files import check_regular
+from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.text import counted
 
 NewShapes = Mapping[
     int, tuple[str, Shape | None]
@@ -96,8 +120,8 @@ def from_table(
         time = table.kernel(names[index]) if names[index] else None
         if time is not None:
             new[index], known[index] = time, True
-    trace = graph.trace
-    if trace is None:
+    trace = graph.recorded
+    if not len(trace):
         return new, known
     calls = calls_of(trace)
     which = np.where(task_work.call >= 0, calls.which[np.maximum(task_work.call, 0)], -1)
@@ -154,10 +178,350 @@ def types_of(selection: Selection) -> np.ndarray:
 
 def recorded_ns(graph: Graph) -> np.ndarray:
     """Return by row of the trace what an operator call took: its device work's time, on a CPU its own."""
-    trace = graph.trace
-    assert trace is not None  # noqa: S101 - for the type checker
+    trace = graph.recorded
     calls = calls_of(trace)
     duration = np.asarray(trace["duration_ns"], np.float64)
     device = np.flatnonzero(calls.owner >= 0)
     total = np.bincount(calls.owner[device], duration[device], len(trace))
     return np.where(calls.launches_work, total, duration)
+
+
+COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns", "before_ns", "phase")
+PHASES = ("forward", "backward")
+UNKNOWN_PAIR = (float("nan"), float("nan"))
+CPU = "cpu"  # the device of a table that was measured on a CPU
+InPlaceKey: TypeAlias = tuple[str, tuple[Shape, ...], str]
+NUMBERS = {
+    "before_ns": "int64",
+    "duration_ns": "int64",
+    "repeats": "int32",
+}  # the other columns are texts
+SCHEMA = 1
+METADATA = b"daydream"  # the key that holds one JSON document, as in a trace
+
+
+class KernelTable:
+    """Measured times: `kernel(name)` and `call(op, shapes, dtype)` return ns, or None.
+
+    `device` is what they were measured on: a GPU's name, `cpu`, or None where the file does not
+    say. `answers` counts the times that were found. `in_place` holds calls that a change was made to:
+    key -> ((before, after) forward, (before, after) backward), ns, NaN where it was not measured.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]], device: str | None = None) -> None:
+        self.device = device
+        self.answers = 0
+        self._kernels: dict[str, float] = {}
+        self._calls: dict[tuple[str, str, str], float] = {}
+        self.in_place: dict[InPlaceKey, list[tuple[float, float]]] = {}
+        for row in rows:
+            time = float(row["duration_ns"])
+            if _known(row.get("before_ns")):
+                call = self.key_in_place(
+                    *(str(row.get(name) or "") for name in ("op", "shapes", "dtype"))
+                )
+                pairs = self.in_place.setdefault(call, [UNKNOWN_PAIR, UNKNOWN_PAIR])
+                pairs[PHASES.index(str(row["phase"]))] = (float(row["before_ns"]), time)
+            elif row.get("kernel"):
+                self._kernels[str(row["kernel"])] = time
+            else:
+                key = (
+                    bare_name(str(row["op"])),
+                    _plain(str(row["shapes"])),
+                    str(row.get("dtype") or ""),
+                )
+                self._calls[key] = time
+
+    def __len__(self) -> int:
+        return len(self._kernels) + len(self._calls) + len(self.in_place)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> KernelTable:
+        """Read a table. Raises `FileError` if the file is missing or has other columns."""
+        try:
+            rows, device = _read_parquet(path) if _is_parquet(path) else (_read_csv(path), None)
+        except FileNotFoundError:
+            raise FileError(f"{path}: no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"{path} cannot be read as a table of times ({error})") from None
+        for number, row in enumerate(rows, 2):
+            named = row.get("kernel") or (row.get("op") and row.get("shapes"))
+            before = row.get("before_ns")
+            changed = not _known(before) or (_is_time(before) and row.get("phase") in PHASES)
+            if not named or not _is_time(row.get("duration_ns")) or not changed:
+                raise FileError(
+                    f"{path}, row {number}: a time needs `kernel,duration_ns` or "
+                    "`op,shapes,dtype,duration_ns`, with ns of 0 or more; with `before_ns` also "
+                    "`phase`, forward or backward"
+                )
+        if not rows:
+            raise FileError(
+                f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}"
+            )
+        return cls(rows, device)
+
+    def kernel(self, name: str) -> float | None:
+        """Return the measured ns of a kernel."""
+        return self._counted(self._kernels.get(name))
+
+    def call(
+        self,
+        op: str,
+        shapes: str,
+        dtype: str | None,
+        hint: Shape | None = None,  # noqa: ARG002
+    ) -> float | None:
+        """Return the measured ns of an operator call's kernels together; `hint` is for those who measure."""
+        return self._counted(self._calls.get((bare_name(op), _plain(shapes), dtype or "")))
+
+    @staticmethod
+    def key_in_place(op: str, shapes: str, dtype: str) -> InPlaceKey:
+        """Return the key of a call that a change is made to: name, shapes of its tensors, element type."""
+        return bare_name(op), tuple(shape for shape in _tensors(shapes) if shape), dtype
+
+    def _counted(self, time: float | None) -> float | None:
+        self.answers += time is not None
+        return time
+
+
+def _tensors(shapes: str) -> list[Shape]:
+    found: list[Shape] = []
+    for part in parse_shapes(shapes) or []:
+        found += (
+            [one for one in part if isinstance(one, tuple)] if isinstance(part, list) else [part]
+        )
+    return found
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value != ""
+
+
+def _plain(shapes: str) -> str:
+    try:
+        return json.dumps(json.loads(shapes), separators=(",", ":"))
+    except ValueError:
+        return shapes
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return 0 <= float(value) < float("inf")
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    check_regular(path)
+    if Path(path).suffix == ".parquet":
+        return True
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def _read_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    import csv
+
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], str | None]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            names = list(file.schema_arrow.names)
+            said = (file.schema_arrow.metadata or {}).get(METADATA, b"{}")
+            there = [name for name in COLUMNS if name in names]
+            rows = (
+                file.read(there).to_pylist()
+                if "duration_ns" in there and "kind" not in names
+                else None
+            )
+    except ArrowException as error:
+        raise FileError(f"{path} is not a readable parquet file ({error})") from None
+    if rows is None:  # a trace, most likely
+        raise FileError(
+            f"{path} is not a table of times: its columns are {', '.join(names[:4])}, ...\n"
+            f"       They should be among {', '.join(COLUMNS)}; `daydream calibrate` writes such a file."
+        )
+    try:
+        device = json.loads(said).get("device")
+    except (ValueError, AttributeError):  # somebody else's
+        device = None
+    return rows, device if isinstance(device, str) else None
+
+
+def save_times(
+    path: str | os.PathLike[str],
+    kind: Any,
+    times: Sequence[Any],
+    said: Mapping[str, Any],
+    *,
+    force: bool,
+) -> None:
+    """Write times of calls, each a record of this kind, as parquet; `KernelTable.load` reads it.
+
+    Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    columns = [(name, NUMBERS.get(name, "string")) for name in kind.__struct_fields__]
+    schema = pa.schema(columns, {METADATA: json.dumps({"schema_version": SCHEMA, **said})})
+    rows = pa.Table.from_pylist([asdict(each) for each in times], schema)
+    write_whole(
+        path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force
+    )
+
+
+FORWARD, BACKWARD = "forward", "backward"
+NOT_MEASURED = (
+    "what the new code takes is not known from this trace.\n"
+    "       Time it in place: daydream calibrate --tool FILE.py SCRIPT, and give its file as --table."
+)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Predicted durations of the work of changed calls, an entry a task of `tasks`.
+
+    Attributes:
+        tasks: all work of the calls, forward and backward, whose times were measured.
+        duration_ns: their new durations, float64.
+        before_ns: what they took when this was worked out, float64.
+        calls: how many forward calls these are.
+    """
+
+    tasks: Selection
+    duration_ns: np.ndarray
+    before_ns: np.ndarray
+    calls: int
+
+    def words(self) -> str:
+        """Return a sentence on what was taken from measurements."""
+        before = float(self.before_ns.sum())
+        return (
+            f"Measured in place: {counted(self.calls, 'call')}, whose {before / 1e6:,.3f} ms become "
+            f"{float(self.duration_ns.sum()) / 1e6:,.3f} ms."
+        )
+
+
+def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
+    """Return what the work of some operator calls takes with a change in place, where that was measured.
+
+    Args:
+        graph: the graph of the trace; its table of times is one of `daydream calibrate --tool`.
+        tasks: work of the calls that change, of either pass; by default that of all calls in the table.
+
+    Returns:
+        `InPlace`; without tasks where the table says nothing of these calls, or there is none.
+    """
+    nothing = graph.tasks(np.empty(0, np.int64))
+    table = graph.times
+    if table is None or not len(graph.recorded) or not table.in_place:
+        return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
+    entry = _entries(graph, table)
+    work = _work(graph)
+    call, backward = _calls(graph, work, entry)
+    if tasks is not None:
+        asked, _ = _calls(graph, graph.tasks(tasks.ids), entry)
+        call = np.where(np.isin(call, asked[asked >= 0]), call, -1)
+    times = np.array([[*table.in_place[each]] for each in table.in_place]).reshape(-1, 2, 2)
+    found = np.flatnonzero(call >= 0)
+    pair = times[entry[call[found]], backward[found].astype(np.int64)]
+    found, pair = found[np.isfinite(pair).all(axis=1)], pair[np.isfinite(pair).all(axis=1)]
+    if not len(found):
+        return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
+    mine = work.of(work.ids[found], "work of calls measured in place", ordered=True)
+    old = mine.duration_ns.astype(np.float64)
+    repeat = graph.repeat[mine.ids].astype(np.int64)
+    keys = np.stack([call[found], backward[found].astype(np.int64), repeat])
+    which = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    total = np.bincount(which, old)[which]
+    before, after = pair[:, 0], pair[:, 1]
+    new_total = np.where(
+        after <= before, total * after / np.maximum(before, 1.0), total + after - before
+    )
+    share = np.where(total > 0, old / np.maximum(total, 1.0), 1 / np.bincount(which)[which])
+    table.answers += 1
+    return InPlace(mine, new_total * share, old, len(np.unique(call[found])))
+
+
+def take_measured(graph: Graph, tasks: Selection) -> Selection:
+    """Give work of operator calls its times measured in place; return what has some."""
+    measured = in_place(graph, tasks)
+    if len(measured.tasks):
+        measured.tasks.set(duration_ns=measured.duration_ns)
+        graph.note(measured.words())
+    return measured.tasks
+
+
+def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) -> None:
+    """Give calls of operators the time of what replaces them: as measured in place, else by a factor.
+
+    With a table of `daydream calibrate --tool` the calls that these tasks belong to take what was
+    measured, forward and backward; tasks of other calls are scaled by `factor`. Notes say which.
+
+    Args:
+        graph: the graph of the trace.
+        tasks: work of the operators that are replaced.
+        factor: what the replacement takes of their time; None if it is not known.
+
+    Raises:
+        NotApplicableError: a time was not measured, and there is no factor.
+    """
+    measured = take_measured(graph, tasks)
+    rest = tasks - measured
+    if len(rest) and factor is None and not len(measured):
+        raise NotApplicableError(NOT_MEASURED)
+    if not len(rest):
+        return
+    if factor is None:
+        graph.note(f"Not measured in place, so left as recorded: {_share(rest)}.")
+        return
+    rest.scale(factor)
+    graph.note(f"Taken as {factor:g} times as long, which nothing measured: {_share(rest)}.")
+
+
+def _share(tasks: Selection) -> str:
+    return counted(len(tasks), "task")
+
+
+def _work(graph: Graph) -> Selection:
+    device = graph.select(on="gpu")
+    return device if len(device) else graph.select(kind="cpu")
+
+
+def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
+    """Return for each row of the trace its place in the table, -1 for none; the last entry is no row."""
+    trace = graph.recorded
+    place = {key: number for number, key in enumerate(table.in_place)}
+    names = {key[0] for key in place}
+    found = np.full(len(trace) + 1, -1, np.int64)
+    wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])
+    rows = np.flatnonzero(wanted[trace["name"]] & trace.is_kind("operator"))
+    known: dict[tuple[int, int, int], int] = {}
+    columns = (np.asarray(trace[name])[rows].tolist() for name in ("name", "shapes", "dtype"))
+    texts = [[*trace.text(name), ""] for name in ("name", "shapes", "dtype")]
+    for row, codes in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
+        if codes not in known:
+            op, shapes, dtype = (text[code] for text, code in zip(texts, codes, strict=True))
+            known[codes] = place.get(table.key_in_place(op, shapes, dtype), -1)
+        found[row] = known[codes]
+    return found
+
+
+def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row of each task's measured forward call, -1 for none; and whether it is backward work."""
+    trace = graph.recorded
+    rows = graph.row[tasks.ids].astype(np.int64)
+    own, which = np.unique(rows, return_inverse=True)
+    which = which.reshape(-1)
+    around = enclosing(trace["parent"], entry >= 0, own, inner=False)
+    maker = forward_rows(trace, np.maximum(own, 0))
+    maker = np.where((own >= 0) & (around < 0), maker, -1)
+    from_node = enclosing(trace["parent"], entry >= 0, maker, inner=False)
+    return np.where(around >= 0, around, from_node)[which], (from_node >= 0)[which]

@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.arrays import unique
-from daydream.costs.counters.quantities import conflict_share
 from daydream.costs.device.measured import (
+    KernelTable,
     NewShapes,
     TimeRequest,
     from_table,
@@ -24,12 +24,9 @@ from daydream.costs.device.measured import (
 )
 from daydream.costs.device.roofline import (
     HALF,
-    PAPER_SPEEDUPS,
     Change,
     device_or_none,
-    is_tf32_kernel,
 )
-from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, device_of, find_device
 from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
 from daydream.costs.kernels import (
@@ -43,11 +40,12 @@ from daydream.costs.kernels import (
 )
 from daydream.costs.workload.counters import (
     bound_by_l2,
+    conflict_share,
     counted_l2_bytes,
     entry_of_rows,
     reached_l2,
 )
-from daydream.errors import GraphError, NotApplicableError
+from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted as number_of
@@ -152,7 +150,7 @@ def say_evidence(graph: Graph, kernels: Selection) -> None:
         graph: the graph of the trace.
         kernels: those that a change is about, as they run today.
     """
-    told = graph.trace is not None and graph.trace.metadata.get("counters")
+    told = graph.recorded.metadata.get("counters")
     for sentence in evidence(graph, kernels):
         graph.facts.rules += [sentence] * (sentence not in graph.facts.rules)
         if told:
@@ -260,15 +258,15 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     Returns:
         parts, 0 to 1, shape (kernels,), float64.
     """
-    trace, found = graph.trace, np.full(len(kernels), np.nan)
-    entries = trace.metadata.get("counters") if trace is not None else None
-    if trace is None or not entries:
+    trace, found = graph.recorded, np.full(len(kernels), np.nan)
+    entries = trace.metadata.get("counters")
+    if not entries:
         return found
     device = device_or_none(graph)
     units = units_of(graph, device) if device is not None else 0
     shares = [conflict_share(entry.get("amounts", {}), units) for entry in entries]
     by_entry = np.array([*(np.nan if share is None else share for share in shares), np.nan])
-    rows = graph.columns["row"][kernels.ids]
+    rows = graph.row[kernels.ids]
     place = np.where(rows >= 0, entry_of_rows(trace)[np.maximum(rows, 0)], -1)
     return by_entry[place]
 
@@ -314,7 +312,6 @@ def retime(
     grid_factor: float | np.ndarray = np.nan,
     table: KernelTable | None = None,
     shapes: NewShapes | None = None,
-    model: str = "auto",
     assumed: str | None = None,
 ) -> Retimed:
     """Return what the kernels would take in another element type, on another device, with other work.
@@ -334,7 +331,6 @@ def retime(
             that sums over more do not.
         table: measured times; by default the graph's own.
         shapes: those of the changed calls, for a table of measured times.
-        model: `auto`, or `paper`: the constants of the paper throughout.
         assumed: the element type of products of which none is known.
 
     Returns:
@@ -345,8 +341,6 @@ def retime(
     """
     selection.need("kernels to give a new time", lacks="device")
     old = selection.duration_ns.astype(np.float64)
-    if model == "paper":
-        return _by_paper(selection, dtype, old)
     target = find_device(device) if isinstance(device, str) else device
     change = Change(
         graph,
@@ -482,14 +476,3 @@ def measured_first(
         np.where(known, "table", retimed.model),
         retimed.before_ns,
     )
-
-
-def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retimed:
-    if dtype not in HALF:
-        raise NotApplicableError(
-            "the paper's constants say what 16-bit types give; choose float16 or bfloat16"
-        )
-    names = selection.name
-    wide = (selection.dtype == "float32") & ~is_tf32_kernel(names)
-    by = np.where(wide, np.where(is_matrix(selection.graph, selection), *PAPER_SPEEDUPS), 1.0)
-    return sped_up(old, by, np.where(wide, "paper", "unchanged"))

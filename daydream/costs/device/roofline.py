@@ -52,7 +52,12 @@ LEAST_REACHABLE = (
     0.6  # of a peak: a kernel below this on both resources is held up by something else
 )
 REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
-UNDER_LOAD = ("float16", "bfloat16", "float8", "int8")  # formats that `Device.sustained` speaks of
+UNDER_LOAD = (
+    "float16",
+    "bfloat16",
+    "float8",
+    "int8",
+)  # formats that `Device.sustained_peak` speaks of
 
 
 def good_share(
@@ -82,13 +87,13 @@ def reachable_when_full(
     same resource binds; not more than is known to hold under load. As recorded: what edits
     made of a kernel's time or work is no evidence.
     """
-    rows = graph.columns["row"][selection.ids]
+    rows = graph.row[selection.ids]
     count = len(rows)
-    if graph.trace is None:
+    if not len(graph.recorded):
         return np.full(count, LEAST_REACHABLE), np.full(count, LEAST_REACHABLE)
-    work = work_of_rows(graph.trace, rows)
-    codes = np.where(rows >= 0, graph.trace["dtype"][np.maximum(rows, 0)], -1)
-    dtypes = np.array([*graph.trace.text("dtype"), None], dtype=object)[codes]
+    work = work_of_rows(graph.recorded, rows)
+    codes = np.where(rows >= 0, graph.recorded["dtype"][np.maximum(rows, 0)], -1)
+    dtypes = np.array([*graph.recorded.text("dtype"), None], dtype=object)[codes]
     formats = formats_of(dtypes, selection.name, matrix, device)
     duration, floor = recorded_duration_ns(selection).astype(np.float64), floor_ns(graph)
     body = np.maximum(duration - np.minimum(floor, duration), 1e-3)
@@ -96,7 +101,7 @@ def reachable_when_full(
     bytes_ns = np.where(work.nbytes > 0, work.nbytes / device.bandwidth, 0.0)
     share, by_flop = np.maximum(flop_ns, bytes_ns) / body, flop_ns >= bytes_ns
 
-    arithmetic, traffic = device.sustained or (1.0, 1.0)
+    arithmetic, traffic = device.sustained_peak or 1.0, device.sustained_bandwidth or 1.0
     most = np.where(is_among(formats, UNDER_LOAD), arithmetic, 1.0)
     families = work.family.astype(str)
     found = []

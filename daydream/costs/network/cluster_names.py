@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from daydream.costs.network.clusters import Cluster
-from daydream.costs.network.collectives import Link
+from daydream.costs.network.clusters import Cluster, Link
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
 from daydream.text import meant

@@ -12,8 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from daydream.costs.network.clusters import PROTOCOLS, RINGS, Cluster
-from daydream.costs.network.collectives import Link
+from daydream.costs.network.clusters import PROTOCOLS, RINGS, Cluster, Link
 from daydream.errors import DaydreamError
 from daydream.text import counted
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import Cluster
-from daydream.costs.network.collectives import (
+from daydream.costs.network.clusters import (
+    Cluster,
     Link,
     bytes_of_message,
     ring_all_gather_ns,

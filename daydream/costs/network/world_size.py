@@ -1,19 +1,26 @@
-"""Recorded collectives as those of another number of workers."""
+"""Recorded collectives as those of another number of workers.
+
+How many workers the collectives of a trace have, where an optimization must know.
+
+What the collectives of a trace took to transfer, for fitting a cluster to them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.collectives import ENDS_AGREE_NS, host_collectives, match_collectives
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import COLLECTIVES, Cluster
-from daydream.costs.network.collectives import bytes_of_message
+from daydream.costs.network.clusters import COLLECTIVES, Cluster, bytes_of_message
+from daydream.costs.network.fitting import Measurement, calibrate
 from daydream.costs.network.networks import machine_of
-from daydream.costs.network.trace_collectives import fitted_to_trace, group_sizes
-from daydream.errors import NotApplicableError
+from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.text import counted
+from daydream.trace.trace import Trace
 
 Message = tuple[str, int]  # operation, and bytes as `Cluster.time_ns` wants them
 
@@ -30,15 +37,15 @@ class RecordedCollectives:
     """
 
     def __init__(self, graph: Graph, cluster: str | None) -> None:
-        sizes = {} if graph.trace is None else group_sizes(graph.trace)
+        sizes = group_sizes(graph.recorded)
         self.workers = sizes.get(None, 0)
-        if self.workers < 2 or graph.trace is None:
+        if self.workers < 2 or not len(graph.recorded):
             raise NotApplicableError(
                 "the trace has collectives but does not say of how many workers; record it with the "
                 "distributed information of the profiler"
             )
         tasks = graph.select(kind="collective")
-        tasks = graph.tasks(tasks.ids[graph.columns["row"][tasks.ids] >= 0])
+        tasks = graph.tasks(tasks.ids[graph.row[tasks.ids] >= 0])
         size = np.array(
             [sizes.get(group, self.workers) for group in tasks.group.tolist()], np.int64
         )
@@ -50,7 +57,7 @@ class RecordedCollectives:
             raise NotApplicableError(
                 "the trace has neither the operation nor the bytes of its collectives"
             )
-        self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.trace)
+        self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.recorded)
         self.messages = [
             (collective, bytes_of_message(collective, nbytes, self.workers))
             for collective, nbytes in zip(
@@ -88,3 +95,89 @@ def times(cluster: Cluster, messages: Sequence[Message], workers: int) -> list[i
     """Return what each message takes among so many workers, in ns."""
     known = {message: cluster.time_ns(*message, workers) for message in set(messages)}
     return [known[message] for message in messages]
+
+
+def workers_of(graph: Graph, workers: int | None) -> int:
+    """Return the number of workers that was given, else that of the recorded job.
+
+    Raises:
+        NotApplicableError: neither is known, or there is only one.
+        GraphError: they contradict each other.
+    """
+    if workers is not None and workers < 1:
+        raise GraphError(f"workers must be 1 or more, not {workers}")
+    found = workers
+    collectives = graph.select(kind="collective")
+    if (collectives.row >= 0).any():
+        size = graph.recorded.metadata.get("world_size")
+        recorded = size if isinstance(size, int) and size > 1 else None
+        if recorded is not None and workers not in {None, recorded}:
+            raise GraphError(
+                f"workers is {workers}, but the trace is of a job of {recorded}; leave it out"
+            )
+        found = recorded if found is None else found
+    if found is None:
+        raise NotApplicableError(
+            "how many workers the collectives have is not known; give --workers"
+        )
+    if found == 1:
+        raise NotApplicableError("one worker has nothing to exchange")
+    return found
+
+
+def measured_in(trace: Trace) -> list[Measurement]:
+    """Return the transfers in a trace: one for each collective of known operation, bytes and members.
+
+    With several ranks it is the time from the last arrival to the last end, or the least duration where
+    the ends do not agree. What a rank recorded alone holds waiting for the others; the shortest of each
+    size is nearest to the transfer, and the one that `calibrate` takes. Where members are missing from
+    the trace all of these are upper bounds.
+    """
+    size_of = group_sizes(trace)
+    start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
+    matched = match_collectives(trace)
+    shared = {int(row): rows for rows in matched.rows for row in rows}
+    found = []
+    collectives = np.union1d(np.flatnonzero(trace.is_kind("collective")), host_collectives(trace))
+    for row in collectives.tolist():
+        rows = shared.get(row, np.array([row]))
+        collective, nbytes, group = (
+            trace.values(name, [row])[0] for name in ("collective", "bytes", "group")
+        )
+        members = size_of.get(group, size_of.get(None, 0))
+        if row != rows[0] or collective not in COLLECTIVES or not nbytes or members < 2:
+            continue
+        agree = matched.on_host or np.ptp(end[rows]) <= ENDS_AGREE_NS
+        time = end[rows].max() - start[rows].max() if agree else (end[rows] - start[rows]).min()
+        found.append(
+            Measurement(
+                collective, bytes_of_message(collective, nbytes, members), members, float(time)
+            )
+        )
+    return found
+
+
+def fitted_to_trace(cluster: Cluster, trace: Trace) -> Cluster:
+    """Return the cluster with the latency and bandwidth that the collectives of a trace show.
+
+    Raises `DaydreamError` if the trace holds none of known size.
+    """
+    measured = measured_in(trace)
+    if not measured:
+        raise DaydreamError(
+            "this trace holds no collective of known operation, size and members to fit a cluster to; "
+            "name a cluster or give an nccl-tests log"
+        )
+    return calibrate(cluster, measured, "this trace", upper_bounds=True)
+
+
+def group_sizes(trace: Trace) -> dict[Any, int]:
+    """Return the members of each process group by its name, and under None those of the whole job."""
+    sizes: dict[Any, int] = {}
+    for group in trace.metadata.get("groups", []):
+        if group.get("ranks"):
+            sizes[group["name"]] = len(group["ranks"])
+    world_size = trace.metadata.get("world_size")
+    if isinstance(world_size, int):
+        sizes[None] = world_size
+    return sizes

@@ -84,10 +84,10 @@ def growth_of(
         NotApplicableError: no recorded shape holds the old size.
     """
     count = len(selection)
-    if graph.trace is None or not count:
+    if not len(graph.recorded) or not count:
         return Growth(np.ones(count), np.ones(count), np.zeros(count, bool), np.full(count, np.nan))
-    by_row = _growth_by_row(graph.trace, old, new, every=every)
-    rows = graph.columns["row"][selection.ids]
+    by_row = _growth_by_row(graph.recorded, old, new, every=every)
+    rows = graph.row[selection.ids]
     return Growth(
         *(values[rows] for values in (by_row.flop, by_row.nbytes, by_row.known, by_row.results))
     )
@@ -175,11 +175,11 @@ def resized_shapes(
     Left out are those whose work would not grow by what `resized_work` says of all tasks: of a
     size that means two things, shapes alone do not tell which is meant.
     """
-    trace = graph.trace
-    if trace is None:
+    trace = graph.recorded
+    if not len(trace):
         return {}
     calls = calls_of(trace)
-    rows = graph.columns["row"][selection.ids]
+    rows = graph.row[selection.ids]
     there = np.flatnonzero(rows >= 0)
     which, growth = calls.which_of_tasks(rows[there]), flop[there]
     found = {}

@@ -198,8 +198,8 @@ def _of_products(
 ) -> np.ndarray:
     """Return a number for each task by its kernel, operator and arguments; distinct ones are asked once."""
     found = np.zeros(len(names), np.int64)
-    trace = graph.trace
-    if trace is None:
+    trace = graph.recorded
+    if not len(trace):
         return found
     known = calls_of(trace)
     which = np.where(calls >= 0, known.which[np.maximum(calls, 0)], -1)

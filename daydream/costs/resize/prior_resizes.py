@@ -30,20 +30,20 @@ def leave_grown(graph: Graph, resizing: Resizing) -> None:
     What an edit of sizes says last, so that the optimizations behind it read the new work (`work`).
     """
     graph.resized.append(resizing)
-    if resizing.old is None or graph.trace is None:
+    if resizing.old is None or not len(graph.recorded):
         return
-    calls = calls_of(graph.trace)
+    calls = calls_of(graph.recorded)
     resize = _resize(calls, resizing)
     hints = {(name, text): hint for name, text, hint in calls.keys}
     tasks = graph.select(phase=PASSES)
     rows = shape_rows(graph, tasks.ids)
     ids, rows = tasks.ids[rows >= 0], rows[rows >= 0]
     codes, texts = coded(graph, "shapes", ids)
-    names = np.asarray(graph.trace["name"], np.int64)[rows]
+    names = np.asarray(graph.recorded["name"], np.int64)[rows]
     first, which = distinct_rows([names, np.asarray(codes, np.int64)])
     new = []
     for name_code, code in zip(names[first].tolist(), codes[first].tolist(), strict=True):
-        name, text = graph.trace.text("name")[name_code], texts[code]
+        name, text = graph.recorded.text("name")[name_code], texts[code]
         after = resize.call(name, parse_shapes(text) or [], hints.get((name, text)))
         new.append(code if after is None else graph.code("shapes", as_text(after[1])))
     graph.write("shapes", ids, np.array(new, np.int64)[which])
@@ -62,9 +62,8 @@ def grown_by(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray
     The third is by how much the results of products are larger, NaN of other work that grew.
     """
     flop, nbytes, results = (np.ones(len(selection)) for _ in range(3))
-    columns = graph.columns
-    in_passes = np.isin(columns["phase"][selection.ids], [phase_code(phase) for phase in PASSES])
-    on_device = columns["kind"][selection.ids] != CPU
+    in_passes = np.isin(graph.phase[selection.ids], [phase_code(phase) for phase in PASSES])
+    on_device = graph.kind[selection.ids] != CPU
     for each in graph.resized:
         mine = in_passes & (on_device == each.on_device)
         if each.old is None:

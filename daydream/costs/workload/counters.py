@@ -1,7 +1,7 @@
 """Work that a GPU counted: instruction counters of a profiler, where a trace has them.
 
 They stand in `trace.metadata["counters"]`: a list of `{"name": kernel, "flop": int or None, "bytes": int or
-None}` in launch order; `amounts` has all else that was counted (`counters/quantities.py`). An entry with rank
+None}` in launch order; `amounts` has all else that was counted (`counters/quantities.tsv`). An entry with rank
 and correlation is of that launch, whatever was cut from the trace since. Else the n-th kernel of a name has
 the n-th entry of that name, if there are as many of both. `attach_counters` writes such a list.
 
@@ -43,7 +43,7 @@ def counted_amounts(trace: Trace, key: str) -> np.ndarray:
 
 
 def counted_quantity(trace: Trace, name: str) -> np.ndarray:
-    """Return one of the quantities (`counters/quantities.py`) of each row, float64, NaN where not counted."""
+    """Return one of the quantities (`counters/quantities.tsv`) of each row, float64, NaN where not counted."""
     entries = trace.metadata.get("counters") or []
     values = [(entry.get("amounts") or {}).get(name, np.nan) for entry in entries]
     found: np.ndarray = np.array([*values, np.nan], np.float64)[entry_of_rows(trace)]
@@ -93,15 +93,17 @@ NEAR_ROOF = 0.6  # of the highest rate: Nsight Compute speaks of a bottleneck fr
 def counted_l2_bytes(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return the bytes of each kernel to and from L2, float64, shape (kernels,), NaN where not counted."""
     found = np.full(len(kernels), np.nan)
-    if graph.trace is not None and graph.trace.metadata.get("counters") and len(kernels):
-        rows = graph.columns["row"][kernels.ids]
-        found = np.where(rows >= 0, counted_quantity(graph.trace, L2)[np.maximum(rows, 0)], np.nan)
+    if graph.recorded.metadata.get("counters") and len(kernels):
+        rows = graph.row[kernels.ids]
+        found = np.where(
+            rows >= 0, counted_quantity(graph.recorded, L2)[np.maximum(rows, 0)], np.nan
+        )
     return found
 
 
 def reached_l2(graph: Graph) -> float | None:
     """Return the highest rate through L2 of this recording's kernels, GB/s; None where none was counted."""
-    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
+    kernels = Selection(graph, np.flatnonzero((graph.kind == KERNEL) & graph.alive))
     nbytes = counted_l2_bytes(graph, kernels)
     known = np.isfinite(nbytes) & (kernels.duration_ns >= LEAST_NS)
     return float((nbytes[known] / kernels.duration_ns[known]).max()) if known.any() else None
@@ -116,3 +118,18 @@ def bound_by_l2(graph: Graph, kernels: Selection, bandwidth: float) -> np.ndarra
     rate = np.nan_to_num(nbytes) / np.maximum(kernels.duration_ns, 1)
     found: np.ndarray = rate >= max(NEAR_ROOF * highest, bandwidth)
     return found
+
+
+def conflict_share(amounts: Mapping[str, float | int], units: int) -> float | None:
+    """Return which part of a kernel's cycles bank conflicts take, 0 to 1; None if it was not counted.
+
+    Args:
+        amounts: what was counted of a launch, by the names of `counters/quantities.tsv`.
+        units: multiprocessors (compute units) of the device. Each has its own shared memory.
+    """
+    if "shared_conflict_share" in amounts:
+        return min(float(amounts["shared_conflict_share"]), 1.0)
+    whole = amounts.get("unit_cycles") or amounts.get("cycles", 0) * units
+    if "shared_conflict_cycles" not in amounts or whole <= 0:
+        return None
+    return min(float(amounts["shared_conflict_cycles"] / whole), 1.0)

@@ -14,21 +14,50 @@ On threads of the CPU (gloo) members end when they get the processor, not togeth
 host's clock, each transfer lasts from the last arrival to the member's own end.
 
 The members that were not recorded may have come later still; then both are upper bounds.
+
+Collectives that a pool of CPU threads runs (gloo), and where the program waits for them.
+
+A call queues the collective, the next free thread of the pool runs it, and whoever needs
+the result waits. So each becomes a task of its own, launched by its call, on a lane that stands for a
+thread of the pool; what it waits for on other ranks is found in `communication`.
+
+    caller   |call|backward ...........|wait, until it is done|copy back
+    pool       `->|all-reduce: waiting, transferring  |--^
+
+A pool thread notes the end of its run after it has woken who waits, on a busy machine much later. A
+collective therefore ended no later than its waiter went on.
+
+Where a thread waits for a collective is not recorded. The program is the same in every step and on every
+rank, so the n-th collective of a step is waited for at one place: a task's name, and how often it came in its
+step so far. Each time that a thread came by before the end is evidence: for the place, the longer it paused
+while the collective was under way; against it, the further from the end it went on. The logarithm of the
+ratio counts, so one time that contradicts does not outweigh several that agree. A pause can be a wait for two
+collectives: it belongs to the one that it fits better, and the other has what comes after that one's end.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from daydream.arrays import distinct, unique
+from daydream.arrays import combinations, distinct, turns, unique
 from daydream.collect.derive.collectives import (
+    CLOCKS_AGREE_NS,
     ENDS_AGREE_NS,
     HANDED_ON,
+    NEED_ALL,
+    calls_of,
+    host_collectives,
     match_collectives,
+    operations,
 )
 from daydream.graph.calls import device_work
 from daydream.graph.draft import Draft
-from daydream.graph.plan import Cause
+from daydream.graph.plan import Cause, around
+from daydream.graph.rules.handoff import pauses_of
+from daydream.graph.rules.streams import DEVICE_PLACE
+from daydream.graph.rules.thresholds import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
 from daydream.graph.tables import COLLECTIVE, Lane
 from daydream.text import counted
 
@@ -135,3 +164,158 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     draft.duration_ns[members] = np.where(free, ends - starts, transfer)
     draft.link(arrivals, hubs[collective], cause=Cause.COMMUNICATION)
     draft.link(hubs[collective[~free]], members[~free], cause=Cause.COMMUNICATION)
+
+
+@dataclass
+class Runs:
+    """Collectives in the order of their calls."""
+
+    task: np.ndarray
+    call: np.ndarray  # the task that asked for it, or -1
+    rank: np.ndarray
+    step: np.ndarray  # of the call, or -1; each rank has steps of its own
+    begun: np.ndarray  # when the last member that it needs had begun
+
+
+def run_on_threads(draft: Draft) -> None:
+    """Make collectives on the CPU tasks of their own, which their calls launch and threads wait for."""
+    trace = draft.trace
+    rows = host_collectives(trace)
+    pieces = np.bincount(draft.row.clip(0), minlength=len(trace))
+    rows = rows[pieces[rows] == 1]  # not those with operators inside
+    if not len(rows):
+        return
+    start = trace["start_ns"].astype(np.int64)
+    call = calls_of(trace, rows)
+    order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
+    rows = rows[order]
+    call = call[order]
+    begun = start.copy()
+    needs_all = np.zeros(len(trace), bool)
+    needs_all[rows] = np.isin(operations(trace, rows), NEED_ALL)
+    for members in match_collectives(trace).rows:
+        begun[members[needs_all[members]]] = start[members].max()
+    tasks = draft.task_of_row[rows]
+    calls = np.where(call >= 0, draft.task_of_row[call], -1)
+    for column in (draft.step, draft.phase, draft.layer):
+        column[tasks] = np.where(calls >= 0, column[calls], -1)
+    runs = Runs(tasks, calls, draft.ranks[draft.lane[tasks]], draft.step[tasks], begun[rows])
+    known = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
+    number, task, begin = _find_waits(draft, runs, known)
+    tasks = runs.task[number]
+    went_on = draft.start_ns[task]
+    draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], np.maximum(went_on, runs.begun[number]))
+    _move(draft, runs)
+    # Pauses become waits for collectives, of which several may have one task.
+    first, wait = np.unique(task, return_index=True, return_inverse=True)[1:]
+    done = np.full(len(first), 0)
+    np.maximum.at(done, wait, draft.end_ns[tasks])
+    task = task[first]
+    went_on = draft.start_ns[task]
+    woken = np.clip(done, begin[first], went_on)
+    begin = np.where(
+        woken > begin[first], begin[first], went_on
+    )  # it came there after the end: no wait
+    before, _ = around(draft.on, draft.order, draft.lane[task], draft.order[task] - 1)
+    inside = draft.gap_ns[before] == 0  # it paused in a named range
+    resumes = draft.turn_into_wait(
+        before, begin, np.maximum(woken, begin), went_on,
+        order=draft.order[task] - 2, inside=inside, like=task, name="wait for collective",
+    )  # fmt: skip
+    draft.link(tasks, resumes[wait], cause=Cause.COMMUNICATION)
+    missing = len(known) - len(number)
+    if missing:
+        draft.note(
+            f"Where the program waits for {missing:,} of {counted(len(known), 'collective')} on the CPU "
+            "could not be found; nothing waits for them."
+        )
+
+
+def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
+    """Return (collective, task that goes on behind it, when its pause began) of each wait."""
+    came = []  # the tasks of threads that call, and when the pause before each began
+    for lane in unique(draft.lane[runs.call[known]]).tolist():
+        tasks = draft.on(lane)
+        idle = pauses_of(draft, lane)
+        paused = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
+        came.append(
+            np.stack([tasks, [paused.get(at, at) for at in draft.start_ns[tasks].tolist()]])
+        )
+    task, begin = np.concatenate([np.empty((2, 0), np.int64), *came], axis=1)
+    turn = turns(combinations([draft.lane[task], draft.name[task], draft.step[task]])[0])
+    place, _ = combinations([draft.name[task], turn])
+    often = np.bincount(place, draft.start_ns[task] - begin >= GLOO_PAUSE_NS) >= LEAST_PAUSES
+    chosen = np.flatnonzero(often[place])
+    chosen = chosen[np.argsort(draft.step[task[chosen]], kind="stable")]
+    task = task[chosen]
+    begin = begin[chosen]
+    place = place[chosen]
+    went_on = draft.start_ns[task]
+    explained = begin.copy()  # pauses count from where no collective that fits better explains them
+    turn = turns(runs.step)
+
+    def best_place(one: int, since: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return the evidence for the place that fits the collectives of a turn best, and what came there."""
+        mine = known[turn[known] == one]
+        low, high = (
+            np.searchsorted(draft.step[task], runs.step[mine], side) for side in ("left", "right")
+        )
+        number = np.repeat(mine, high - low)
+        visit = np.arange(len(number)) + np.repeat(high - np.cumsum(high - low), high - low)
+        on = went_on[visit]
+        done = draft.end_ns[runs.task[number]]
+        asked = draft.start_ns[runs.call[number]]
+        waited = np.minimum(on, done) - np.maximum(since[visit], asked)
+        met = (on > asked) & (waited > 0)  # who comes later does not wait
+        fits = np.where(met, np.log((waited.clip(0) + WAKE_NS) / (np.abs(on - done) + WAKE_NS)), 0)
+        long = (fits > 0) & (on - begin[visit] >= GLOO_PAUSE_NS)
+        score = np.bincount(place[visit], fits, len(often))
+        score[np.bincount(place[visit], long, len(often)) < LEAST_PAUSES] = 0
+        best = int(score.argmax())
+        there = (place[visit] == best) & (on > asked) & (on + CLOCKS_AGREE_NS >= runs.begun[number])
+        return float(score[best]), number[there], visit[there]
+
+    found = [np.empty((3, 0), np.int64)]
+    alone = {one: best_place(one, begin) for one in unique(turn[known]).tolist()}
+    for one in sorted(alone, key=lambda one: -alone[one][0]):
+        left = best_place(one, explained)
+        score, number, visit = left if left[0] > 0 else alone[one]
+        if score > 0:
+            explained[visit] = np.maximum(explained[visit], draft.end_ns[runs.task[number]])
+            found.append(np.stack([number, task[visit], begin[visit]]))
+    return np.concatenate(found, axis=1)
+
+
+def _move(draft: Draft, runs: Runs) -> None:
+    """Put the collectives on lanes of their own, launched by their calls, as a pool runs them."""
+    start = draft.start_ns
+    end = draft.end_ns
+    draft.duration_ns[runs.task] = (end - start)[runs.task]
+    draft.gap_ns[runs.task] = 0
+    lane_of = draft.lane.copy()
+    ranks = unique(runs.rank).tolist()
+    for rank in ranks:
+        mine = np.flatnonzero(runs.rank == rank)
+        threads = max(GLOO_POOL, len(unique(draft.lane[runs.task[mine]])))
+        prefix = f"rank {rank} " if len(ranks) > 1 else ""
+        lanes = [
+            draft.add_lane(Lane(f"{prefix}gloo {number}", rank, on_device=True, host=True))
+            for number in range(threads)
+        ]
+        free = dict.fromkeys(lanes, 0)
+        last = dict.fromkeys(lanes, -1)
+        for task, call in zip(runs.task[mine].tolist(), runs.call[mine].tolist(), strict=True):
+            lane_of[task] = lane = min(free, key=free.__getitem__)
+            if call >= 0:  # what a thread takes to begin, from the call or from when it was free
+                taken = max(int(start[task]) - max(int(start[call]), free[lane]), 0)
+                draft.latency_ns[task] = taken
+                draft.release_ns[task] = 0
+                if free[lane] > start[call]:
+                    draft.gap_ns[last[lane]] = taken
+            free[lane] = int(end[task])
+            last[lane] = task
+    called = runs.call >= 0
+    draft.kind[runs.task] = COLLECTIVE
+    draft.launch[runs.task] = runs.call
+    order = np.where(called, draft.order[runs.call] + DEVICE_PLACE, draft.order[runs.task])
+    draft.move(runs.task, lane=lane_of[runs.task], order=order)

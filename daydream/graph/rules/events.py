@@ -30,7 +30,7 @@ import numpy as np
 from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.latencies import ended_beside, ready
+from daydream.graph.rules.streams import ended_beside, ready
 from daydream.graph.rules.synchronization import device_records
 from daydream.graph.rules.thresholds import (
     EVENT_NS,

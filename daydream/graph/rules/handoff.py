@@ -72,9 +72,8 @@ def pauses_of(draft: Draft, lane: int) -> Pauses:
     start = draft.start_ns[tasks]
     end = draft.end_ns[tasks]
     gap = draft.gap_ns[tasks]
-    row = draft.row[tasks]
     behind = np.flatnonzero(gap > 0)
-    ranges = np.flatnonzero((row >= 0) & draft.trace.is_kind("annotation")[row] & (end > start))
+    ranges = np.flatnonzero(draft.of_rows("annotation")[tasks] & (end > start))
     begins = np.append(end[behind], start[ranges])
     order = np.argsort(begins, kind="stable")
     task = tasks[np.append(behind, ranges)][order]
@@ -94,8 +93,7 @@ def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
 
 def spread(values: np.ndarray) -> float:
     """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
-    low, high = percentile(values, [20, 80])
-    return float(high - low)
+    return float(np.ptp(percentile(values, [20, 80])))
 
 
 def others_of(draft: Draft, lane: int) -> list[int]:

@@ -43,8 +43,9 @@ def read_pauses(draft: Draft) -> None:
     A thread that calls CUDA for 10 ms of 34 s has not been computing for the rest: all its pauses count.
     Where it was recorded who ran, a pause of a thread that ran has one reading.
     """
-    trace, recorded = draft.trace, (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
-    calls = trace.is_kind("runtime")[draft.row] & (draft.row >= 0)
+    trace = draft.trace
+    recorded = (draft.kind == CPU) & (draft.row >= 0) & ~draft.waited
+    calls = draft.of_rows("runtime")
     inner = recorded & calls & ~draft.named(is_sync)
     lost = draft.named(COPY_CALL.search) & ~np.isin(
         np.arange(draft.size), draft.launch
@@ -69,7 +70,8 @@ def read_pauses(draft: Draft) -> None:
         others = np.flatnonzero((ranks == draft.lanes[lane].rank) & (draft.lane != lane))
         if not len(paused) or not len(others):
             continue
-        length, end = pause[paused], end[paused]
+        length = pause[paused]
+        end = end[paused]
         worked = Coverage(
             draft.start_ns[others], draft.start_ns[others] + draft.duration_ns[others]
         )

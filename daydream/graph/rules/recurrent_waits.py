@@ -30,7 +30,7 @@ import numpy as np
 
 from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
-from daydream.graph.draft import NEVER, NONE, Draft, runs_of
+from daydream.graph.draft import NEVER, NONE, Draft
 from daydream.graph.plan import Cause, around
 from daydream.graph.rules.handoff import (
     RESUME_PLACE,
@@ -208,12 +208,10 @@ class _Search:
                 if len(each.delay_ns) >= LEAST_STEADY
             ]
             best = [found for found in far if steadier(found.delay_ns, length[found.place >= 0])]
-            if not best:
-                if any(spread(found.delay_ns) <= spread(length) for found in far):
-                    self.draft.doubt[pauses.task[pauses.in_range]] = 1
-                    self.draft.gap_doubt[pauses.task[~pauses.in_range]] = 1
-                return None
-        return min(best, key=lambda found: (np.median(found.delay_ns), found.alike))
+            if not best and any(spread(found.delay_ns) <= spread(length) for found in far):
+                self.draft.doubt[pauses.task[pauses.in_range]] = 1
+                self.draft.gap_doubt[pauses.task[~pauses.in_range]] = 1
+        return min(best, key=lambda found: (np.median(found.delay_ns), found.alike), default=None)
 
     def _candidates(self, others: list[int], pauses: Pauses, reach_ns: int) -> list[Found]:
         """Return what comes before the ends of nearly all pauses, the last of each kind, too rare for chance.
@@ -221,39 +219,32 @@ class _Search:
         Points are of a kind by name; then by name and place in the step.
         """
         end = pauses.end
+        since = np.maximum(pauses.begin, end - reach_ns)
         candidates = []
         least = max(LEAST_PAUSES, PAUSES_SHARE * len(end))
         for other in others:
             points = self.points(other)
             time = points.time
-            low = np.searchsorted(time, np.maximum(pauses.begin, end - reach_ns))
-            high = np.searchsorted(time, end + THREAD_CLOCK_NS, side="right")
-            count = np.maximum(high - low, 0)
-            if np.count_nonzero(count) < least:
-                continue
-            pause = np.repeat(np.arange(len(end)), count)
-            place = np.arange(len(pause)) + np.repeat(low - (np.cumsum(count) - count), count)
-            earlier = ~points.begins[place] | (time[place] < end[pause])  # else it woke it
-            pause = pause[earlier]
-            place = place[earlier]
-            for kind in points.kinds:
-                order = np.argsort(kind[place], kind="stable")
-                for first, stop in runs_of(kind[place[order]]):
-                    some = order[first:stop]
-                    if stop - first < least or np.count_nonzero(np.diff(pause[some])) + 1 < least:
-                        continue
-                    last = np.full(len(end), -1)
-                    last[pause[some]] = place[
-                        some
-                    ]  # of what is assigned to one pause, the last stays
+            # The points that lie just before the end of a pause, and in it.
+            next_end = np.searchsorted(end, time - THREAD_CLOCK_NS)
+            near = np.flatnonzero(time >= np.append(since, time[-1:] + 1)[next_end])
+            for kind in points.kinds if len(near) >= least else ():
+                found, number = distinct(kind[near])
+                for each in found[np.bincount(number) >= least].tolist():
+                    alike = np.flatnonzero(kind == each)
+                    begins = bool(points.begins[alike[0]])
+                    # What begins as the pause ends was woken with it.
+                    until = end if begins else end + THREAD_CLOCK_NS + 1
+                    last = np.append(-1, alike)[np.searchsorted(time[alike], until)]
+                    last[(last < 0) | (time[last] < since)] = -1
                     there = last >= 0
+                    if np.count_nonzero(there) < least:
+                        continue
                     delay = np.maximum(end[there] - time[last[there]], 0)
-                    alike = int(np.count_nonzero(kind == kind[place[some[0]]]))
-                    if alike * max(WAKE_NS, int(delay.max())) <= PAUSE_CHANCE * (
+                    if len(alike) * max(WAKE_NS, int(delay.max())) <= PAUSE_CHANCE * (
                         time[-1] - time[0]
                     ):
-                        begins = bool(points.begins[place[some[0]]])
-                        candidates.append(Found(other, last, alike, delay, begins))
+                        candidates.append(Found(other, last, len(alike), delay, begins))
         return candidates
 
 
@@ -271,7 +262,7 @@ def wait_in_spins(draft: Draft) -> None:
     steady. It may end a little before the task does: the task writes first and ends then.
     """
     long = (draft.kind == CPU) & (draft.duration_ns >= PAUSE_NS) & (draft.row >= 0) & ~draft.waited
-    tasks = np.flatnonzero(long & ~draft.trace.is_kind("runtime")[draft.row])
+    tasks = np.flatnonzero(long & ~draft.of_rows("runtime"))
     work, _ = draft.launched_around(tasks)
     running = (work >= 0) & (draft.end_ns[work] > draft.start_ns[tasks])
     tasks = tasks[running]
@@ -388,7 +379,9 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         outer = (
             begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]
         )  # it has the name of its call
-        rows, begin, end = waits[outer], begin[outer], end[outer]
+        rows = waits[outer]
+        begin = begin[outer]
+        end = end[outer]
         tasks = draft.on(lane)
         starts = draft.start_ns[tasks]
         first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
@@ -417,8 +410,7 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
             pieces = Pauses(*map(np.append, vars(pieces).values(), vars(slept).values()))
         order = np.argsort(pieces.begin, kind="stable")
         blocked = pieces.only(order[pieces.length[order] >= PAUSE_NS])
-        row = draft.row[blocked.task]
-        yield lane, blocked, trace.is_kind("runtime")[row] & (row >= 0) & blocked.in_range
+        yield lane, blocked, draft.of_rows("runtime")[blocked.task] & blocked.in_range
 
 
 class _Clock:

@@ -137,4 +137,4 @@ def tell_background(draft: Draft) -> None:
 
 def runs_operators(draft: Draft, tasks: np.ndarray) -> bool:
     """Tell whether any of some tasks is an operator's."""
-    return bool((draft.trace.is_kind("operator")[draft.row[tasks]] & (draft.row[tasks] >= 0)).any())
+    return bool(draft.of_rows("operator")[tasks].any())

@@ -43,7 +43,6 @@ QUEUE_AHEAD_SHARE = (
 QUEUE_FULL_SHARE = 1 - 0.01  # of the depth: other commands than launches hold places, too
 LEAST_BLOCKED = 2  # calls that must have been blocked to believe that the queue was full
 QUEUE_BLOCKED_SHARE = 0.5  # of the calls that met a full queue
-QUEUE_CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
 UNKNOWN_LAUNCH_NS = (
     25_000  # where no unblocked call shows the usual cost; twice as long is blocked for certain
 )

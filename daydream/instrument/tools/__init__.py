@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from daydream.instrument.tools.choice import chosen
-from daydream.instrument.tools.effective_path import EffectivePath
-from daydream.instrument.tools.mapping import Mapping
-from daydream.instrument.tools.pruning import Pruning
-from daydream.instrument.tools.quantization import FakeQuantization
-from daydream.instrument.tools.rematerialization import Rematerialization
-from daydream.instrument.tools.replacing import Replacing
-from daydream.instrument.tools.sparsity import Sparsity
-from daydream.instrument.tools.statistics import ActivationStatistics
-from daydream.instrument.tools.tracing import Tracing
+from daydream.instrument.tools.changing import (
+    FakeQuantization,
+    Pruning,
+    Rematerialization,
+    Replacing,
+    chosen,
+)
+from daydream.instrument.tools.looking import (
+    ActivationStatistics,
+    EffectivePath,
+    Mapping,
+    Sparsity,
+    Tracing,
+)
 
 __all__ = [
     "ActivationStatistics",

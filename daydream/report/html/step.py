@@ -12,10 +12,10 @@ from daydream.costs.kernels import bound
 from daydream.errors import NotApplicableError
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL, step_rank
-from daydream.memory.over_time import held_over_time
 from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
-from daydream.predict.breakdown import parts_of, parts_of_change, parts_of_replay
+from daydream.memory.views import held_over_time
+from daydream.predict.breakdown import parts_of
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
     Beside,
@@ -155,7 +155,7 @@ def _assumptions(replay: Replay, found: Prediction | None) -> list[Block]:
 
 def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
-    sides = [parts_of_replay(replay)] if found is None else list(parts_of_change(found))
+    sides = [replay.breakdown()] if found is None else list(found.breakdowns())
     table = breakdown(*sides, names=SIDES if found else ("replayed",))
     used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)

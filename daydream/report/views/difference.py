@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from daydream.costs.kernel_names import family
 from daydream.predict.basis import ESTIMATED
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.compare import SAME, Change
 from daydream.report.blocks import (
     HEADING,
@@ -325,7 +324,7 @@ def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> 
         ("predicted", predicted, ""),
         ("measured", measured, error),
     )
-    was, _ = parts_of_change(found.comparison)
+    was, _ = found.comparison.breakdowns()
     sides = (was, difference.before.breakdown, difference.after.breakdown)
     parts = [{**side, "by_layer": {}} for side in sides]  # the layers' work is told below
     names = ("before", "predicted", "measured")

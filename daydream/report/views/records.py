@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 NAME_WIDTH = 60
+NARROW = 30  # characters: names that a narrow terminal cannot tell apart are whole below
 SHOWN = 15  # rows of a table
 
 
@@ -54,19 +56,27 @@ def imported(trace: Trace, rows_by_kind: Mapping[str, int]) -> list[Block]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "stack"))
     shown = rows if verbose else rows[:SHOWN]
     width = 10**6 if verbose else NAME_WIDTH
     columns = [
         Column(_head(name), _kind(name, [row.get(name) for row in rows]), width=width, keep="both")
         for name in names
     ]
+    first = {str(row.get(names[0])) for row in shown}
+    alike = Counter(columns[0].cut(each, NARROW) for each in first)
+
+    def below(row: Mapping[str, Any]) -> str:
+        name = str(row.get(names[0]))
+        told = verbose or alike[columns[0].cut(name, NARROW)] == 1
+        return " < ".join(filter(None, ["" if told else name, row.get("stack")]))
+
     more = (
         f"{counted(len(rows) - len(shown), 'more row')}: -v shows all."
         if rows[len(shown) :]
         else ""
     )
-    cells = [Row([_cell(row.get(name)) for name in names]) for row in shown]
+    cells = [Row([_cell(row.get(name)) for name in names], below(row)) for row in shown]
     return Table(columns, cells, more=more, own_units=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from daydream.costs.device.input_sizes import samples_per_step
 from daydream.report.blocks import (
     FADED,
     NEUTRAL,
@@ -29,6 +30,7 @@ from daydream.report.views.memory import (
     too_large,
 )
 from daydream.report.views.ranking import gain, interval
+from daydream.report.views.step import throughput_line
 from daydream.text import counted
 
 if TYPE_CHECKING:
@@ -65,10 +67,11 @@ def _answer(found: Sweep) -> list[Block]:
     """Return what the best scenario that may fit gives, if one could be predicted."""
     if found.scenarios and not found.possible:
         return [Headline(f"{found.optimization}: no scenario fits the device's memory")]
-    best = max(found.possible, key=lambda each: each.speedup or 0.0, default=None)
+    best = max(found.possible, key=lambda each: each.gain, default=None)
     if best is None or best.predicted_ns is None:
         return [Headline(f"{found.optimization}: {counted(len(found), 'scenario')}")]
-    return [Headline(f"{found.optimization} {_words(_labels(found, best))}: {answer_text(best)}")]
+    what = f"{found.optimization} {_words(_labels(found, best))}"
+    return [*throughput_line(what, best), Headline(f"{what}: {answer_text(best)}")]
 
 
 def _traces(found: Sweep) -> list[Block]:
@@ -101,6 +104,7 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
             Column(name.replace("_", "-"), _kind(values), width=NAME_WIDTH)
             for name, values in found.varied.items()
         ),
+        Kind.RATIO("throughput"),
         Kind.TIME("predicted"),
         Kind.INTERVAL("90% interval", spare=4),
         Kind.RATIO("speedup"),
@@ -112,6 +116,7 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
             (
                 *([each.trace] if several else []),
                 *(_value(each.options[name]) for name in found.varied),
+                each.throughput.gain if each.throughput else None,
                 "unknown" if each.predicted_ns is None else each.predicted_ns,
                 interval(each),
                 gain(each),
@@ -226,17 +231,23 @@ def scaling(found: Scaling, *, verbose: bool = False) -> list[Block]:
 
 
 def scaling_answer(found: Scaling) -> list[Block]:
-    """Return what the largest number of workers gives, and what it was predicted from."""
-    most = found.rows[-1]
+    """Return what the number of workers with the largest throughput gives, and what it was predicted from."""
+    most = max(found.rows, key=lambda row: row.throughput)
     step_ns = found.replayed_ns if found.measured_ns is None else found.measured_ns
     recorded = f"{time_text(step_ns)} on {counted(found.recorded_workers, 'worker')}"
     workers = counted(most.workers, "worker")
     efficiency = percent(most.efficiency)
     lost = f"largest loss: {most.lost_to}; " if most.lost_to else ""
     error = error_text(found.replay_error, found.replay.error)
+    alone = samples_per_step(found.replay.graph) if found.alone_ns else None
+    rate = (
+        ""
+        if alone is None
+        else f"{most.throughput * alone / found.alone_ns * 1e9:,.1f} samples per second, "
+    )
     return [
         Headline(
-            f"{workers}: {most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"
+            f"{workers}: {rate}{most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"
         ),
         Text(f"{lost}from a step of {recorded}, {error}"),
     ]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, whole_recording
-from daydream.predict.breakdown import parts_of_change
 from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
@@ -30,6 +29,7 @@ from daydream.report.format import (
     change_text,
     error_text,
     gain_range_text,
+    likely_gain,
     listed,
     percent,
     range_text,
@@ -43,7 +43,7 @@ from daydream.text import counted
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Prediction
+    from daydream.predict.prediction import Changed, Prediction
     from daydream.predict.replay import Replay, StepReplay
     from daydream.predict.suggest import WhatIfResult
     from daydream.simulate.steady_state import SteadyState
@@ -81,12 +81,13 @@ def prediction(
 
     With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
     """
-    sides = parts_of_change(found)
+    sides = found.breakdowns()
     after = found.typical_predicted_ns
     before = found.replay.settled.typical_ns
     usual = _options(found)
     blocks: list[Block] = [
         *map(Text, whole_recording(found.replay.graph.trace)),
+        *throughput_line(found.optimization, found),
         headline(found),
         *about_steps(found.replay),
         *([Text(usual, "with ")] if usual else []),
@@ -127,6 +128,20 @@ def headline(found: Prediction) -> Headline:
         said = answer_text(found)
     error = error_text(found.replay_error, found.replay.error)
     return Headline(f"{found.optimization}: {said}; {error}")
+
+
+def throughput_line(what: str, found: Changed) -> list[Block]:
+    """Return what a second of training covers before and after a change that alters what a step covers."""
+    rate = found.throughput
+    if rate is None or not found.predicted_ns:
+        return []
+    said = f"{rate.gain:.2f}x the {rate.unit} per second"
+    if rate.before_per_s is not None and rate.after_per_s is not None:
+        said = f"{rate.before_per_s:,.1f} -> {rate.after_per_s:,.1f} {rate.unit} per second, {rate.gain:.2f}x"
+    if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
+        whole = rate.gain * found.predicted_ns
+        said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
+    return [Headline(f"{what}: {said}")]
 
 
 def step_figures(found: Prediction) -> Figures:

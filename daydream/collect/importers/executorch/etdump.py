@@ -30,7 +30,7 @@ from daydream.collect.importers.executorch.inspector import (
     of_kernel,
     recording_of,
 )
-from daydream.collect.importers.formats import ETDUMP_MAGIC, is_etdump
+from daydream.collect.importers.formats import ETDUMP_MAGIC, Options, is_etdump
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, reading
@@ -262,22 +262,31 @@ def innermost(stack: str) -> str:
 LONGEST_NAME = 4_096
 
 
-class Buffer:
-    """The bytes of a file; what is read beyond their end raises `TraceError`."""
+TEXT = ""
+PROFILED = {
+    0: ("name", TEXT), 2: ("instruction", "i"), 3: ("number", "i"), 4: ("text", TEXT), 6: ("start", "Q"),
+    7: ("end", "Q"),
+}  # fmt: skip
+RUN = {3: ("events", [{0: ("profiled", PROFILED)}])}
+DUMP = {1: ("runs", [RUN])}
+"""Tables of `etdump_schema_flatcc.fbs`: what each field is, by its number: a number of a `struct` code, a
+text, a table (a dictionary) or tables (a list of one)."""
 
-    def __init__(self, data: bytes, path: str) -> None:
+
+class _Buffer:
+    """The bytes of a FlatBuffers file; what is read beyond their end raises `TraceError`."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
         self.data = data
         self.path = path
+        self.tables = 0
         self._texts: dict[int, str] = {}
 
     def number(self, code: str, at: int) -> int:
-        """Return the little-endian number of a struct code that lies at a place."""
-        if at < 0:
+        """Return the little-endian number that lies at a place."""
+        if not 0 <= at <= len(self.data) - struct.calcsize("<" + code):
             raise self.damaged()
-        try:
-            found: int = struct.unpack_from("<" + code, self.data, at)[0]
-        except struct.error:
-            raise self.damaged() from None
+        found: int = struct.unpack_from("<" + code, self.data, at)[0]
         return found
 
     def text(self, at: int) -> str:
@@ -290,6 +299,34 @@ class Buffer:
             self._texts[at] = part.decode(errors="replace")
         return self._texts[at]
 
+    def table(self, at: int, schema: Mapping[int, tuple[str, Any]]) -> dict[str, Any]:
+        """Return the fields of a table that it has, by their names."""
+        slots = at - self.number("i", at)
+        size = self.number("H", slots)
+        found: dict[str, Any] = {}
+        for field, (name, kind) in schema.items():
+            slot = 4 + 2 * field
+            offset = self.number("H", slots + slot) if slot + 2 <= size else 0
+            if not offset:
+                continue
+            place = at + offset
+            if isinstance(kind, str) and kind:
+                found[name] = self.number(kind, place)
+                continue
+            place += self.number("I", place)
+            if isinstance(kind, list):
+                count = self.number("I", place)
+                self.tables += count
+                if place + 4 + 4 * count > len(self.data) or self.tables * SMALLEST > len(
+                    self.data
+                ):
+                    raise self.damaged()  # or vectors overlap
+                places = range(place + 4, place + 4 + 4 * count, 4)
+                found[name] = [self.table(one + self.number("I", one), kind[0]) for one in places]
+            else:
+                found[name] = self.table(place, kind) if kind else self.text(place)
+        return found
+
     def damaged(self) -> TraceError:
         """Return the error of a file whose places do not lead where they should."""
         return TraceError(
@@ -297,61 +334,24 @@ class Buffer:
         )
 
 
-class Table:
-    """A table of a buffer at a place; fields are told by their number in the schema."""
-
-    def __init__(self, buffer: Buffer, at: int) -> None:
-        self._buffer = buffer
-        self._at = at
-        self._fields = at - buffer.number("i", at)
-        self._size = buffer.number("H", self._fields)
-
-    def _place(self, field: int) -> int:
-        """Return where a field lies, 0 if the table has none."""
-        slot = 4 + 2 * field
-        offset = self._buffer.number("H", self._fields + slot) if slot + 2 <= self._size else 0
-        return self._at + offset if offset else 0
-
-    def number(self, field: int, code: str, default: int) -> int:
-        """Return a number; a field that is absent has its default."""
-        place = self._place(field)
-        return self._buffer.number(code, place) if place else default
-
-    def text(self, field: int) -> str:
-        """Return a text, empty if it is absent."""
-        place = self._place(field)
-        return self._buffer.text(place + self._buffer.number("I", place)) if place else ""
-
-    def table(self, field: int) -> Table | None:
-        """Return the table that a field leads to."""
-        place = self._place(field)
-        return Table(self._buffer, place + self._buffer.number("I", place)) if place else None
-
-    def tables(self, field: int) -> list[Table]:
-        """Return the tables of a vector, none if it is absent."""
-        place = self._place(field)
-        if not place:
-            return []
-        begin = place + self._buffer.number("I", place)
-        count = self._buffer.number("I", begin)
-        if begin + 4 + 4 * count > len(self._buffer.data):
-            raise self._buffer.damaged()
-        places = [begin + 4 + 4 * index for index in range(count)]
-        return [Table(self._buffer, each + self._buffer.number("I", each)) for each in places]
-
-
-SMALLEST_EVENT = 8  # bytes; where a file seems to hold more of them, its vectors overlap
+SMALLEST = 8  # bytes of a run or an event
 
 
 @dataclass(frozen=True)
 class ProfileEvent:
     """An interval as the runtime logged it; what is unset is -1 or empty."""
 
-    name: str
-    instruction: int
-    delegate: int | str
-    start: int
-    end: int
+    name: str = ""
+    instruction: int = -1
+    number: int = -1  # what a delegate calls its part, or
+    text: str = ""
+    start: int = 0
+    end: int = 0
+
+    @property
+    def delegate(self) -> int | str:
+        """What the delegate that logged it calls its part."""
+        return self.number if self.number != -1 else self.text
 
     @property
     def delegated(self) -> bool:
@@ -374,27 +374,10 @@ def read_events(path: Path) -> list[ProfileEvent]:
                 f"{path} is cut off: it has {len(data) - 4:,} of {size:,} bytes. Copy or record it again."
             )
         data = data[4 : 4 + size]
-    buffer = Buffer(data, str(path))
-    found: list[ProfileEvent] = []
-    seen = 0
-    for run in Table(buffer, buffer.number("I", 0)).tables(1):
-        events = run.tables(3)
-        seen += len(events)
-        if seen > len(data) // SMALLEST_EVENT:
-            raise buffer.damaged()
-        found += [_event(profiled) for event in events if (profiled := event.table(0)) is not None]
-    return found
-
-
-def _event(table: Table) -> ProfileEvent:
-    number = table.number(3, "i", -1)
-    return ProfileEvent(
-        name=table.text(0),
-        instruction=table.number(2, "i", -1),
-        delegate=number if number != -1 else table.text(4),
-        start=table.number(6, "Q", 0),
-        end=table.number(7, "Q", 0),
-    )
+    buffer = _Buffer(data, path)
+    runs = buffer.table(buffer.number("I", 0), DUMP).get("runs", ())
+    events = [event for run in runs for event in run.get("events", ())]
+    return [ProfileEvent(**event["profiled"]) for event in events if "profiled" in event]
 
 
 NO_RECORD = (
@@ -407,15 +390,16 @@ NANOSECONDS = (
 )
 
 
-def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | None) -> Recording:
+def read_executorch(path: Path, options: Options) -> list[Recording]:
     """Return the recording of an ETDump. Raises `TraceError` if one of the two files is not usable."""
     events = read_events(path)
     notes = [NANOSECONDS]
     entries: dict[str, list[Handle]] = {}
+    etrecord = options.etrecord
     if etrecord is None:
         notes.append(NO_RECORD)
     else:
-        record = read_etrecord(etrecord, max_unpacked=max_unpacked)
+        record = read_etrecord(etrecord, max_unpacked=options.max_unpacked)
         # `OPERATOR_CALL` and the kernel within share an instruction; the kernel's name tells more.
         for event in sorted(events, key=lambda event: not event.name.startswith(KERNEL)):
             identifier = _identifier(event)
@@ -428,7 +412,7 @@ def read_executorch(path: Path, etrecord: Path | None, *, max_unpacked: int | No
         Row(_name(event), event.start, event.end, event.delegated, _identifier(event))
         for event in events
     ]
-    return recording_of(rows, entries, path, notes, rule="bytes")
+    return [recording_of(rows, entries, path, notes, rule="bytes")]
 
 
 def _doubts(

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.importers.formats import COLUMN
-from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.formats import COLUMN, Options
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.files.input_files import check_regular, most_unpacked, opened, too_large
 from daydream.handles.builder import layer_path, operator_name, source_line
 from daydream.lazy import regex
 from daydream.text import counted
@@ -194,12 +193,14 @@ NODE = regex(r"(_\d+)?_*")
 """What stands behind the operator in a node's name: `aten_relu_default_1_`."""
 
 
-def read_inspector(path: Path, *, max_unpacked: int | None) -> Recording:
+def read_inspector(path: Path, options: Options) -> list[Recording]:
     """Return the recording in a table of Inspector. Raises `TraceError` if it is none."""
     check_regular(path)
     with path.open("rb") as file:
         parquet = file.read(4) == b"PAR1"
-    records = (_of_parquet if parquet else _of_json)(path, most_unpacked(path, max_unpacked))
+    records = (_of_parquet if parquet else _of_json)(
+        path, most_unpacked(path, options.max_unpacked)
+    )
     if not records:
         raise TraceError(
             f"{path} is a table of Inspector without a row; run the program with enable_etdump=True."
@@ -223,7 +224,7 @@ def read_inspector(path: Path, *, max_unpacked: int | None) -> Recording:
         for start, duration in _times(record, number, path):
             end = start + round(duration * unit_ns)
             rows.append(Row(name[:LONGEST_TEXT] or "unnamed", start, end, delegated, identifier))
-    return recording_of(rows, entries, path, [])
+    return [recording_of(rows, entries, path, [])]
 
 
 def _unit_ns(record: Mapping[str, Any], path: Path) -> int:

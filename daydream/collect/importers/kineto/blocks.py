@@ -15,28 +15,22 @@ Names of the kernels that calls of a recording launch: ROCm writes them beside t
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn
 
 import msgspec
 
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, StrPath, marked_encoding, most_unpacked, reading
+from daydream.files.input_files import StrPath, opened
 from daydream.lazy import regex
 
 EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 BETWEEN_EVENTS = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
-GZIP_MAGIC = b"\x1f\x8b"
-MARK = 4  # bytes that tell the encoding
 
 
 # Texts, and what is no JSON outside of them. A text that is a value ends before the next field or the end of
@@ -278,6 +272,11 @@ class EventReader:
         )
 
     def _explain_broken(self, text: bytes) -> NoReturn:
+        if self.path.suffix in (".nsys-rep", ".qdrep"):
+            raise TraceError(
+                f"{self.path} is a report of Nsight Systems; export it first: "
+                f"nsys export --type sqlite {self.path}"
+            )
         if text.lstrip()[:1] not in (b"{", b"["):
             raise TraceError(
                 f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed"
@@ -305,27 +304,6 @@ class Document(msgspec.Struct, gc=False):
     """The events of a file, undecoded."""
 
     traceEvents: msgspec.Raw  # noqa: N815 - Kineto's spelling
-
-
-@contextmanager
-def opened(
-    path: Path, max_unpacked: int | None
-) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
-    """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size).
-
-    Text that says its encoding is in UTF-8, and does not. Raises `TraceError` where it cannot be read.
-    """
-    with reading(path), path.open("rb") as raw:
-        packed = raw.read(2) == GZIP_MAGIC
-        raw.seek(0)
-        file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
-        encoding = marked_encoding(file.read(MARK))
-        file.seek(0)
-        if packed:
-            file = cast("IO[bytes]", Counted(file, path, most_unpacked(path, max_unpacked)))
-        if encoding is not None:
-            file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", encoding, "replace"))
-        yield file, raw.tell, os.fstat(raw.fileno()).st_size
 
 
 LARGEST = 1 << 30  # bytes of a capture's file whose names are read

@@ -74,6 +74,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     reserved: Id = msgspec.field(default=-1, name="Total Reserved")
     device_type: Id = msgspec.field(default=-1, name="Device Type")
     device_id: Id = msgspec.field(default=-1, name="Device Id")
+    annotation: Id = msgspec.field(default=None, name="name")  # torch's, of nodes of CUDA graphs
 
 
 class Event(msgspec.Struct, gc=False):
@@ -229,7 +230,6 @@ DIRECTIONS = (
 )
 XPU_COPY = regex(r"^Memcpy ([MSHD])2([MSHD])\b")  # PTI calls the host's memory M, shared memory S
 XPU_ENDS = {"M": "H", "S": "H"}  # shared memory is the host's until a device works on it
-LARGEST_ID = 2**40  # flow ids may be times in ns
 
 
 def other_row(event: Event) -> tuple[str, Event] | None:
@@ -281,17 +281,6 @@ def call_of_flow(event: Event) -> Event:
     """Return the call that a flow begins in: an instant on the operator's thread."""
     event.dur, event.args = 0.0, Args(correlation=event.id)
     return event
-
-
-def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
-    """Return ids as they are where all are below `most`, else numbered from 0 in their order; -1 stays.
-
-    By default they may be as large as correlation ids that can be told apart between ranks.
-    """
-    if not len(ids) or int(ids.max()) < most:
-        return ids
-    values, number = np.unique(ids, return_inverse=True)
-    return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
 
 
 def launch_with_neighbours(

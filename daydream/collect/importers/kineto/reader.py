@@ -22,6 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.source_lines import LEAST_BLOCKED_NS
+from daydream.collect.importers.formats import Options
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader
 from daydream.collect.importers.kineto.events import (
     CALLED,
@@ -32,7 +33,6 @@ from daydream.collect.importers.kineto.events import (
     Header,
     is_kind,
     launch_with_neighbours,
-    small_ids,
 )
 from daydream.collect.importers.kineto.rows import MODULE, Rows
 from daydream.collect.importers.kineto.values import (
@@ -45,6 +45,7 @@ from daydream.collect.importers.kineto.values import (
     plain_text,
     triple,
 )
+from daydream.collect.importers.row_builder import device_of, small_ids
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.lazy import regex
@@ -52,23 +53,6 @@ from daydream.text import counted
 from daydream.trace.schema import UNKNOWN, Columns, Document, Texts
 from daydream.trace.valid import is_amount
 
-DEVICE_FIELDS = {
-    "id": "id",
-    "name": "name",
-    "totalGlobalMem": "memory_bytes",
-    "computeMajor": "compute_major",
-    "computeMinor": "compute_minor",
-    "numSms": "multiprocessors",
-    "warpSize": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block",
-    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
-    "regsPerBlock": "registers_per_block",
-    "regsPerMultiprocessor": "registers_per_multiprocessor",
-    "sharedMemPerBlock": "shared_bytes_per_block",
-    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
-    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
-    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
-}
 VERSION_FIELDS = (
     "cuda_runtime_version",
     "cuda_driver_version",
@@ -82,7 +66,10 @@ VERSION_FIELDS = (
 def metadata_of(header: Header, path: Path) -> Document:
     """Return a trace's metadata: source (the file's name), devices, rank, world size, groups, versions."""
     metadata: Document = {"source": plain_text(path.name), "notes": []}
-    if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
+    if devices := [
+        device_of(one, **({"id": one["id"]} if is_amount(one.get("id")) else {}))
+        for one in _dicts(header.deviceProperties)
+    ]:
         metadata["devices"] = devices
     world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     for name in ("rank", "world_size"):
@@ -110,20 +97,6 @@ def _dicts(value: Any) -> list[Document]:
 
 def _is_count(value: Any) -> bool:
     return is_amount(value) and value < 2**31
-
-
-def _device(given: Document) -> Document:
-    device = {
-        ours: given[theirs]
-        for theirs, ours in DEVICE_FIELDS.items()
-        if is_amount(given.get(theirs))
-    }
-    device.pop("name", None)
-    return (
-        device | {"name": plain_text(given["name"])}
-        if isinstance(given.get("name"), str)
-        else device
-    )
 
 
 def _group(given: Document) -> Document:
@@ -246,6 +219,11 @@ def read_kineto(
         return _gathered(EventReader(path, **how), progress)
     except NeedsDigitsError:
         return _gathered(EventReader(path, **how, exact_times=True), progress)
+
+
+def read_kineto_file(path: Path, options: Options) -> list[Recording]:
+    """Return the recording in a Kineto file, as `read_kineto` does, as that of a format."""
+    return [read_kineto(path, progress=options.progress, max_unpacked=options.max_unpacked)]
 
 
 def _gathered(reader: EventReader, progress: Callable[[float], None] | None) -> Recording:
@@ -395,6 +373,9 @@ class _Importer:
             tell(self.reader.unreadable, "could not be read")
         for reason, count in sorted((+self.left_out).items()):
             tell(count, reason)
+        if self.rows.annotated:
+            nodes = counted(self.rows.annotated, "node", "nodes")
+            notes.append(f"Annotations of {nodes} of CUDA graphs (mark_kernels) were left out.")
         for category, count in sorted(self.rows.categories.items()):
             if category == RANGES:
                 notes.append(

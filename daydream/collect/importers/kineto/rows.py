@@ -90,6 +90,7 @@ class Rows:
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.of_npu = False
+        self.annotated = 0  # nodes of CUDA graphs that torch has annotated
         self.vendor = ""
         self.ids = Numbers(UNKNOWN)
         self.threads = Numbers(NO_ID)
@@ -116,6 +117,8 @@ class Rows:
             elif event.cat == NPU_FLOW and event.ph == "s":
                 groups["runtime"].append(call_of_flow(event))
                 self.of_npu = True
+            elif event.ph == "C":  # samples of the GPU's counters
+                self.categories[f"{event.cat or 'counter'}"[:40]] += 1
         if memory:
             self.memory.add(memory, self.threads, exact=self._exact)
         if groups["module"]:
@@ -203,6 +206,7 @@ class Rows:
             chunk["word"] = self.codes["word"].of_json(_each("dtype", args))
             chunk["group"] = self.codes["group"].of([group_of(each) for each in args])
         if kind in DEVICE:
+            self.annotated += sum(each.annotation is not None for each in args)
             if (self._first_known(args, "sycl_queue") >= 0).any():  # Intel's XPUs have no streams
                 self.vendor = "xpu"
             for name, place in (("device", "pid"), ("stream", "tid")):

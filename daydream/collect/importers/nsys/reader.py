@@ -1,79 +1,143 @@
-"""Nsight Systems SQLite exports as a `Recording`: any framework's CUDA calls, device work and NVTX ranges.
+"""Nsight Systems SQLite exports as recordings, one a process on a GPU: CUDA calls, device work, NVTX ranges.
 
-This and the other `nsys_` files are the only ones that know the export's names. Tables
-and columns differ between schema versions (3.16 to 3.25 were seen) and with what was
-traced, so they are looked up first; a column that is not there is unknown. What is not
-named here (environment, samples, call chains) stays in the file.
+Each table is a query: which columns of a recording it has, each an expression of SQL over the columns of the
+table. Tables and columns differ between versions (schemas 3.11 to 3.25) and with what was recorded: a table
+that is not there has no rows, a column that is not there is NULL, rows come in any order. What no query names
+(environment, samples, call chains) stays in the file.
 
-Names of an Nsight Systems export in the words of the other importers.
+Nsight packs machine, process and thread into one number, `globalTid`: the thread in the low 24 bits, the
+process in the next 24; `globalPid` is the same with thread 0. Correlation ids count per process.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
-from daydream.collect.importers.nsys.export import (
-    Export,
-    Processes,
-    pid_and_tid,
-    process_of,
-    read_memory,
-)
+from daydream.collect.importers.databases import Database, Named, open_database
+from daydream.collect.importers.formats import Options
 from daydream.collect.importers.nsys.waits import (
-    BLOCKED,
-    WAITS,
-    WAKES,
-    define_blocked,
+    SYNC_COLUMNS,
+    add_blocked,
+    calls_of,
     name_syncs,
     place_syncs,
     resolve_waits,
-    wakers,
 )
+from daydream.collect.importers.row_builder import CODED, RowBuilder, device_of, pop_column
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, UNKNOWN, Columns, Document
-from daydream.trace.valid import is_amount
+from daydream.trace.memory_events import MemoryEvents, events_of
+from daydream.trace.schema import DEVICE_KINDS, NO_ID, UNKNOWN, Columns, Document
+from daydream.trace.valid import LARGEST_AMOUNT, is_amount
 
-GRAPH = "CUDA graph"
-API_VERSION = regex(
-    r"_v\d{4,}$"
-)  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
+
+class Query(NamedTuple):
+    """The rows of a table: their kind, and an expression for each column; texts are made by `text`.
+
+    `owner` is the column with the process, and the thread where it is `globalTid`.
+    """
+
+    table: str
+    kind: str
+    columns: Mapping[str, str | Named]
+    owner: str = "globalPid"
+    where: str = "1"
+    text: Callable[[str], str] = str
+
+
+def word_of(words: str, ids: str) -> str:
+    """Return the expression of the word that an id stands for in a table that `_name_ids` made."""
+    return f"IFNULL((SELECT word FROM {words} WHERE id = {ids}), 'Unknown')"  # noqa: S608
+
+
+def extents_of(what: str) -> str:
+    """Return the expression of `x,y,z`; NULL where an extent is missing or above CUDA's limits."""
+    x, y, z = (what + axis for axis in "XYZ")
+    known = f"{x} BETWEEN 0 AND 2147483647 AND {y} BETWEEN 0 AND 65535 AND {z} BETWEEN 0 AND 65535"
+    return f"CASE WHEN {known} THEN printf('%d,%d,%d', {x}, {y}, {z}) END"
+
+
+def unsigned(ids: str) -> str:
+    """Return the expression of an id whose 32-bit "none" is unknown."""
+    return f"CASE WHEN {ids} >= 0 AND {ids} <> 4294967295 THEN {ids} END"
+
+
+ON_DEVICE = {
+    "device": "deviceId",
+    "context": "contextId",
+    "stream": unsigned("streamId"),
+    "correlation": "correlationId",
+}
+# cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
+API_VERSION = regex(r"_v\d{4,}$")
+NODE = {"graph_node": "CASE WHEN graphNodeId > 0 THEN graphNodeId END"}
+GRAPH = {"graph_id": "CASE WHEN graphId > 0 THEN graphId END"}
+MEMORY = [word_of("memory_kinds", ids) for ids in ("srcKind", "dstKind", "memKind")]
+TEXT = "IFNULL(NULLIF((SELECT value FROM StringIds WHERE id = textId), ''), 'unnamed range')"
+QUERIES = (
+    Query("CUPTI_ACTIVITY_KIND_KERNEL", "kernel", {
+        "name": Named("StringIds", "COALESCE(demangledName, shortName, mangledName)", "unnamed kernel"),
+        "grid": extents_of("grid"), "block": extents_of("block"), **GRAPH, **NODE, **ON_DEVICE,
+    }),
+    Query("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy", {
+        "name": f"'Memcpy ' || {word_of('copy_kinds', 'copyKind')} || "
+                f"' (' || {MEMORY[0]} || ' -> ' || {MEMORY[1]} || ')'",
+        "bytes": "bytes", **NODE, **ON_DEVICE,
+    }),
+    Query("CUPTI_ACTIVITY_KIND_MEMSET", "memset", {
+        "name": f"'Memset (' || {MEMORY[2]} || ')'", "bytes": "bytes", **NODE, **ON_DEVICE,
+    }),
+    Query("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel", {"name": "'CUDA graph'", **GRAPH, **ON_DEVICE}),
+    Query("CUPTI_ACTIVITY_KIND_RUNTIME", "runtime", {
+        "name": Named("StringIds", "nameId", "unnamed call"), "correlation": "correlationId",
+    }, owner="globalTid", text=lambda recorded: API_VERSION.sub("", recorded)),
+    # Push and pop, start and end, and the two that NVTXT imports; marks and domains are no ranges.
+    Query("NVTX_EVENTS", "annotation", {
+        "name": f"CASE typeof(text) WHEN 'text' THEN text ELSE {TEXT} END",
+    }, owner="globalTid", where="eventType IN (59, 60, 70, 71)"),
+    Query("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "sync", {
+        "name": "(SELECT word FROM sync_types WHERE id = syncType)", "eventId": unsigned("eventId"),
+        "eventSyncId": "eventSyncId", "deprecatedSyncType": "deprecatedSyncType", **ON_DEVICE,
+    }),
+)  # fmt: skip
+EXTRA = ("process", "context", *SYNC_COLUMNS)
+EVENTS = ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_EVENT")
+RECORDS = {  # of events: calls, tied to rows of calls by their ids
+    "process": "globalPid", "stream": "streamId", "correlation": "correlationId", "eventId": "eventId",
+    "eventSyncId": "eventSyncId",
+}  # fmt: skip
+ALLOCATIONS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+ALLOCATED = {
+    "process": "globalPid", "correlation": "correlationId", "time_ns": "start", "device": "deviceId",
+    "address": "address", "bytes": "bytes", "kind": "memKind", "operation": "memoryOperationType",
+}  # fmt: skip
+ON_GPU = (2, 5)  # kinds of memory (ENUM_CUDA_MEM_KIND): device, device static
+ALLOCATION, FREE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 
 # The enum tables give these words where they are there; these are the ids of all versions seen.
 COPY_KINDS = (
-    "Unknown",
-    "HtoD",
-    "DtoH",
-    "HtoA",
-    "AtoH",
-    "AtoA",
-    "AtoD",
-    "DtoA",
-    "DtoD",
-    "HtoH",
-    "PtoP",
-    "HtoD",
-    "DtoH",
-    "DtoD",
-)
+    "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH",
+    "DtoD", "Unknown",
+)  # fmt: skip
 MEMORY_KINDS = (
-    "Pageable",
-    "Pinned",
-    "Device",
-    "Array",
-    "Managed",
-    "Device Static",
-    "Managed Static",
-    "Unknown",
-)
+    "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown",
+)  # fmt: skip
+TYPES = {
+    "EVENT_SYNCHRONIZE": "Event Sync",
+    "STREAM_WAIT_EVENT": "Stream Wait Event",
+    "STREAM_SYNCHRONIZE": "Stream Sync",
+    "CONTEXT_SYNCHRONIZE": "Context Sync",
+}  # as Kineto calls them
+SYNC_TYPES = ("", *TYPES.values())
 COPY_KIND = regex(r"([A-Z])TO([A-Z])$")  # CUDA_MEMCPY_KIND_HTOD
 
 # What torch.autograd.profiler.emit_nvtx writes: the operator's name, then `, seq = 12`, `, op_id = 345`,
@@ -83,49 +147,20 @@ SEQUENCE = regex(r", seq = (\d{1,18})(?:,|$)")
 SIZES = regex(r", sizes = (\[.*?\])(?:, input_op_ids = |$)")
 
 
-class CopyNames:
-    """Names of copies and memsets as Kineto writes them, from the ids of one export's enum tables."""
-
-    def __init__(self, operations: Mapping[int, str], memories: Mapping[int, str]) -> None:
-        self.kinds = dict(enumerate(COPY_KINDS))
-        for code, word in operations.items():
-            ends = COPY_KIND.search(word)
-            if ends:
-                self.kinds[code] = f"{ends[1]}to{ends[2]}"
-        self.memories = dict(enumerate(MEMORY_KINDS)) | dict(memories)
-
-    def copy(self, kind: int, source: int, target: int) -> str:
-        """Return `Memcpy HtoD (Pageable -> Device)` and the like."""
-        return f"Memcpy {self.kinds.get(kind, 'Unknown')} ({self._memory(source)} -> {self._memory(target)})"
-
-    def memset(self, memory: int) -> str:
-        """Return `Memset (Device)` and the like."""
-        return f"Memset ({self._memory(memory)})"
-
-    def _memory(self, code: int) -> str:
-        return self.memories.get(code, "Unknown")
-
-
-def call_name(recorded: str) -> str:
-    """Return the name of a runtime or driver call without the API version that Nsight appends."""
-    return API_VERSION.sub("", recorded)
-
-
-def parse_range(label: str) -> tuple[str, str, int | None, str | None]:
-    """Return kind, name, sequence number and input shapes (JSON) of an NVTX range.
+def parse_range(label: str) -> tuple[str, str, int, str | None]:
+    """Return kind, name, sequence number (-1 for none) and input shapes (JSON) of an NVTX range.
 
     A range of emit_nvtx is an operator if it has a namespace (`aten::add`) or a sequence
     number; one of `record_function` has neither and is an annotation, as is any other.
     """
     suffix = SUFFIX.search(label)
     if suffix is None:
-        return "annotation", label, None, None
-    name = label[: suffix.start()]
-    rest = label[suffix.start() :]
+        return "annotation", label, UNKNOWN, None
+    name, rest = label[: suffix.start()], label[suffix.start() :]
     sequence = SEQUENCE.match(rest)
     if sequence is None and "::" not in name:
-        return "annotation", name, None, None
-    return "operator", name, int(sequence[1]) if sequence else None, _compact(SIZES.search(rest))
+        return "annotation", name, UNKNOWN, None
+    return "operator", name, int(sequence[1]) if sequence else UNKNOWN, _compact(SIZES.search(rest))
 
 
 def _compact(sizes: re.Match[str] | None) -> str | None:
@@ -135,396 +170,265 @@ def _compact(sizes: re.Match[str] | None) -> str | None:
         return None
 
 
-KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
-MEMSETS = "CUPTI_ACTIVITY_KIND_MEMSET"
-GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-EVENTS = ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_EVENT")
-RANGES = "NVTX_EVENTS"
-PLACE = ("streamId", "deviceId", "contextId", "correlationId")
-EXTENTS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-SYNC_FIELDS = ("syncType", "deprecatedSyncType", "eventId", "eventSyncId")
-CUDA_TABLES = (KERNELS, COPIES, MEMSETS, GRAPHS, CALLS)
+def read_database(path: Path, options: Options) -> list[Recording]:
+    """Return the recordings in an SQLite file: of Nsight Systems, one a rank, or of rocprofv3, one a process.
 
-# NVTX event types (ENUM_NSYS_EVENT_TYPE): push/pop and start/end, the latter two from NVTXT imports.
-RANGE_TYPES = (59, 60, 70, 71)
-
-LONGEST_NS = 2**62  # a missing time is below minus this; differences of the others fit 64 bits
-
-DEVICE_FIELDS = {
-    "name": "name",
-    "totalMemory": "memory_bytes",
-    "computeMajor": "compute_major",
-    "computeMinor": "compute_minor",
-    "smCount": "multiprocessors",
-    "threadsPerWarp": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block",
-    "maxRegistersPerBlock": "registers_per_block",
-    "maxRegistersPerSm": "registers_per_multiprocessor",
-    "maxShmemPerBlock": "shared_bytes_per_block",
-    "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
-    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
-    "memoryBandwidth": "memory_bytes_per_second",
-    "clockRate": "clock_hz",
-    "l2CacheSize": "l2_bytes",
-}
-
-
-def read_export(export: Export) -> Recording:
-    """Return the recording in an Nsight Systems export that is open.
-
-    With several processes on GPUs, each is a rank, numbered by its lowest device (see
-    `nsys.processes.split_ranks`), and correlation ids, which count per process, are made unique.
-    Raises `TraceError` if the export has no CUDA activity.
+    Raises `TraceError` if it is neither, or cannot be read.
     """
-    if not any(table in export for table in CUDA_TABLES):
+    from daydream.collect.importers.rocprof import is_rocpd, read_rocpd
+
+    with open_database(path, options.max_unpacked) as database:
+        if is_rocpd(database):
+            return read_rocpd(database)
+        return split_ranks(read_export(database))
+
+
+def read_export(database: Database) -> Recording:
+    """Return the recording in an export of Nsight Systems; with several processes on GPUs, each is a rank.
+
+    Raises `TraceError` if it is none, or has no CUDA activity.
+    """
+    path = database.path
+    if "StringIds" not in database.tables:
         raise TraceError(
-            f"{export.path} is an Nsight Systems export without CUDA activity; record again with "
+            f"{path} is an SQLite database, but not an Nsight Systems export: it has no table StringIds."
+        )
+    rows = database.records("DIAGNOSTIC_EVENT")  # but for what is no warning
+    said = dict.fromkeys(row.get("text") for row in rows if row.get("severity") not in (1, 4))
+    diagnostics = [text for text in said if isinstance(text, str)]
+    if not any(query.table in database.tables for query in QUERIES[:5]):
+        raise TraceError(
+            f"{path} is an Nsight Systems export without CUDA activity; record again with "
             "`nsys profile --trace=cuda,nvtx` and export with `nsys export --type sqlite`. "
-            + " ".join(export.diagnostics())
+            + " ".join(diagnostics)
         )
-    return _Importer(export).recording(Path(export.path).name)
-
-
-class _Importer:
-    """The columns of one export, table by table."""
-
-    def __init__(self, export: Export) -> None:
-        self.export = export
-        self.parts: list[Columns] = []
-        self.codes: dict[str, dict[str, int]] = {
-            name: {} for name in ("kind", "name", "grid", "block", "shapes")
-        }
-        self.notes: list[str] = []
-        self.unfinished = 0
-        self.copy_names = CopyNames(
-            export.enum("ENUM_CUDA_MEMCPY_OPER", "name"), export.enum("ENUM_CUDA_MEM_KIND", "label")
+    _keep_words(database)
+    builder = RowBuilder()
+    added = {query.table: _add(database, builder, query) for query in QUERIES}
+    add_blocked(database, builder)
+    read = {*added, *EVENTS}
+    for table in database.tables:
+        if table.startswith("CUPTI_ACTIVITY_KIND_") and table not in read:
+            builder.left_out[f"were of the table {table}"] += database.count(table)
+    recording = builder.recording(
+        Path(path.name), "is an Nsight Systems export without a finished CUDA or NVTX row."
+    )
+    if graphs := added["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"]:
+        launches = counted(graphs, "CUDA graph launch", "CUDA graph launches")
+        recording.note(
+            f"{launches} traced as a whole: the kernels inside are not itemised. "
+            "`nsys profile --cuda-graph-trace=node` records them."
         )
-
-    def recording(self, file_name: str) -> Recording:
-        """Read every table and return the rows in order of start."""
-        self._kernels()
-        self._copies()
-        self._memsets()
-        self._graphs()
-        self._calls()
-        self._ranges()
-        self._syncs()
-        self._blocked()
-        columns = self._columns()
-        rows = len(columns["start_ns"])
-        if not rows:
-            raise TraceError(
-                f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row."
-            )
-        processes = columns.pop("process")
-        contexts = columns.pop("context")
-        origin = int(columns["start_ns"].min())
-        columns["start_ns"] -= origin
-        self._number_processes(columns, processes)
-        texts = {name: list(self.codes[name]) for name in self.codes if name in columns}
-        metadata = {
-            "source": f"nsys {self.export.about('EXPORT_SCHEMA_VERSION')} {file_name}".replace(
-                "  ", " "
-            ),
-            "vendor": "cuda",
-            "origin_ns": origin + self.export.session_start_ns(),
-            "devices": self._devices(columns["device"]),
-            "notes": self.notes,
-            SAID: self.export.diagnostics(),
-        }
-        product = self.export.about("EXPORT_PRODUCT_VERSION")
-        if product:
-            metadata["versions"] = {"nsys": product}
-        recording = Recording(columns, texts, metadata)
-        recording.memory = read_memory(self.export, recording, self.processes, origin)
-        if "syncType" in columns:
-            place_syncs(recording, processes, contexts)
-            self._waits(recording)
-        if self.unfinished:
-            unfinished = counted(self.unfinished, "row", "rows")
-            recording.note(f"{unfinished} without an end, or with one before the start, left out.")
-        return _without_unknown(recording)
-
-    def _kernels(self) -> None:
-        fields = (
-            "demangledName",
-            "shortName",
-            "mangledName",
-            "graphId",
-            "graphNodeId",
-            *EXTENTS,
-            *PLACE,
-        )
-        for rows in self._blocks(KERNELS, fields):
-            name = np.where(rows["demangledName"] >= 0, rows["demangledName"], rows["shortName"])
-            name = self._strings(np.where(name >= 0, name, rows["mangledName"]), "unnamed kernel")
-            grid, block = (self._triples(rows, field) for field in ("grid", "block"))
-            self._add("kernel", rows, name=name, grid=grid, block=block, **_on_device(rows))
-
-    def _copies(self) -> None:
-        fields = ("bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", *PLACE)
-        for rows in self._blocks(COPIES, fields):
-            kinds = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
-            used, which = np.unique(kinds, axis=0, return_inverse=True)
-            names = [self.copy_names.copy(*ids) for ids in used.tolist()]
-            codes = self._code("name", names)[which.reshape(-1)]
-            self._add("memcpy", rows, name=codes, bytes=rows["bytes"], **_on_device(rows))
-
-    def _memsets(self) -> None:
-        for rows in self._blocks(MEMSETS, ("bytes", "memKind", "graphNodeId", *PLACE)):
-            used, which = np.unique(rows["memKind"], return_inverse=True)
-            name = self._code("name", [self.copy_names.memset(kind) for kind in used.tolist()])[
-                which
-            ]
-            self._add("memset", rows, name=name, bytes=rows["bytes"], **_on_device(rows))
-
-    def _graphs(self) -> None:
-        """Add each graph launch that was traced as a whole as one kernel of the graph's span."""
-        count = 0
-        for rows in self._blocks(GRAPHS, ("graphId", *PLACE)):
-            name = np.repeat(self._code("name", [GRAPH]), len(rows["start"]))
-            self._add("kernel", rows, name=name, **_on_device(rows))
-            count += len(rows["start"])
-        if count:
-            launches = counted(count, "CUDA graph launch", "CUDA graph launches")
-            self.notes.append(
-                f"{launches} traced as a whole: the kernels inside are not itemised. "
-                "`nsys profile --cuda-graph-trace=node` records them."
-            )
-
-    def _calls(self) -> None:
-        for rows in self._blocks(CALLS, ("correlationId", "nameId")):
-            used, which = np.unique(rows["nameId"], return_inverse=True)
-            names = [
-                call_name(self.export.string(name) or "unnamed call") for name in used.tolist()
-            ]
-            name = self._code("name", names)[which]
-            self._add("runtime", rows, name=name, correlation=rows["correlationId"])
-
-    def _ranges(self) -> None:
-        """Add NVTX ranges on the thread that began them: operators of emit_nvtx, and annotations."""
-        coded: dict[str, tuple[int, int, int, int]] = {}
-        for rows in self._blocks(RANGES, ("eventType", "textId"), text="text"):
-            labels = rows.pop("text")
-            for row in [
-                row for row, label in enumerate(labels.tolist()) if not isinstance(label, str)
-            ]:
-                labels[row] = self.export.string(int(rows["textId"][row])) or "unnamed range"
-            for label in sorted(set(labels.tolist()) - coded.keys()):
-                coded[label] = self._coded_range(label)
-            codes = np.array([coded[label] for label in labels.tolist()], np.int64).T
-            columns = dict(zip(("kind", "name", "sequence", "shapes"), codes, strict=True))
-            self._add(None, rows, **columns)
-
-    def _coded_range(self, label: str) -> tuple[int, int, int, int]:
-        kind, name, sequence, shapes = parse_range(label)
-        return (
-            int(self._code("kind", [kind])[0]),
-            int(self._code("name", [name])[0]),
-            UNKNOWN if sequence is None else sequence,
-            UNKNOWN if shapes is None else int(self._code("shapes", [shapes])[0]),
-        )
-
-    def _syncs(self) -> None:
-        """Add the device's records of waits; their names are settled when the calls are there."""
-        for rows in self._blocks(SYNCS, (*SYNC_FIELDS, *PLACE)):
-            extra = {name: rows[name] for name in SYNC_FIELDS}
-            extra["eventId"] = _unsigned(extra["eventId"])
-            name = np.full(len(rows["start"]), UNKNOWN)
-            self._add("sync", rows, name=name, **_on_device(rows), **extra)
-
-    def _blocked(self) -> None:
-        """Add when the threads of the other rows were blocked, while these lasted."""
-        if not self.parts:
-            return
-        threads = [part["process"] << 24 | part["tid"] for part in self.parts if "tid" in part]
-        recorded = np.unique(np.concatenate([[0], *threads]))
-        define_blocked(self.export, np.unique(recorded >> 24).tolist())
-        blocks = [*self._blocks(BLOCKED, (), text="name")]
-        names = [str(text) for block in blocks for text in block.pop("name").tolist()]
-        waits = np.flatnonzero([bool(WAITS.search(text)) for text in names])
-        if not len(waits):
-            return
-        rows = {
-            name: np.concatenate([block[name] for block in blocks])[waits] for name in blocks[0]
-        }
-        woke = [np.stack([block["start"], block["globalTid"]]) for block in self._blocks(WAKES, ())]
-        calls, caller = np.concatenate([np.empty((2, 0), np.int64), *woke], axis=1)
-        order = np.argsort(calls, kind="stable")
-        waker = wakers(rows["start"], rows["end"], rows["globalTid"], calls[order], caller[order])
-        first = min(int(part["start_ns"].min()) for part in self.parts)
-        last = max(int((part["start_ns"] + part["duration_ns"]).max()) for part in self.parts)
-        rows["start"] = np.maximum(rows["start"], first)
-        rows["end"] = np.minimum(rows["end"], last)
-        kept = (rows["start"] < rows["end"]) & np.isin(rows["globalTid"], recorded)
-        name = self._code("name", [names[place] for place in waits[kept].tolist()])
-        rows = {name: column[kept] for name, column in rows.items()}
-        self._add("blocked", rows, name=name, waker=waker[kept])
-
-    def _waits(self, recording: Recording) -> None:
-        """Name the sync rows, and find the record call behind each wait for an event."""
-        columns = recording.columns
-        rows = np.flatnonzero(recording.is_kind("sync"))
-        sync = {name: columns.pop(name)[rows] for name in SYNC_FIELDS}
-        names = name_syncs(recording, rows, sync, self.export.enum("ENUM_CUPTI_SYNC_TYPE", "name"))
-        columns["name"][rows] = self._code("name", names)
-        recording.texts["name"] = list(self.codes["name"])
-        records: list[Columns] = []
-        for table in EVENTS:
-            if table in self.export:
-                fields = ("streamId", "correlationId", "eventId", "eventSyncId")
-                records += self.export.blocks(table, (*fields, "globalPid"))
-        for block in records:
-            owner = process_of(block["globalPid"])
-            block["correlationId"] = self.processes.correlation(block["correlationId"], owner)
-        resolve_waits(recording, rows, sync, records)
-
-    def _blocks(
-        self, table: str, fields: tuple[str, ...], *, text: str | None = None
-    ) -> Iterator[Columns]:
-        """Yield the finished rows of a table in blocks, with the owner in `globalPid` or `globalTid`."""
-        if table not in self.export:
-            return
-        owner = "globalTid" if table in (CALLS, RANGES, BLOCKED, WAKES) else "globalPid"
-        for rows in self.export.blocks(table, ("start", "end", owner, *fields), text=text):
-            good = (
-                (rows["start"] > -LONGEST_NS)
-                & (rows["end"] < LONGEST_NS)
-                & (rows["end"] >= rows["start"])
-            )
-            # marks and domains are no ranges and have no end
-            wanted = (
-                np.isin(rows["eventType"], RANGE_TYPES)
-                if table == RANGES
-                else np.ones(len(good), bool)
-            )
-            self.unfinished += int((wanted & ~good).sum())
-            good &= wanted
-            if good.any():
-                yield rows if good.all() else {name: column[good] for name, column in rows.items()}
-
-    def _add(
-        self, of_kind: str | None, rows: Mapping[str, np.ndarray], **columns: np.ndarray
-    ) -> None:
-        if of_kind is not None:
-            columns["kind"] = np.repeat(self._code("kind", [of_kind]), len(rows["start"]))
-        columns["start_ns"] = rows["start"]
-        columns["duration_ns"] = rows["end"] - rows["start"]
-        if "globalTid" in rows:
-            columns["pid"], columns["tid"] = pid_and_tid(rows["globalTid"])
-        columns["process"] = process_of(rows["globalTid" if "globalTid" in rows else "globalPid"])
-        self.parts.append(columns)
-
-    def _columns(self) -> Columns:
-        """Return whole columns in order of start, enclosing rows first."""
-        sizes = [len(part["start_ns"]) for part in self.parts]
-        names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(
-            *self.parts
-        )
-        columns = {}
-        for name in sorted(names):
-            null = FIELDS[name].null if name in FIELDS else UNKNOWN
-            pieces = [
-                part.pop(name) if name in part else np.full(size, null)
-                for part, size in zip(self.parts, sizes, strict=True)
-            ]
-            columns[name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-        order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
-        return {
-            name: column[order].astype(np.int64, copy=False) for name, column in columns.items()
-        }
-
-    def _number_processes(self, columns: Columns, processes: np.ndarray) -> None:
-        """Give ranks to the processes with device work, and make correlation ids unique across processes."""
-        on_device = np.isin(
-            columns["kind"], [self.codes["kind"].get(kind, -2) for kind in DEVICE_KINDS]
-        )
-        self.processes = Processes(processes, on_device, columns["device"])
-        columns["correlation"] = self.processes.correlation(columns["correlation"], processes)
-        if self.processes.ranks > 1:
-            columns["rank"] = self.processes.rank(processes)
-            self.notes.append(
-                f"{self.processes.ranks} processes did device work; they are ranks, by their lowest device."
-            )
-
-    def _devices(self, used: np.ndarray) -> list[Document]:
-        """Return the properties of the devices, or their bare ids where the file does not describe them."""
-        gpus = self.export.records("TARGET_INFO_GPU")
-        pairs: dict[Any, Document] = {}  # CUDA numbers the devices that a process sees
-        for seen in self.export.records("TARGET_INFO_CUDA_DEVICE"):
-            for row in gpus:
-                if row.get("id") == seen.get("gpuId") is not None:
-                    pairs.setdefault(seen.get("cudaId"), row)
-        if not pairs:
-            cuda = [
-                row for row in gpus if row.get("smCount") != 0
-            ] or gpus  # not those of other vendors
-            for row in cuda:
-                numbers = (row.get("cuDevice"), row.get("id"))
-                pairs.setdefault(next(filter(is_amount, numbers), None), row)
-        devices = []
-        for number, row in pairs.items():
-            device: Document = {"id": number}
-            for theirs, ours in DEVICE_FIELDS.items():
-                value = row.get(theirs)
-                if isinstance(value, str) if ours == "name" else is_amount(value):
-                    device[ours] = value
-            devices.append(device)
-        return devices or [{"id": device} for device in np.unique(used[used >= 0]).tolist()]
-
-    def _code(self, column: str, texts: list[str]) -> np.ndarray:
-        codes = self.codes[column]
-        return np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
-
-    def _strings(self, ids: np.ndarray, unnamed: str) -> np.ndarray:
-        used, which = np.unique(ids, return_inverse=True)
-        return self._code("name", [self.export.string(code) or unnamed for code in used.tolist()])[
-            which
-        ]
-
-    def _triples(self, rows: Mapping[str, np.ndarray], field: str) -> np.ndarray:
-        """Return codes of `x,y,z` texts; unknown where an extent is missing."""
-        x, y, z = (rows[field + axis] for axis in "XYZ")
-        known = (np.minimum(np.minimum(x, y), z) >= 0) & (x < 2**31) & (np.maximum(y, z) < 2**16)
-        packed = np.where(
-            known, x | y << 31 | z << 47, UNKNOWN
-        )  # CUDA's limits: 2^31 - 1, 65535, 65535
-        used, which = np.unique(packed, return_inverse=True)
-        texts = [f"{p & 0x7FFFFFFF},{p >> 31 & 0xFFFF},{p >> 47}" for p in used.tolist() if p >= 0]
-        codes = self._code(field, texts)
-        return (np.concatenate(([UNKNOWN], codes)) if len(used) > len(texts) else codes)[which]
-
-
-def _on_device(rows: Mapping[str, np.ndarray]) -> Columns:
-    columns = {
-        "device": rows["deviceId"],
-        "context": rows["contextId"],
-        "stream": _unsigned(rows["streamId"]),
-        "correlation": rows["correlationId"],
-    }
-    for field, name in (("graphId", "graph_id"), ("graphNodeId", "graph_node")):
-        if field in rows:  # 0 is no graph
-            columns[name] = np.where(rows[field] > 0, rows[field], UNKNOWN)
-    return columns
-
-
-def _unsigned(ids: np.ndarray) -> np.ndarray:
-    """Return ids with the 32-bit "none" as unknown."""
-    return np.where((ids < 0) | (ids == 0xFFFFFFFF), UNKNOWN, ids)
-
-
-def _without_unknown(recording: Recording) -> Recording:
-    """Drop columns that are unknown throughout, and keep the others in as few bits as they need."""
-    for name in list(recording.columns):
-        column = recording.columns[name]
-        if name in ("start_ns", "duration_ns"):
-            continue
-        if name not in ("name", "kind") and (column == FIELDS[name].null).all():
-            del recording.columns[name]
-            recording.texts.pop(name, None)
-        else:
-            recording.columns[name] = narrow(column)
+    extra = {name: pop_column(recording, name) for name in EXTRA}
+    processes = _Processes(recording, extra["process"])
+    recording.memory = _memory(database, recording, processes)
+    if "sync" in recording.text("kind"):
+        place_syncs(recording, extra["process"], extra["context"])
+        name_syncs(recording, extra)
+        resolve_waits(recording, extra, _records(database, processes))
+    _describe(database, recording)
+    recording.metadata[SAID] = diagnostics
     return recording
+
+
+def _keep_words(database: Database) -> None:
+    """Make tables of the words that ids stand for: those of all versions seen, then the file's own."""
+    for name, words, enum, column in (
+        ("memory_kinds", MEMORY_KINDS, "ENUM_CUDA_MEM_KIND", "label"),
+        ("copy_kinds", COPY_KINDS, "ENUM_CUDA_MEMCPY_OPER", "name"),
+        ("sync_types", SYNC_TYPES, "ENUM_CUPTI_SYNC_TYPE", "name"),
+    ):
+        known = dict(enumerate(words))
+        for row in database.records(enum):
+            number, word = row.get("id"), row.get(column)
+            if isinstance(number, int) and isinstance(word, str):
+                if ends := COPY_KIND.search(word):
+                    word = f"{ends[1]}to{ends[2]}"
+                elif name != "memory_kinds":
+                    word = next(
+                        (ours for ending, ours in TYPES.items() if word.endswith(ending)), None
+                    )
+                known[number] = word or known.get(number, "")
+        database.connection.execute(f"CREATE TEMP TABLE {name} (id INTEGER PRIMARY KEY, word)")
+        insert = f"INSERT INTO {name} VALUES (?, NULLIF(?, ''))"  # noqa: S608
+        database.connection.executemany(insert, known.items())
+
+
+def _add(database: Database, builder: RowBuilder, query: Query) -> int:
+    """Add the rows of a query, and return how many have a time."""
+    before = len(builder)
+    columns = {"start": "start", "end": "[end]", "owner": query.owner, **query.columns}
+    texts = [name for name in columns if name in CODED]
+    for rows in database.blocks(query.table, columns, texts=texts, where=query.where):
+        start, end, owner = (rows.pop(name) for name in ("start", "end", "owner"))
+        kind: str | np.ndarray = query.kind
+        if query.kind == "annotation":
+            kind, rows["name"], rows["sequence"], rows["shapes"] = _ranges(builder, rows["name"])
+        else:
+            rows |= {name: builder.coded_bytes(name, rows[name], query.text) for name in texts}
+        if query.owner == "globalTid":
+            rows["pid"], rows["tid"] = pid_and_tid(owner)
+        builder.add(kind, start, end, process=process_of(owner), **rows)
+    return len(builder) - before
+
+
+def _ranges(builder: RowBuilder, labels: list[bytes]) -> np.ndarray:
+    """Return kind, name, sequence number and shapes of NVTX ranges: int64, shape (4, rows)."""
+    coded = {}
+    for label in dict.fromkeys(labels):
+        kind, name, sequence, shapes = parse_range(label.decode("utf-8", "replace"))
+        coded[label] = (
+            builder.code("kind", kind), builder.code("name", name), sequence, builder.code("shapes", shapes),
+        )  # fmt: skip
+    return np.array([coded[label] for label in labels], np.int64).T
+
+
+def process_of(packed: np.ndarray) -> np.ndarray:
+    """Return machine and process in one number, unknown where the owner is."""
+    return np.where(packed >= 0, packed >> 24, UNKNOWN)
+
+
+def pid_and_tid(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return process and thread ids as the operating system numbers them."""
+    return tuple(np.where(packed >= 0, one & 0xFFFFFF, NO_ID) for one in (packed >> 24, packed))  # type: ignore[return-value]
+
+
+class _Processes:
+    """The processes of one export in the order of their ranks, those without device work last.
+
+    Ranks are numbered by their lowest device. Correlation ids get the process above their 32 bits.
+    """
+
+    def __init__(self, recording: Recording, process: np.ndarray) -> None:
+        at_work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (process >= 0))
+        at_work = at_work[np.lexsort((process[at_work], recording["device"][at_work]))]
+        ranked = list(dict.fromkeys(process[at_work].tolist()))
+        others = np.setdiff1d(process, [UNKNOWN, *ranked]).tolist()
+        self.ranks = max(len(ranked), 1)
+        self.order = np.array([*ranked, *others] or [UNKNOWN], np.int64)
+        if self.ranks > 1:
+            recording.columns["rank"] = self.rank(process)
+            recording.note(
+                f"{self.ranks} processes did device work; they are ranks, by their lowest device."
+            )
+        recording.columns["correlation"] = narrow(
+            self.correlation(recording["correlation"], process)
+        )
+
+    def rank(self, process: np.ndarray) -> np.ndarray:
+        """Return each row's rank, unknown without device work; old rows that name no process are the first's."""
+        index = np.maximum(arrays.lookup(self.order, process), 0)
+        return np.where(index < self.ranks, index, UNKNOWN)
+
+    def correlation(self, ids: np.ndarray, process: np.ndarray) -> np.ndarray:
+        """Return correlation ids that are unique in the file."""
+        index = np.maximum(arrays.lookup(self.order, process), 0)
+        return np.where(ids >= 0, ids | index << 32, UNKNOWN)
+
+
+def split_ranks(recording: Recording) -> list[Recording]:
+    """Return a recording per rank; notes on the file go with the first.
+
+    Rows of processes without device work are left out and counted.
+    """
+    ranks = np.asarray(recording["rank"])
+    present = np.unique(ranks[ranks >= 0]).tolist()
+    if len(present) <= 1:
+        return [recording]
+    parts: list[Recording] = []
+    for rank in present:
+        columns = {name: column[ranks == rank] for name, column in recording.columns.items()}
+        del columns["rank"]
+        texts = {name: list(words) for name, words in recording.texts.items()}
+        notes = [] if parts else list(recording.metadata["notes"])
+        metadata = {**recording.metadata, "rank": rank, "notes": notes}
+        memory = recording.memory
+        if memory is not None:
+            memory = memory.take(memory["rank"] == rank)
+        parts.append(Recording(columns, texts, metadata, memory))
+    if outside := int((ranks < 0).sum()):
+        parts[0].note(
+            f"{counted(outside, 'row', 'rows')} of processes without device work left out."
+        )
+    return parts
+
+
+def _records(database: Database, processes: _Processes) -> Columns:
+    """Return the records of events: stream, correlation and event ids."""
+    found = [block for table in EVENTS for block in database.blocks(table, RECORDS)]
+    rows = {
+        name: np.concatenate([np.empty(0, np.int64), *(block[name] for block in found)])
+        for name in RECORDS
+    }
+    rows["correlation"] = processes.correlation(rows["correlation"], process_of(rows["process"]))
+    return rows
+
+
+def _memory(database: Database, recording: Recording, processes: _Processes) -> MemoryEvents | None:
+    """Return what the program took of the driver and gave back, in order of time; None if nothing.
+
+    `nsys profile --cuda-memory-usage=true` records it; with PyTorch's allocator it is segments, not tensors.
+    Memory of the host (pinned, managed) is left out, as are rows without a time, a device or a size; notes
+    of the recording count them.
+    """
+    blocks = list(database.blocks(ALLOCATIONS, ALLOCATED))
+    if not blocks:
+        return None
+    rows = {name: np.concatenate([block[name] for block in blocks]) for name in ALLOCATED}
+    process = process_of(rows.pop("process"))
+    rows["rank"] = processes.rank(process)
+    rows["correlation"] = processes.correlation(rows["correlation"], process)
+    kept = np.isin(rows.pop("kind"), ON_GPU) & (rows["rank"] >= 0)
+    if elsewhere := int((~kept).sum()):
+        recording.note(
+            f"{counted(elsewhere, 'row', 'rows')} of memory of the host or of processes without device work "
+            f"{'was' if elsewhere == 1 else 'were'} left out."
+        )
+    rows = {name: column[kept] for name, column in rows.items()}
+    operation, nbytes = rows.pop("operation"), rows["bytes"]
+    bad = (np.abs(rows["time_ns"] // 2) > 2**61) | ~np.isin(operation, (ALLOCATION, FREE))
+    bad |= (nbytes < 0) | (nbytes > LARGEST_AMOUNT) | (rows["device"] < 0)
+    call = calls_of(recording, rows.pop("correlation"))
+    for name in ("pid", "tid"):
+        rows[name] = (
+            np.where(call >= 0, recording[name][call].astype(np.int64), NO_ID)
+            if len(recording)
+            else call
+        )
+    first_ns = recording.metadata["origin_ns"]
+    rows["time_ns"] = np.where(bad, 0, rows["time_ns"]) - np.where(bad, 0, first_ns)
+    rows["bytes"] = np.where(bad, 0, np.where(operation == FREE, -nbytes, nbytes))
+    events = events_of(rows, bad, recording.metadata["notes"])
+    if events is not None:
+        recording.metadata["memory_from"] = "driver"
+    return events
+
+
+def _describe(database: Database, recording: Recording) -> None:
+    """Add what the export says of itself and of its devices, or their bare numbers where it says nothing."""
+    about = {
+        row.get("name"): str(row.get("value"))
+        for row in reversed(database.records("META_DATA_EXPORT"))
+    }
+    metadata = recording.metadata
+    named = ("nsys", about.get("EXPORT_SCHEMA_VERSION"), metadata["source"])
+    metadata["source"] = " ".join(filter(None, named))
+    metadata["vendor"] = "cuda"
+    if product := about.get("EXPORT_PRODUCT_VERSION"):
+        metadata["versions"] = {"nsys": product}
+    started = [row.get("utcEpochNs") for row in database.records("TARGET_INFO_SESSION_START_TIME")]
+    metadata["origin_ns"] += next((time for time in started if isinstance(time, int)), 0)
+    gpus = database.records("TARGET_INFO_GPU")
+    found: dict[Any, Document] = {}  # CUDA numbers the devices that a process sees
+    for seen in database.records("TARGET_INFO_CUDA_DEVICE"):
+        for row in gpus:
+            if row.get("id") == seen.get("gpuId") is not None:
+                found.setdefault(seen.get("cudaId"), row)
+    if not found:  # not those of other vendors
+        for row in [row for row in gpus if row.get("smCount") != 0] or gpus:
+            numbers = (row.get("cuDevice"), row.get("id"))
+            found.setdefault(next(filter(is_amount, numbers), None), row)
+    used = recording["device"]
+    metadata["devices"] = [device_of(row, id=number) for number, row in found.items()] or [
+        {"id": device} for device in np.unique(used[used >= 0]).tolist()
+    ]

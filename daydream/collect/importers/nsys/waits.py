@@ -1,9 +1,8 @@
-"""Which wait a synchronization row of an Nsight Systems export is, and what it waits for.
+"""What an export of Nsight Systems tells of waits: for the device, and of threads that were blocked.
 
-When threads of an export were blocked: off the CPU, in a call that waits, or held up by the profiler.
-
-Each table that tells it is a query; together they are a view with the columns of the other tables, `name`
-being the blocking call. What is shorter than 50 us is the scheduler's, and no wait.
+A synchronization row says which wait it is, and the records of events what it waits for. When threads were
+blocked (off the CPU, in a call that waits, or held up by the profiler) is told by four tables; what is
+shorter than 50 us is the scheduler's, and no wait.
 
 | table | what counts |
 |---|---|
@@ -18,24 +17,18 @@ Calls that wake, in `OSRT_API`, tell who ended a wait.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 
 import numpy as np
 
+from daydream import arrays
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.export import Export
+from daydream.collect.importers.databases import Database
+from daydream.collect.importers.row_builder import RowBuilder
 from daydream.lazy import regex
-from daydream.trace.schema import DEVICE_KINDS, NO_ID, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, NO_ID, UNKNOWN, Columns
 
-# Kineto's names of what CUPTI's types are called.
-TYPE_NAMES = {
-    "EVENT_SYNCHRONIZE": "Event Sync",
-    "STREAM_WAIT_EVENT": "Stream Wait Event",
-    "STREAM_SYNCHRONIZE": "Stream Sync",
-    "CONTEXT_SYNCHRONIZE": "Context Sync",
-}
-TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+SYNC_COLUMNS = ("deprecatedSyncType", "eventId", "eventSyncId")
 # Older exports leave syncType unknown and count like this; seen with 3.17.
 DEPRECATED_TYPES = {0: "Context Sync", 1: "Event Sync", 2: "Stream Sync"}
 CALLS = (
@@ -50,126 +43,89 @@ QUERIES = ("Event Query", "Stream Query")
 EVENT_WAITS = ("Event Sync", "Stream Wait Event")
 
 
-def name_syncs(
-    recording: Recording, rows: np.ndarray, sync: Mapping[str, np.ndarray], enum: Mapping[int, str]
-) -> list[str]:
-    """Return the name of each sync row.
+def calls_of(recording: Recording, correlation: np.ndarray) -> np.ndarray:
+    """Return the runtime row with each correlation id, -1 where there is none."""
+    ids = np.where(recording.is_kind("runtime"), recording["correlation"], UNKNOWN)
+    return np.where(correlation >= 0, arrays.lookup(ids, correlation), UNKNOWN)
 
-    By its type; where that is unknown, by the call it belongs to, then by the older type,
-    then by the ids it holds. A query is recorded like a wait, but never waits: it is
-    named after its call.
+
+def name_syncs(recording: Recording, extra: Mapping[str, np.ndarray]) -> None:
+    """Name the sync rows whose type is unknown by the call they belong to, the older type, or their ids.
+
+    A query is recorded like a wait, but never waits: it is named after its call. `extra` has what rows of
+    synchronization tell besides, as columns of the recording.
     """
-    types = dict(TYPES)
-    for code, word in enum.items():
-        for ending, name in TYPE_NAMES.items():
-            if word.endswith(ending):
-                types[code] = name
-    texts = recording.text("name")
-    says = [
-        next((name for pattern, name in CALLS if pattern.search(text)), None) for text in texts
-    ] + [None]
-    call = _calls(recording, recording["correlation"][rows])
-    columns = (
-        np.where(call >= 0, recording["name"][call], len(texts)),
-        sync["syncType"],
-        sync["deprecatedSyncType"],
-        sync["eventId"],
-        recording["stream"][rows],
-    )
-    names: list[str] = []
-    for code, kind, older, event, stream in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        said = says[code]
-        by_ids = "Event Sync" if event >= 0 else "Stream Sync" if stream >= 0 else "Context Sync"
-        by_type = types.get(kind) or said or DEPRECATED_TYPES.get(older) or by_ids
-        names.append(said if said is not None and said in QUERIES else by_type)
-    return names
-
-
-def place_syncs(recording: Recording, processes: np.ndarray, contexts: np.ndarray) -> None:
-    """Give sync rows the device of their context: what the file says there is device 0 at times."""
-    context = np.stack([processes, contexts])
-    known = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (contexts >= 0))
     rows = np.flatnonzero(recording.is_kind("sync"))
-    _, group = np.unique(context[:, np.concatenate((known, rows))], axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    device = np.full(group.max(initial=-1) + 1, UNKNOWN)
-    device[group[: len(known)]] = recording["device"][known]
-    found = device[group[len(known) :]]
-    recording.columns["device"][rows[found >= 0]] = found[found >= 0]
+    says = {
+        text: next((name for pattern, name in CALLS if pattern.search(text)), None)
+        for text in recording.text("name")
+    }
+    call = calls_of(recording, recording["correlation"][rows])
+    texts = recording.texts_of("name", call)
+    names = []
+    for row, of_call, text, given in zip(
+        rows.tolist(), call.tolist(), texts, recording.texts_of("name", rows), strict=True
+    ):
+        said = says[text] if of_call >= 0 and text else None
+        by_ids = (
+            "Event Sync"
+            if extra["eventId"][row] >= 0
+            else "Stream Sync"
+            if recording["stream"][row] >= 0
+            else "Context Sync"
+        )
+        older = DEPRECATED_TYPES.get(int(extra["deprecatedSyncType"][row]))
+        names.append(said if said in QUERIES else given or said or older or by_ids)
+    recording.set_texts("name", rows, names)
 
 
-def resolve_waits(
-    recording: Recording,
-    rows: np.ndarray,
-    sync: Mapping[str, np.ndarray],
-    records: Sequence[Mapping[str, np.ndarray]],
-) -> None:
+def place_syncs(recording: Recording, process: np.ndarray, context: np.ndarray) -> None:
+    """Give sync rows the device of their context: what the file says there is device 0 at times."""
+    known = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (context >= 0))
+    rows = np.flatnonzero(recording.is_kind("sync"))
+    _, group = arrays.distinct_rows([process, context])
+    at = arrays.lookup(group[known[::-1]], group[rows])
+    known = known[::-1][at[at >= 0]]
+    recording.set_numbers("device", rows[at >= 0], recording["device"][known])
+
+
+def resolve_waits(recording: Recording, extra: Mapping[str, np.ndarray], records: Columns) -> None:
     """Fill wait_stream and wait_correlation of sync rows: the latest record of their event before them.
 
-    `records` are the blocks of the event table, with correlation ids as in the recording.
-    Waits without a record are counted in a note.
+    `records` are those of events, with correlation ids as in the recording. Waits without a record are
+    counted in a note.
     """
-    names = recording.text("name")
-    waits = np.isin(
-        recording["name"][rows], [code for code, name in enumerate(names) if name in EVENT_WAITS]
+    waits = recording.is_kind("sync") & recording.whose_name(EVENT_WAITS.__contains__)
+    rows = np.flatnonzero(waits & (extra["eventId"] >= 0))
+    if not len(rows):
+        return
+    call = calls_of(recording, records["correlation"])
+    records = {name: column[call >= 0] for name, column in records.items()}
+    # An event is recorded again and again; newer exports number the records of an event.
+    numbered = bool((records["eventSyncId"] >= 0).any())
+    ids = recording["correlation"]
+    _, event = arrays.distinct_rows(
+        [
+            np.append(records["correlation"] >> 32, ids[rows] >> 32),
+            np.append(records["eventId"], extra["eventId"][rows]),
+            np.append(records["eventSyncId"], extra["eventSyncId"][rows]) * numbered,
+        ]
     )
-    waits &= sync["eventId"] >= 0
-    where = rows[waits]
-    stream = np.full(len(recording), UNKNOWN)
-    correlation = np.full(len(recording), UNKNOWN)
-    if len(where) and records:
-        table = {name: np.concatenate([block[name] for block in records]) for name in records[0]}
-        call = _calls(recording, table["correlationId"])
-        table = {name: column[call >= 0] for name, column in table.items()}
-        recorded_ns = recording["start_ns"][call[call >= 0]]
-        # An event is recorded again and again; newer exports number the records of an event.
-        numbered = bool((table["eventSyncId"] >= 0).any())
-        events = np.stack(
-            [
-                np.concatenate(
-                    (table["correlationId"] >> 32, recording["correlation"][where] >> 32)
-                ),
-                np.concatenate((table["eventId"], sync["eventId"][waits])),
-                np.concatenate((table["eventSyncId"], sync["eventSyncId"][waits])) * numbered,
-            ]
+    known = len(records["eventId"])
+    start = recording["start_ns"]
+    record = arrays.last_before(event[:known], start[call[call >= 0]], event[known:], start[rows])
+    found = record >= 0
+    if found.any():
+        recording.set_numbers("wait_stream", rows[found], records["stream"][record[found]])
+        recording.set_numbers(
+            "wait_correlation", rows[found], records["correlation"][record[found]]
         )
-        group = np.unique(events, axis=1, return_inverse=True)[1].reshape(-1)
-        time_ns = np.concatenate((recorded_ns, recording["start_ns"][where]))
-        is_wait = np.arange(len(group)) >= len(recorded_ns)
-        order = np.lexsort((is_wait, time_ns, group))
-        place = np.where(is_wait[order], -1, np.arange(len(order)))
-        latest = np.maximum.accumulate(place)
-        found = (
-            (latest >= 0) & (group[order][np.maximum(latest, 0)] == group[order]) & is_wait[order]
-        )
-        record = order[latest[found]]
-        wait = where[order[found] - len(recorded_ns)]
-        stream[wait] = table["streamId"][record]
-        correlation[wait] = table["correlationId"][record]
-    if len(where):
-        recording.columns["wait_stream"] = stream
-        recording.columns["wait_correlation"] = correlation
-    unresolved = int((correlation[where] < 0).sum())
-    if unresolved:
+    if not found.all():
         recording.note(
-            f"{unresolved:,} of {len(where):,} waits for an event have no record of the event in the file."
+            f"{int((~found).sum()):,} of {len(rows):,} waits for an event have no record of the event in the file."
         )
 
 
-def _calls(recording: Recording, correlation: np.ndarray) -> np.ndarray:
-    """Return the runtime row with each correlation id, -1 where there is none."""
-    runtime = np.flatnonzero(recording.is_kind("runtime") & (recording["correlation"] >= 0))
-    if not len(runtime):
-        return np.full(len(correlation), UNKNOWN)
-    runtime = runtime[np.argsort(recording["correlation"][runtime], kind="stable")]
-    known = recording["correlation"][runtime]
-    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
-    return np.where(known[at] == correlation, runtime[at], UNKNOWN)
-
-
-BLOCKED = "daydream blocked intervals"
 LATEST_NS = (
     1_000_000  # between a thread's wait and the switch in of the one that it woke: 0 to 370 us
 )
@@ -178,7 +134,6 @@ WAITS = regex(
     r"^(off the CPU|no CPU sample|profiler: )|wait|poll|select|sleep|recv|join|_lock$"
     r"|^(p?readv?\d*|accept4?|futex|pause|flock|fsync)$"
 )
-WAKES = "daydream calls that wake"
 WAKING = """
     SELECT start, rows."end", globalTid FROM OSRT_API AS rows JOIN StringIds ON StringIds.id = nameId
     WHERE StringIds.value IN (
@@ -205,22 +160,68 @@ BLOCKED_QUERIES = (
 )
 
 
-def define_blocked(export: Export, processes: Sequence[int]) -> None:
-    """Give an export the view `BLOCKED` of the intervals of some processes, where a table tells them."""
-    told = []
-    for query in BLOCKED_QUERIES:
-        with suppress(sqlite3.OperationalError):  # the table is not there, or lacks a column
-            export.connection.execute(f"EXPLAIN {query}")
-            told.append(query)
+ON_THREAD = {"start": "start", "end": "[end]", "thread": "globalTid"}
+
+
+def add_blocked(database: Database, builder: RowBuilder) -> None:
+    """Add when the threads of the other rows were blocked, while these lasted."""
+    if not len(builder):
+        return
+    times = (
+        builder.gathered("start_ns"),
+        builder.gathered("start_ns") + builder.gathered("duration_ns"),
+    )
+    tid = builder.gathered("tid")
+    recorded = np.unique(np.where(tid == NO_ID, 0, builder.gathered("process") << 24 | tid))
+    told = [query for query in BLOCKED_QUERIES if _is_told(database, query)]
     if SWITCHES in told:
         told = [query for query in told if query != SAMPLES]
-    if told:
-        every = " UNION ALL ".join(told)
-        of = f"globalTid >> 24 IN ({', '.join(map(str, processes))})"
-        export.define(BLOCKED, f'SELECT * FROM ({every}) WHERE "end" - start >= 50000 AND {of}')  # noqa: S608
-    with suppress(sqlite3.OperationalError):  # likewise
-        export.connection.execute(f"EXPLAIN {WAKING}")
-        export.define(WAKES, WAKING)
+    if not told:
+        return
+    processes = ", ".join(map(str, np.unique(recorded >> 24).tolist()))
+    blocks = list(database.blocks(
+        "of blocked threads", {**ON_THREAD, "name": "name"}, texts=["name"],
+        where=f"[end] - start >= 50000 AND globalTid >> 24 IN ({processes})",
+        query=f"({' UNION ALL '.join(told)})",
+    ))  # fmt: skip
+    names = [name or b"None" for block in blocks for name in block["name"]]
+    waiting = {
+        name: WAITS.search(name.decode("utf-8", "replace")) is not None for name in set(names)
+    }
+    waits = np.flatnonzero([waiting[name] for name in names])
+    if not len(waits):
+        return
+    start, end, thread = (
+        np.concatenate([block[name] for block in blocks])[waits] for name in ON_THREAD
+    )
+    woke = [
+        np.stack([block["start"], block["thread"]])
+        for block in (
+            database.blocks("OSRT_API", ON_THREAD, query=f"({WAKING})")
+            if _is_told(database, WAKING)
+            else ()
+        )
+    ]
+    calls, caller = np.concatenate([np.empty((2, 0), np.int64), *woke], axis=1)
+    order = np.argsort(calls, kind="stable")
+    waker = wakers(start, end, thread, calls[order], caller[order])
+    start = np.maximum(start, int(times[0].min()))
+    end = np.minimum(end, int(times[1].max()))
+    kept = (start < end) & np.isin(thread, recorded)
+    builder.add(
+        "blocked", start[kept], end[kept], waker=waker[kept],
+        name=builder.coded_bytes("name", [names[place] for place in waits[kept].tolist()]),
+        process=thread[kept] >> 24, pid=thread[kept] >> 24 & 0xFFFFFF, tid=thread[kept] & 0xFFFFFF,
+    )  # fmt: skip
+
+
+def _is_told(database: Database, query: str) -> bool:
+    """Return whether the tables of a query are there, with its columns."""
+    try:
+        database.connection.execute(f"EXPLAIN {query}")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def wakers(

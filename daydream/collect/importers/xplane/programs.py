@@ -24,18 +24,16 @@ from functools import lru_cache
 from math import prod
 
 from daydream.collect.importers.xplane.space import (
-    BYTES,
-    STAT_BYTES,
-    VARINT,
-    WHICH,
+    INT,
+    INTS,
+    PLACES,
+    STAT,
+    TEXT,
     DamagedError,
     Place,
     Plane,
-    fields,
-    number,
-    place,
-    text,
-    varint,
+    Schema,
+    decode,
 )
 from daydream.lazy import regex
 from daydream.trace.valid import LARGEST_AMOUNT
@@ -90,30 +88,20 @@ def _split(path: str) -> list[str]:
 
 PROGRAMS = "/host:metadata"
 PROTO = "Hlo Proto"
-MODULE = 1  # of HloProto
-MODULE_NAME = 1
-COMPUTATIONS = 3
-INSTRUCTIONS = 2
-COMPUTATION_ID = 5
-SHAPE = 3
-WINDOW = 15
-CONVOLUTION = 16
-DOT = 30
-NUMBERS = {9: "parameter", 35: "id"}
-LISTS = {36: "operands", 38: "called"}
-TEXTS = {
-    1: "name",
-    2: "opcode",
-    28: "target",
-    43: "settings",
-}  # of a custom call: its target and settings
-ELEMENT_TYPE = 2
-SIZES = 3
-TUPLE_SHAPES = 4
-LEFT_CONTRACTED = 1
-KERNEL_OUTPUT_FEATURE = 4
-WINDOW_DIMENSIONS = 1
-BASE_DILATION = 6
+# Messages of `hlo.proto` and `xla_data.proto`.
+PROTO_OF: Schema = {1: ("modules", PLACES)}
+MODULE: Schema = {1: ("name", TEXT), 3: ("computations", PLACES)}
+COMPUTATION: Schema = {2: ("instructions", PLACES), 5: ("id", INT)}
+INSTRUCTION: Schema = {
+    1: ("name", TEXT), 2: ("opcode", TEXT), 3: ("shape", PLACES), 9: ("parameter", INT), 15: ("window", PLACES),
+    16: ("convolution", PLACES), 28: ("target", TEXT), 30: ("dot", PLACES), 35: ("id", INT),
+    36: ("operands", INTS), 38: ("called", INTS), 43: ("settings", TEXT),
+}  # fmt: skip
+SHAPE: Schema = {2: ("type", INT), 3: ("sizes", INTS), 4: ("parts", PLACES)}
+WINDOW: Schema = {1: ("dimensions", PLACES)}
+DIMENSION: Schema = {6: ("base_dilation", INT)}
+DOT: Schema = {1: ("contracted", INTS)}  # dimensions of the left operand
+CONVOLUTION: Schema = {4: ("output_feature", INT)}  # dimension of the kernel
 DEEPEST, MOST_DIMENSIONS = 4, 64  # tuples in tuples; sizes of an array
 TYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 10: "float16", 11: "float32",
@@ -157,39 +145,25 @@ class Instruction:
     """One operator of a program: what it is called, does, returns, takes and calls."""
 
     def __init__(self, data: bytes, where: Place) -> None:
-        self.name = self.opcode = self.target = self.settings = ""
-        self.id = 0
-        self.shape = Shape()
-        self.operands: list[int] = []
-        self.called: list[int] = []
-        self.contracted: list[int] = []  # dimensions of a dot's first operand
-        self.parameter = 0  # which of its computation it is
-        self.output_feature = 0  # dimension of a convolution's kernel
-        self.dilated = (
-            1  # so many times the positions of a convolution's input, of which most are empty
+        given = decode(data, where, INSTRUCTION)
+        self.name, self.opcode, self.target, self.settings = (
+            given.get(name, "") for name in ("name", "opcode", "target", "settings")
         )
-        for which, sort, value in fields(data, *where):
-            if which in LISTS:
-                getattr(self, LISTS[which]).extend(_numbers(data, sort, value))
-            elif sort == VARINT and which in NUMBERS:
-                setattr(self, NUMBERS[which], number(value))
-            elif sort == BYTES and which in TEXTS:
-                setattr(self, TEXTS[which], text(data, value))
-            elif sort == BYTES and which in (SHAPE, WINDOW, CONVOLUTION, DOT):
-                self._take(data, which, place(value))
-
-    def _take(self, data: bytes, which: int, where: Place) -> None:
-        """Read a message inside."""
-        if which == SHAPE:
-            self.shape = _shape(data, where)
-        elif which == WINDOW:
-            self.dilated = _dilated(data, where)
-        else:
-            for one, sort, value in fields(data, *where):
-                if which == DOT and one == LEFT_CONTRACTED:
-                    self.contracted.extend(_numbers(data, sort, value))
-                elif which == CONVOLUTION and one == KERNEL_OUTPUT_FEATURE and sort == VARINT:
-                    self.output_feature = number(value)
+        self.id = given.get("id", 0)
+        self.parameter = given.get("parameter", 0)  # which of its computation it is
+        self.operands: list[int] = given.get("operands", [])
+        self.called: list[int] = given.get("called", [])
+        self.shape = _shape(data, given["shape"][-1]) if "shape" in given else Shape()
+        dots = [decode(data, place, DOT) for place in given.get("dot", ())]
+        self.contracted = [one for dot in dots for one in dot.get("contracted", ())]
+        kernels = [decode(data, place, CONVOLUTION) for place in given.get("convolution", ())]
+        self.output_feature = kernels[-1].get("output_feature", 0) if kernels else 0
+        # So many times the positions of a convolution's input, of which most are empty.
+        windows = [decode(data, place, WINDOW) for place in given.get("window", ())[-1:]]
+        places = [place for window in windows for place in window.get("dimensions", ())]
+        self.dilated = prod(
+            max(decode(data, one, DIMENSION).get("base_dilation", 1), 1) for one in places
+        )
 
     @property
     def type(self) -> str | None:
@@ -216,90 +190,34 @@ def programs_of(data: bytes, plane: Plane) -> Iterator[Program]:
     for places in plane.event_stats.values():
         for where in places:
             try:
-                found = [
-                    one for proto in _protos(data, where, wanted) for one in _of_proto(data, proto)
-                ]
+                stat = decode(data, where, STAT)
+                protos = stat.get("bytes", ()) if stat.get("of", 0) in wanted else ()
+                found = [_program(data, one) for proto in protos
+                         for one in decode(data, proto, PROTO_OF).get("modules", ())]  # fmt: skip
             except DamagedError:
                 continue
             yield from found
 
 
-def _protos(data: bytes, where: Place, wanted: set[int]) -> Iterator[Place]:
-    """Yield where a stat's bytes lie, if it is one of the wanted ones."""
-    ident = 0
-    held = []
-    for which, sort, value in fields(data, *where):
-        if which == WHICH and sort == VARINT:
-            ident = number(value)
-        elif which == STAT_BYTES and sort == BYTES:
-            held.append(place(value))
-    if ident in wanted:
-        yield from held
-
-
-def _of_proto(data: bytes, where: Place) -> Iterator[Program]:
-    for which, sort, value in fields(data, *where):
-        if which != MODULE or sort != BYTES:
-            continue
-        program = Program("", {})
-        for one, kind, held in fields(data, *place(value)):
-            if one == MODULE_NAME and kind == BYTES:
-                program.name = text(data, held)
-            elif one == COMPUTATIONS and kind == BYTES:
-                key, instructions = _computation(data, place(held))
-                program.computations[key] = instructions
-        yield program
-
-
-def _computation(data: bytes, where: Place) -> tuple[int, list[Instruction]]:
-    key = 0
-    found = []
-    for which, sort, value in fields(data, *where):
-        if which == COMPUTATION_ID and sort == VARINT:
-            key = number(value)
-        elif which == INSTRUCTIONS and sort == BYTES:
-            found.append(Instruction(data, place(value)))
-    return key, found
+def _program(data: bytes, where: Place) -> Program:
+    given = decode(data, where, MODULE)
+    computations = {}
+    for place in given.get("computations", ()):
+        found = decode(data, place, COMPUTATION)
+        instructions = [Instruction(data, one) for one in found.get("instructions", ())]
+        computations[found.get("id", 0)] = instructions
+    return Program(given.get("name", ""), computations)
 
 
 def _shape(data: bytes, where: Place, depth: int = 0) -> Shape:
-    code = 0
-    sizes: list[int] = []
-    parts: list[Shape] = []
-    for which, sort, value in fields(data, *where):
-        if which == ELEMENT_TYPE and sort == VARINT:
-            code = number(value)
-        elif which == SIZES:
-            sizes.extend(_numbers(data, sort, value))
-        elif which == TUPLE_SHAPES and sort == BYTES and depth < DEEPEST:
-            parts.append(_shape(data, place(value), depth + 1))
+    given = decode(data, where, SHAPE)
+    sizes = given.get("sizes", [])
     if any(size < 0 for size in sizes) or len(sizes) > MOST_DIMENSIONS:
         raise DamagedError
-    return Shape(code, tuple(sizes), tuple(parts))
-
-
-def _dilated(data: bytes, where: Place) -> int:
-    found = 1
-    for which, sort, value in fields(data, *where):
-        if which == WINDOW_DIMENSIONS and sort == BYTES:
-            for one, kind, inner in fields(data, *place(value)):
-                if one == BASE_DILATION and kind == VARINT:
-                    found *= max(number(inner), 1)
-    return found
-
-
-def _numbers(data: bytes, sort: int, value: int | Place) -> list[int]:
-    """Return repeated numbers, packed or one by one."""
-    if sort == VARINT:
-        return [number(value)]
-    if sort != BYTES:
-        return []
-    found = []
-    at, end = place(value)
-    while at < end:
-        one, at = varint(data, at)
-        found.append(one)
-    return found
+    parts = given.get("parts", []) if depth < DEEPEST else []
+    return Shape(
+        given.get("type", 0), tuple(sizes), tuple(_shape(data, part, depth + 1) for part in parts)
+    )
 
 
 PRODUCTS = ("dot", "convolution", "custom-call")

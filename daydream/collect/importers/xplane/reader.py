@@ -15,13 +15,13 @@ it: that range tells the thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.formats import Options
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.collect.importers.xplane.programs import (
@@ -44,6 +44,7 @@ from daydream.collect.importers.xplane.space import (
     stats_of,
 )
 from daydream.errors import TraceError
+from daydream.files.input_files import opened
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN, Document
 from daydream.trace.valid import is_amount
@@ -135,19 +136,17 @@ EPOCH_NS = 10**18  # times above it are of the wall clock
 NOTHING = "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
 
 
-def read_xplane(
-    path: Path, *, progress: Callable[[float], None] | None, max_unpacked: int | None
-) -> Recording:
+def read_xplane(path: Path, options: Options) -> list[Recording]:
     """Return the recording in an `xplane.pb` or `xplane.pb.gz`.
 
     Raises `TraceError` if it is damaged, holds a TPU's work alone, or no row.
     """
-    with opened(path, max_unpacked) as (file, _, _):
+    with opened(path, options.max_unpacked) as (file, _, _):
         data = file.read()
     if not data.strip():
         raise TraceError(f"{path} is empty; a profile of JAX (xplane.pb) was needed")
     try:
-        return _Reader(path, data, progress).recording()
+        return [_Reader(path, data, options).recording()]
     except DamagedError:
         raise damaged(path) from None
 
@@ -155,10 +154,10 @@ def read_xplane(
 class _Reader:
     """The planes of one file, into one builder."""
 
-    def __init__(self, path: Path, data: bytes, progress: Callable[[float], None] | None) -> None:
+    def __init__(self, path: Path, data: bytes, options: Options) -> None:
         self.path = path
         self.data = data
-        self._progress = progress
+        self._options = options
         self.builder = RowBuilder()
         self.devices: list[Document] = []
         self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
@@ -183,8 +182,7 @@ class _Reader:
                 }
                 begun = stats_of(self.data, plane, plane.stats, wanted).get("profile_start_time")
                 self.begun_ns = begun if isinstance(begun, int) and 0 < begun < 2**62 else 0
-            if self._progress is not None:
-                self._progress((number + 1) / (len(found) + 1))
+            self._options.read((number + 1) / (len(found) + 1))
         for plane in found:
             if plane.name == HOST:
                 self._host(plane)

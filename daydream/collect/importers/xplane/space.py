@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from daydream.collect.importers.row_builder import NO_TIME
 from daydream.errors import TraceError
+from daydream.trace.schema import UNKNOWN
 
 VARINT = 0
 FIXED64 = 1
@@ -80,26 +83,34 @@ def fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int | 
         yield number, sort, value
 
 
-def text(data: bytes, value: int | Place) -> str:
-    """Return a field as text, cut where it is longer than any name."""
-    if isinstance(value, int):
-        raise DamagedError
-    begin, end = value
-    return data[begin : min(end, begin + LONGEST_TEXT)].decode("utf-8", "replace")
+def decode(data: bytes, where: Place, schema: Schema) -> dict[str, Any]:
+    """Return what stands in a message, by the names of its schema: lists, or the last one; the others lack.
 
-
-def place(value: int | Place) -> Place:
-    """Return the place of a message inside. Raises `DamagedError` if the field is a number."""
-    if isinstance(value, int):
-        raise DamagedError
-    return value
-
-
-def number(value: int | Place) -> int:
-    """Return a field as int64. Raises `DamagedError` if it is no number."""
-    if not isinstance(value, int):
-        raise DamagedError
-    return signed(value)
+    Numbers are int64, texts are cut where they are longer than any name.
+    """
+    found: dict[str, Any] = {}
+    for number, sort, value in fields(data, *where):
+        if number not in schema:
+            continue
+        name, kind = schema[number]
+        if isinstance(value, int):
+            if kind == INT:
+                found[name] = signed(value)
+            elif kind == INTS:
+                found.setdefault(name, []).append(signed(value))
+        elif sort == BYTES:
+            begin, end = value
+            if kind == TEXT:
+                found[name] = data[begin : min(end, begin + LONGEST_TEXT)].decode(
+                    "utf-8", "replace"
+                )
+            elif kind == PLACES:
+                found.setdefault(name, []).append(value)
+            elif kind == INTS:
+                while begin < end:
+                    one, begin = varint(data, begin)
+                    found.setdefault(name, []).append(one)
+    return found
 
 
 def damaged(path: object) -> TraceError:
@@ -109,31 +120,25 @@ def damaged(path: object) -> TraceError:
     )
 
 
-PLANES = 1  # of XSpace
-PLANE_NAME = 2
-LINES = 3
-EVENT_NAMES = 4
-STAT_NAMES = 5
-PLANE_STATS = 6
-LINE_ID = 1
-LINE_NAME = 2
-BEGIN_NS = 3
-EVENTS = 4
-DISPLAY_NAME = 11
-WHICH = 1
-OFFSET_PS = 2
-DURATION_PS = 3
-EVENT_STATS = 4
-OCCURRENCES = 5
-STAT_DOUBLE = 2
-STAT_UNSIGNED = 3
-STAT_SIGNED = 4
-STAT_TEXT = 5
-STAT_BYTES = 6
-STAT_TEXT_ID = 7
-KEY, VALUE = 1, 2  # of an entry of a map
-META_NAME = 2
-META_STATS = 5
+INT, TEXT, INTS, PLACES = range(4)
+Schema = Mapping[int, tuple[str, int]]
+# Messages of `xplane.proto`: what stands in each field, by its number.
+SPACE: Schema = {1: ("planes", PLACES)}
+PLANE: Schema = {
+    2: ("name", TEXT), 3: ("lines", PLACES), 4: ("events", PLACES), 5: ("stat_names", PLACES), 6: ("stats", PLACES),
+}  # fmt: skip
+LINE: Schema = {
+    1: ("id", INT), 2: ("name", TEXT), 3: ("begin_ns", INT), 4: ("events", PLACES), 11: ("display_name", TEXT),
+}  # fmt: skip
+EVENT: Schema = {
+    1: ("of", INT), 2: ("offset_ps", INT), 3: ("duration_ps", INT), 4: ("stats", PLACES), 5: ("occurrences", INT),
+}  # fmt: skip
+STAT: Schema = {
+    1: ("of", INT), 3: ("unsigned", INT), 4: ("signed", INT), 5: ("text", TEXT), 6: ("bytes", PLACES),
+    7: ("text_id", INT),
+}  # fmt: skip
+ENTRY: Schema = {1: ("key", INT), 2: ("value", PLACES)}  # of a map
+META: Schema = {2: ("name", TEXT), 5: ("stats", PLACES)}
 LARGEST_NS = 2**62 - 2**54  # with an offset of 63 bits of ps it fits 63 bits
 Value = int | str
 
@@ -151,15 +156,6 @@ class Plane:
 
 
 @dataclass
-class Head:
-    """What a line says of itself."""
-
-    name: str = ""
-    id: int = 0
-    begin_ns: int = 0
-
-
-@dataclass
 class Line:
     """Events of a line as columns: ids of names, begin and end in ns, and the stats asked for, by event."""
 
@@ -173,40 +169,20 @@ class Line:
 
 def planes(data: bytes) -> Iterator[Plane]:
     """Yield the planes of an XSpace. Raises `DamagedError` where it is none."""
-    for which, sort, value in fields(data, 0, len(data)):
-        if which == PLANES and sort == BYTES:
-            yield _plane(data, place(value))
-
-
-def _plane(data: bytes, where: Place) -> Plane:
-    plane = Plane()
-    for which, sort, value in fields(data, *where):
-        if which == PLANE_NAME and sort == BYTES:
-            plane.name = text(data, value)
-        elif which == LINES and sort == BYTES:
-            plane.lines.append(place(value))
-        elif which == PLANE_STATS and sort == BYTES:
-            plane.stats.append(place(value))
-        elif which in (EVENT_NAMES, STAT_NAMES) and sort == BYTES:
-            key, inner = _entry(data, place(value))
-            names = plane.event_names if which == EVENT_NAMES else plane.stat_names
-            for one, kind, held in fields(data, *inner):
-                if one == META_NAME and kind == BYTES:
-                    names[key] = text(data, held)
-                elif one == META_STATS and kind == BYTES and which == EVENT_NAMES:
-                    plane.event_stats.setdefault(key, []).append(place(held))
-    return plane
-
-
-def _entry(data: bytes, where: Place) -> tuple[int, Place]:
-    key = 0
-    inner = (where[1], where[1])
-    for which, sort, value in fields(data, *where):
-        if which == KEY and sort == VARINT:
-            key = number(value)
-        elif which == VALUE and sort == BYTES:
-            inner = place(value)
-    return key, inner
+    for where in decode(data, (0, len(data)), SPACE).get("planes", ()):
+        given = decode(data, where, PLANE)
+        plane = Plane(given.get("name", ""), given.get("lines", []), stats=given.get("stats", []))
+        for name in ("events", "stat_names"):
+            for entry in given.get(name, ()):
+                found = decode(data, entry, ENTRY)
+                meta = decode(data, found["value"][-1], META) if "value" in found else {}
+                names = plane.event_names if name == "events" else plane.stat_names
+                key = found.get("key", 0)
+                if "name" in meta:
+                    names[key] = meta["name"]
+                if "stats" in meta and name == "events":
+                    plane.event_stats.setdefault(key, []).extend(meta["stats"])
+        yield plane
 
 
 def stats_of(
@@ -216,21 +192,15 @@ def stats_of(
     found: dict[str, Value] = {}
     for begin, end in places:
         key, at = varint(data, begin)
-        if key == WHICH << 3:  # the id comes first: most stats are skipped here
+        if key == 1 << 3:  # the id comes first: most stats are skipped here
             ident, at = varint(data, at)
             if ident not in wanted:
                 continue
-        ident = 0
-        told: Value | None = None
-        for which, sort, value in fields(data, begin, end):
-            if which == WHICH and sort == VARINT:
-                ident = number(value)
-            elif which in (STAT_UNSIGNED, STAT_SIGNED) and sort == VARINT:
-                told = number(value)
-            elif which == STAT_TEXT and sort == BYTES:
-                told = text(data, value)
-            elif which == STAT_TEXT_ID and sort == VARINT:
-                told = plane.stat_names.get(number(value))
+        given = decode(data, (begin, end), STAT)
+        ident = given.get("of", 0)
+        told = plane.stat_names.get(given.get("text_id", UNKNOWN))
+        for name in ("unsigned", "signed", "text"):
+            told = given.get(name, told)
         if ident in wanted and told is not None:
             found[wanted[ident]] = told
     return found
@@ -250,50 +220,26 @@ def lines(data: bytes, plane: Plane, names: frozenset[str]) -> Iterator[tuple[Li
         key: stats_of(data, plane, places, wanted) for key, places in plane.event_stats.items()
     }
     for where in plane.lines:
-        head = Head()
-        events: list[Place] = []
-        for which, sort, value in fields(data, *where):
-            if which == EVENTS and sort == BYTES:
-                events.append(place(value))
-            elif sort == BYTES and which in (LINE_NAME, DISPLAY_NAME):
-                head.name = head.name or text(data, value)
-            elif sort == VARINT and which == LINE_ID:
-                head.id = number(value)
-            elif sort == VARINT and which == BEGIN_NS:
-                head.begin_ns = number(value)
+        given = decode(data, where, LINE)
+        begin_ns = given.get("begin_ns", 0)
         rows: list[tuple[int, int, int]] = []
         stats: list[dict[str, Value]] = []
-        for event in events:
-            times, inner = _event(data, event, head.begin_ns)
-            if times is None:
-                continue
-            rows.append(times)
-            found = stats_of(data, plane, inner, wanted) if wanted else {}
-            of = shared.get(times[0])
-            stats.append({**of, **found} if of else found)
+        events = given.get("events", ())
+        for place in events:
+            event = decode(data, place, EVENT)
+            if "occurrences" in event:
+                continue  # a sum
+            of = event.get("of", 0)
+            if abs(begin_ns) > LARGEST_NS:
+                rows.append((of, NO_TIME, NO_TIME))
+            else:
+                offset = event.get("offset_ps", 0)
+                end = begin_ns + (offset + event.get("duration_ps", 0)) // 1000
+                rows.append((of, begin_ns + offset // 1000, end))
+            found = stats_of(data, plane, event.get("stats", []), wanted) if wanted else {}
+            common = shared.get(of)
+            stats.append({**common, **found} if common else found)
         table = np.array(rows, np.int64).reshape(-1, 3)
-        line = Line(head.name, head.id, table[:, 0], table[:, 1], table[:, 2], stats)
+        name = given.get("name") or given.get("display_name", "")
+        line = Line(name, given.get("id", 0), table[:, 0], table[:, 1], table[:, 2], stats)
         yield line, len(events) - len(rows)
-
-
-def _event(
-    data: bytes, where: Place, begin_ns: int
-) -> tuple[tuple[int, int, int] | None, list[Place]]:
-    """Return the id of an event's name, its begin and end in ns (None for a sum), and where its stats lie."""
-    of = offset = duration = 0
-    inner: list[Place] = []
-    summed = False
-    for which, sort, value in fields(data, *where):
-        if which == EVENT_STATS and sort == BYTES:
-            inner.append(place(value))
-        elif sort == VARINT:
-            told = number(value)
-            of = told if which == WHICH else of
-            offset = told if which == OFFSET_PS else offset
-            duration = told if which == DURATION_PS else duration
-            summed |= which == OCCURRENCES
-    if summed:
-        return None, inner
-    if abs(begin_ns) > LARGEST_NS:
-        return (of, -1, -1), inner  # a time that is none
-    return (of, begin_ns + offset // 1000, begin_ns + (offset + duration) // 1000), inner

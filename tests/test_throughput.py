@@ -1,0 +1,66 @@
+"""Throughput: what a second of training covers, where a change alters what a step covers."""
+
+import pytest
+
+import daydream
+
+H200 = "examples/train_gpt_h200.parquet"  # batches of 8 sequences of 256 tokens, in one pass a step
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return daydream.replay(H200)
+
+
+def twice_as_long(graph, *, times: float = 4.0, unit: str = "samples"):
+    graph.select(kind="kernel").scale(2)
+    graph.covers(times, unit)
+
+
+def test_a_step_that_covers_four_times_the_samples_in_twice_the_time_gives_twice_the_throughput(replayed):
+    found = daydream.whatif(replayed, twice_as_long)
+
+    rate = found.throughput
+    assert rate.unit == "samples"
+    assert rate.gain == pytest.approx(4 * found.replayed_ns / found.predicted_ns)
+    assert rate.before_per_s == pytest.approx(8 / (found.replayed_ns / 1e9))
+    assert rate.after_per_s == pytest.approx(4 * 8 / (found.predicted_ns / 1e9))
+
+
+def test_tokens_are_those_of_all_samples(replayed):
+    found = daydream.whatif(replayed, twice_as_long, unit="tokens")
+
+    assert found.throughput.unit == "tokens"
+    assert found.throughput.before_per_s == pytest.approx(8 * 256 / (found.replayed_ns / 1e9))
+
+
+def test_a_step_that_covers_what_it_did_has_no_throughput(replayed):
+    assert daydream.whatif(replayed, "amp").throughput is None
+    assert daydream.whatif(replayed, twice_as_long, times=1.0).throughput is None
+
+
+def test_without_shapes_of_a_batch_only_the_gain_is_known():
+    found = daydream.whatif("examples/mlp_cpu.json.gz", "batch-size", factor=2, recorded=64)
+
+    assert found.throughput.gain == pytest.approx(2 * found.speedup)
+    assert found.throughput.before_per_s is None  # the user knows better than the shapes
+
+
+def test_a_step_of_several_batches_has_no_known_number_of_samples(replayed):
+    from daydream.costs.device.input_sizes import samples_per_step
+    from daydream.transforms.compose import edit_of, parse
+
+    graph, _ = edit_of(parse("gradient-accumulation"), {"batches": 2}).in_copy(replayed.graph)
+
+    assert samples_per_step(replayed.graph) == 8
+    assert samples_per_step(graph) is None
+
+
+def test_a_sweep_is_sorted_by_throughput_unless_by_step(replayed):
+    asked = ["ddp", {"workers": [2, 8]}]
+
+    by_throughput = daydream.sweep(replayed, *asked, bandwidth=100.0)
+    by_step = daydream.sweep(replayed, *asked, bandwidth=100.0, sort="step")
+
+    assert [each.options["workers"] for each in by_throughput.scenarios] == [8, 2]
+    assert [each.options["workers"] for each in by_step.scenarios] == [2, 8]
