@@ -135,8 +135,8 @@ def test_what_a_model_does_itself_without_compilation_is_its_own():
 
 def test_info_says_how_much_is_known_of_the_whole_model_only():
     for call_of, said in (
-        ("graph", ("partly", "known for 77 % of the kernel time; 23 % only as part of CUDA graphs")),
-        ("nothing", ("yes", "known for 100 % of the kernel time")),
+        ("graph", ("partly", "known for 77% of the kernel time; 23% only as part of CUDA graphs")),
+        ("nothing", ("yes", "known for 100% of the kernel time")),
     ):
         recorded = model(call_of, unplaced=60)
         found = Overview(recorded.graph.trace, recorded.graph, recorded)

@@ -158,7 +158,7 @@ class Output:
                 lines.append(f"wrote {', '.join(map(str, written.files))}")
                 lines += [f"  note: {note}" for note in written.notes]
             else:
-                from daydream.report.perfetto.file import write
+                from daydream.report.perfetto import write
 
                 replay = getattr(result, "replay", result)
                 write(path, replay, None if result is replay else result, force=self.force)

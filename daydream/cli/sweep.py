@@ -296,7 +296,7 @@ def scaling(
         plot (FILE): Draw it too: .png, .svg or .html. Needs matplotlib.
     """
     from daydream.predict import scaling as scales
-    from daydream.report.scaling_plot import check_plot, draw
+    from daydream.report.figures import check_plot, draw
     from daydream.report.view import view
 
     values = change.values or {}

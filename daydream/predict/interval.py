@@ -147,9 +147,7 @@ class Uncertainty(Struct, frozen=True):
         """Return the largest causes as shares of a step, in their order; empty if none matters."""
         shares = {WORDS[name]: abs(ns) / step_ns for name, ns in asdict(self).items() if step_ns}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
-        return ", ".join(
-            f"{words} {100 * share:.1f} %" for words, share in largest if share >= LEAST_SAID
-        )
+        return ", ".join(f"{words} {share:.1%}" for words, share in largest if share >= LEAST_SAID)
 
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""

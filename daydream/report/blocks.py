@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from daydream.report.format import percent, scale, shortened, tail, time_text
 from daydream.text import bytes_text, memory_unit
@@ -36,6 +36,10 @@ class Kind(Enum):
     PERCENT = auto()  # a share
     ERROR = auto()  # a share with its sign
     COUNT = auto()
+
+    def __call__(self, title: str, spare: int = 0, **options: Any) -> Column:
+        """Return a column of this kind."""
+        return Column(title, self, spare, **options)
 
 
 TIMES = (Kind.TIME, Kind.CHANGE, Kind.INTERVAL)
@@ -97,6 +101,19 @@ class Table(NamedTuple):
     name: str = ""
     own_units: bool = False
 
+    def split(self) -> list[Table]:
+        """Return a table for each heading, which then names the first column."""
+        found: list[Table] = []
+        for row in self.rows:
+            name, *cells = row.cells
+            if row.style == HEADING:
+                head = self.columns[0]._replace(title=str(name))
+                found.append(self._replace(columns=[head, *self.columns[1:]], rows=[]))
+            else:
+                bare = row._replace(cells=(str(name).strip(), *cells))
+                found[-1] = found[-1]._replace(rows=[*found[-1].rows, bare])
+        return found
+
     def used(self) -> list[int]:
         """Return the places of the columns that have a cell; the first always."""
         rows = [row.cells for row in self.rows if row.style != HEADING]
@@ -111,7 +128,8 @@ class Table(NamedTuple):
         sizes = self._largest((Kind.BYTES,))
         unit, size, digits = scale(times)
         memory, nbytes = memory_unit(sizes)
-        heads, units = [], {Kind.TIME: unit, Kind.BYTES: memory}
+        heads = []
+        units = {Kind.TIME: unit, Kind.BYTES: memory}
         for column in self.columns:
             kind = Kind.TIME if column.kind in TIMES else column.kind
             said = None if self.own_units else units.pop(kind, None)
@@ -192,6 +210,13 @@ class Figures(NamedTuple):
 
     figures: Sequence[tuple[str, str, str]]
     head: str = ""
+
+
+def times(head: str, *figures: tuple[str, float | None, str]) -> Figures:
+    """Return key figures that are times; those that are not known are left out."""
+    return Figures(
+        [(name, time_text(ns), more) for name, ns, more in figures if ns is not None], head
+    )
 
 
 class Facts(NamedTuple):

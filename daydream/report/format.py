@@ -48,7 +48,7 @@ def gain_range_text(before_ns: float, low_ns: float, high_ns: float) -> str:
 
 
 def likely_gain(before_ns: float, low_ns: float, high_ns: float) -> str:
-    """Return that range in brackets, behind a space: ` (90 % interval 1.49 to 2.58x)`.
+    """Return that range in brackets, behind a space: ` (90% interval 1.49 to 2.58x)`.
 
     One on both sides of 1x leaves undecided whether there is a gain: ` (may help or hurt: 0.94 to 1.07x)`.
     """
@@ -56,16 +56,16 @@ def likely_gain(before_ns: float, low_ns: float, high_ns: float) -> str:
     undecided = round(before_ns / max(high_ns, 1), 2) < 1 and (
         low_ns <= 0 or round(before_ns / low_ns, 2) > 1
     )
-    return f" ({'may help or hurt:' if undecided else '90 % interval'} {gain})" if gain else ""
+    return f" ({'may help or hurt:' if undecided else '90% interval'} {gain})" if gain else ""
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """Return a share in percent: `0.70 %`, `12.3 %`."""
+    """Return a share in percent: `0.70%`, `12.3%`."""
     value = 100 * share
     digits = 2 if abs(value) < 10 else 1
     if abs(value) < 0.5 * 10**-digits:
-        return f"{0:.{digits}f} %"
-    return f"{value:{'+' if signed else ''},.{digits}f} %"
+        return f"{0:.{digits}f}%"
+    return f"{value:{'+' if signed else ''},.{digits}f}%"
 
 
 def scale(step_ns: float) -> tuple[str, int, int]:
@@ -108,7 +108,7 @@ def step_change_text(
 ) -> str:
     """Return a step before and after a change, and how many times faster: `16.65 -> 8.82 ms per step, 1.89x`.
 
-    With the range of the step after it follows that of the speed-up: `(90 % interval 1.49 to 2.58x)`.
+    With the range of the step after it follows that of the speed-up: `(90% interval 1.49 to 2.58x)`.
     """
     if after_ns is None:
         return f"{time_text(before_ns)} per step, unknown with the change"

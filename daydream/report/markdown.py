@@ -33,14 +33,16 @@ MARKUP = regex(r"([\\`*_\[\]()|~$])")  # what GitHub's Markdown takes for its ow
 
 def markdown(blocks: Sequence[Block]) -> str:
     """Return a view as Markdown: what follows its first table is folded away."""
-    parts, folded = [], 0
+    parts = []
+    folded = 0
     for block in flat(blocks):
         if isinstance(block, Text) and block.head == OF_TEXT:
             continue
         parts.append(_block(block))
         if isinstance(block, Table) and not folded:
             folded = len(parts)
-    shown, rest = parts[: folded or None], parts[folded:] if folded else []
+    shown = parts[: folded or None]
+    rest = parts[folded:] if folded else []
     if rest:
         inside = "\n\n".join(rest)
         shown.append(f"<details><summary>Where it comes from</summary>\n\n{inside}\n\n</details>")

@@ -1,11 +1,10 @@
-"""Overview: what a trace holds, and whether that is enough for a replay and for what-ifs."""
+"""What a trace holds, and whether that is enough for a replay and for what-ifs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from daydream.costs.counters.listing import counted_in
 from daydream.errors import GraphError
 from daydream.graph.calls import Coverage, has_device_work
-from daydream.graph.tables import KERNEL
+from daydream.graph.tables import KERNEL, step_rank
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
 from daydream.simulate.critical_path import has_cpu
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
     from daydream.trace.trace import Trace
 
-GOOD_REPLAY = 0.01  # largest error of a step that leaves a prediction to be trusted
-FAIR_REPLAY = 0.03
-ENOUGH_KNOWN = (
-    0.9  # share of the time whose phase (or layer, or type) must be known to select by it
-)
-SOME_KNOWN = 0.1
+GOOD_REPLAY, FAIR_REPLAY = (
+    0.01,
+    0.03,
+)  # largest error of a step of which a prediction can be trusted
+ENOUGH_KNOWN, SOME_KNOWN = 0.9, 0.1  # share of the time of which a phase (layer, type) is known
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
-RESTLESS = "steps were held up while they were recorded, see the note"
+RESTLESS = "the machine was busy during recording, see the note"
 MISSING = {  # what to say where hardly anything is known
     "phase": "unknown (no ranges, autograd thread or kernel names): all is assumed forward",
     "layer": "no layers are known: profile with_stack=True and with_modules=True",
@@ -67,9 +65,14 @@ class Overview:
         return has_device_work(self.graph)
 
     @property
-    def device_tasks(self) -> int:
-        """How many tasks a device runs."""
-        return sum(stream["tasks"] for stream in self.streams() if not stream["on_host"])
+    def has_kernels(self) -> bool:
+        """Whether the trace holds kernels."""
+        return bool((self.graph.columns["kind"] == KERNEL).any())
+
+    @property
+    def time_of(self) -> str:
+        """What shares are taken of, in words."""
+        return "kernel time" if self.has_kernels else "CPU time"
 
     @cached_property
     def work(self) -> np.ndarray:
@@ -80,15 +83,10 @@ class Overview:
         inside = tasks & np.isin(columns["step"], covered)
         return np.flatnonzero(inside if inside.any() else tasks)
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether the trace holds kernels."""
-        return bool((self.graph.columns["kind"] == KERNEL).any())
-
-    @property
-    def time_of(self) -> str:
-        """What shares are taken of, in words."""
-        return "kernel time" if self.has_kernels else "CPU time"
+    def _share(self, mask: np.ndarray) -> float:
+        """Return the part of the work's time of which something is so: a mask, shape of `work`."""
+        time = self.graph.columns["duration_ns"][self.work].astype(np.float64)
+        return float(time[mask].sum()) / (float(time.sum()) or 1.0)
 
     def known(self) -> dict[str, float]:
         """Return the share of the work's time with a known phase, layer, op and type.
@@ -96,76 +94,59 @@ class Overview:
         A phase is known by evidence only: a range, the thread that launches, a kernel's name. A layer is
         not where a replay or a compiled call runs many, and only the call's is recorded.
         """
-        columns, tasks = self.graph.columns, self.work
-        time = columns["duration_ns"][tasks].astype(np.float64)
-        whole = float(time.sum()) or 1.0
-        shares = {}
-        for name in ("phase", "layer", "op"):
-            shares[name] = float(time[columns[name][tasks] >= 0].sum()) / whole
+        columns = self.graph.columns
+        tasks = self.work
+        names = ("phase", "layer", "op")
+        shares = {name: self._share(columns[name][tasks] >= 0) for name in names}
         shares["layer"] -= self.as_a_whole[0]
         shares["phase"] *= 1 - float(self.trace.metadata.get("phases_assumed", 0.0))
-        rows = np.maximum(columns["row"][tasks], 0)
-        typed = (
-            np.asarray(self.trace["dtype"])[rows] >= 0
-            if len(self.trace)
-            else np.zeros(len(tasks), bool)
-        )
-        shares["dtype"] = float(time[typed].sum()) / whole
+        types = np.asarray(self.trace["dtype"]) if len(self.trace) else np.array([-1])
+        shares["dtype"] = self._share(types[np.maximum(columns["row"][tasks], 0)] >= 0)
         return shares
 
     @cached_property
     def as_a_whole(self) -> tuple[float, str]:
         """The share of the work's time that is known only as part of calls of many layers, and of which."""
         mask, where = known_as_a_whole(self.graph)
-        time = self.graph.columns["duration_ns"][self.work].astype(np.float64)
-        named = mask[self.work] & (self.graph.columns["layer"][self.work] >= 0)
-        return float(time[named].sum()) / (float(time.sum()) or 1.0), where
+        return self._share(mask[self.work] & (self.graph.columns["layer"][self.work] >= 0)), where
 
     def phase_shares(self) -> dict[str, float]:
         """Return the share of each phase in the work's time."""
-        columns, tasks = self.graph.columns, self.work
-        time = np.bincount(
-            columns["phase"][tasks].astype(np.int64) + 1,
-            columns["duration_ns"][tasks],
-            len(PHASES) + 1,
-        )
-        whole = float(time.sum()) or 1.0
-        return {name: float(ns) / whole for name, ns in zip(PHASES, time[1:], strict=True) if ns}
+        phase = self.graph.columns["phase"][self.work]
+        shares = {name: self._share(phase == code) for code, name in enumerate(PHASES)}
+        return {name: share for name, share in shares.items() if share}
 
     def streams(self) -> list[dict[str, Any]]:
         """Return every stream with its tasks and how long they took; gloo's lanes on the host too."""
         columns = self.graph.columns
         rows = []
         for number, lane in enumerate(self.graph.lanes):
+            tasks = columns["lane"] == number
+            row = {"name": lane.name, "rank": self._rank(lane), "device": lane.device}
+            row |= {"on_host": lane.host, "tasks": int(tasks.sum())}
             if lane.on_device:
-                tasks = columns["lane"] == number
-                rows.append({
-                    "name": lane.name, "rank": self._rank(lane), "device": lane.device,
-                    "on_host": lane.host, "tasks": int(tasks.sum()),
-                    "busy_ns": int(columns["duration_ns"][tasks].sum()),
-                })  # fmt: skip
+                rows.append({**row, "busy_ns": int(columns["duration_ns"][tasks].sum())})
         return rows
 
     def busy(self) -> float | None:
         """Return the share of the covered steps in which the device worked, the mean over ranks."""
-        columns, lanes = self.graph.columns, self.graph.lanes
-
-        def on_gpu(lane: Lane) -> bool:
-            return lane.on_device and not lane.host
-
+        columns = self.graph.columns
         shares = []
-        for rank in sorted({step.get("rank", 0) for step in self.covered}):
-            mine = [step for step in self.covered if step.get("rank", 0) == rank]
+        for rank in sorted(set(map(step_rank, self.covered))):
+            mine = [step for step in self.covered if step_rank(step) == rank]
             end = max(int(step["completion_ns"]) for step in mine)
             begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
-            here = [n for n, lane in enumerate(lanes) if on_gpu(lane) and self._rank(lane) == rank]
+            here = [
+                number
+                for number, lane in enumerate(self.graph.lanes)
+                if lane.on_device and not lane.host and self._rank(lane) == rank
+            ]
             tasks = np.isin(columns["lane"], here) & (columns["measured_start_ns"] >= 0)
             start = columns["measured_start_ns"][tasks]
+            ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
             if len(start) and end > begin:
-                ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
-                shares.append(
-                    Coverage(np.clip(start, begin, end), ends).before_ns[-1] / (end - begin)
-                )
+                worked = Coverage(np.clip(start, begin, end), ends).before_ns[-1]
+                shares.append(worked / (end - begin))
         return float(np.mean(shares)) if shares else None
 
     def _rank(self, lane: Lane) -> int:
@@ -175,123 +156,108 @@ class Overview:
     def verdicts(self) -> dict[str, tuple[str, str]]:
         """Return for replay, what-ifs and selections by phase, layer and type: yes, partly or no, and why."""
         known = self.known()
-        verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
+        verdicts = self._of_replay()
         torch = not self.trace.metadata.get("profiler")  # the advice is about torch's
         for name, advice in MISSING.items():
-            why = advice if torch else advice.partition(":")[0]
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
-            said = (
-                f"known for {100 * share:.0f} % of the {self.time_of}"
-                if share >= SOME_KNOWN
-                else why
-            )
-            whole, where = self.as_a_whole if name == "layer" else (0.0, "")
-            if whole > MUCH:
+            said = f"known for {share:.0%} of the {self.time_of}"
+            if share < SOME_KNOWN:
+                said = advice if torch else advice.partition(":")[0]
+            whole, where = self.as_a_whole
+            if name == "layer" and whole > MUCH:
                 answer = "partly"
-                said = (
-                    f"known for {100 * share:.0f} % of the {self.time_of}; "
-                    f"{100 * whole:.0f} % only as part of {where}"
-                )
+                said = f"known for {share:.0%} of the {self.time_of}; {whole:.0%} only as part of {where}"
             verdicts[f"by {name}"] = (answer, said)
         return verdicts
 
-    def _replay_verdict(self) -> tuple[str, str]:
-        if self.replay is None:
-            return "no", self.why_no_replay
-        worst = self.replay.max_error
-        for answer, limit in (("yes", GOOD_REPLAY), ("partly", FAIR_REPLAY)):
-            if worst <= limit:
-                return answer, f"every step replays within {100 * limit:.0f} %"
-        return "no", f"a step replays {100 * worst:.1f} % off"
-
-    def _whatif_verdict(self) -> tuple[str, str]:
-        if self.replay is None:
-            return "no", self.why_no_replay
-        answer, _ = self._replay_verdict()
-        doubts = [] if answer == "yes" else ["the replay is off"]
-        if self.replay.unrest is not None:
-            doubts.append(RESTLESS)
+    def _of_replay(self) -> dict[str, tuple[str, str]]:
+        replay = self.replay
         facts = self.graph.facts
-        recorded = sum(step.measured_ns for step in self.replay.steps)
-        if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
-            doubts.append(
-                f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause"
-            )
-        if facts.untraced_ns > MUCH_UNEXPLAINED * recorded:
-            doubts.append(f"{facts.untraced_ns / 1e6:,.1f} ms of device work was not recorded")
-        unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
-        if unresolved > (1 - ENOUGH_KNOWN) * waits:
-            doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
-        if len(self.replay.steps) == 1:
-            doubts.append("only one step is covered, so how steps vary is not known")
-        if not has_cpu(self.graph):
-            doubts.append("no CPU work was recorded, so pauses of the device stay as they were")
-        if not doubts:
-            return answer, "the causes of waits are known"
-        return ("partly" if answer == "yes" else answer), "; ".join(doubts)
+        if replay is None:
+            return dict.fromkeys(("replay", "what-if"), ("no", self.why_no_replay))
+        limits = {"yes": GOOD_REPLAY, "partly": FAIR_REPLAY}
+        answer = next((each for each in limits if replay.max_error <= limits[each]), "no")
+        why = f"a step replays {replay.max_error:.1%} off"
+        why = f"every step replays within {limits[answer]:.0%}" if answer in limits else why
+        limit = MUCH_UNEXPLAINED * sum(step.measured_ns for step in replay.steps)
+        unresolved = facts.event_waits["unresolved"]
+        waits = sum(facts.event_waits.values())
+        doubts = {
+            "the replay is off": answer != "yes",
+            RESTLESS: replay.unrest is not None,
+            f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause": (
+                facts.unexplained_ns > limit
+            ),
+            f"{facts.untraced_ns / 1e6:,.1f} ms of device work was not recorded": facts.untraced_ns
+            > limit,
+            f"{unresolved:,} of {waits:,} stream waits are unresolved": unresolved
+            > (1 - ENOUGH_KNOWN) * waits,
+            "only one step is covered, so how steps vary is not known": len(replay.steps) == 1,
+            "no CPU work was recorded, so pauses of the device stay as they were": not has_cpu(
+                self.graph
+            ),
+        }
+        said = "; ".join(doubt for doubt, holds in doubts.items() if holds)
+        then = "partly" if said and answer == "yes" else answer
+        return {"replay": (answer, why), "what-if": (then, said or "the causes of waits are known")}
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `info --json` prints, without the trace's name."""
-        trace, metadata, facts = self.trace, self.trace.metadata, self.graph.facts
+        trace = self.trace
+        metadata = self.trace.metadata
+        facts = self.graph.facts
+        time = recorded_time(trace)
         replay = self.replay
-        busy, time = self.busy(), recorded_time(trace)
+        kinds = rows_by_kind(trace)
+        streams = self.streams()
+        of_step = ("name", "rank", "measured_ns", "covered", "why_not")
+        of_replay = ("measured_ns", "replayed_ns", "error", "max_error")
+        verdicts = self.verdicts().items()
         return {
             "source": metadata.get("source"),
             "vendor": metadata.get("vendor"),
             "devices": metadata.get("devices", []),
             "versions": metadata.get("versions", {}),
-            "ranks": sorted({step.get("rank", 0) for step in self.steps}),
+            "ranks": sorted(set(map(step_rank, self.steps))),
             "world_size": metadata.get("world_size"),
             "rows": len(trace),
-            "rows_by_kind": rows_by_kind(trace),
+            "rows_by_kind": kinds,
             "span_ns": span_ns(trace),
             "threads": sum(not lane.on_device for lane in self.graph.lanes),
-            "streams": self.streams(),
-            "device_busy": busy,
+            "streams": streams,
+            "device_busy": self.busy(),
             "step_source": metadata.get("step_source"),
-            "steps": [
-                {key: step.get(key) for key in ("name", "rank", "measured_ns", "covered", "why_not")}
-                for step in self.steps
-            ],
+            "steps": [{key: step.get(key) for key in of_step} for step in self.steps],
             "covered": len(self.covered),
             "recorded_time": None if time is None else time.to_json(),
             "phases_assumed": float(metadata.get("phases_assumed", 0.0)),
             "known": self.known(),
             "phases": self.phase_shares(),
-            "device_rows": self.device_tasks,
+            "device_rows": sum(stream["tasks"] for stream in streams if not stream["on_host"]),
             "orphans": facts.orphans,
-            "memory": self.memory(),
+            "memory": None
+            if trace.memory is None
+            else [each.to_json() for each in recorded_memory(trace.memory)],
             "counters": counted_in(trace),
             "event_waits": dict(facts.event_waits),
             "unresolved_syncs": facts.unresolved_syncs,
-            "sync_rows": rows_by_kind(trace).get("sync", 0),
+            "sync_rows": kinds.get("sync", 0),
             "queue_depth": facts.queue_depth,
-            "replay": replay and {
-                key: getattr(replay, key) for key in ("measured_ns", "replayed_ns", "error", "max_error")
-            },
-            "verdicts": {
-                name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()
-            },
+            "replay": replay and {key: getattr(replay, key) for key in of_replay},
+            "verdicts": {name: {"answer": answer, "why": why} for name, (answer, why) in verdicts},
             "notes": self.notes(),
-        }  # fmt: skip
-
-    def memory(self) -> list[dict[str, Any]] | None:
-        """Return what was recorded of each device's memory, None if nothing was."""
-        events = self.trace.memory
-        return None if events is None else [each.to_json() for each in recorded_memory(events)]
+        }
 
     def notes(self) -> list[str]:
         """Return what was odd about the recording and its graph, and which of its steps others look at."""
-        metadata, chosen = (
-            self.trace.metadata,
-            self.trace.memory is not None or "steps_read" in self.trace.metadata,
-        )
-        run = None if chosen else typical_run(metadata, len(self.trace))
-        looked_at = [] if run is None else [run.note]
-        if self.replay is not None:
-            return [*looked_at, *self.replay.notes]
-        return [*looked_at, *self.trace.metadata.get("notes", []), *self.graph.facts.notes]
+        trace = self.trace
+        metadata = self.trace.metadata
+        chosen = trace.memory is not None or "steps_read" in metadata
+        run = None if chosen else typical_run(metadata, len(trace))
+        notes = [*metadata.get("notes", []), *self.graph.facts.notes]
+        notes = notes if self.replay is None else self.replay.notes
+        return [*([] if run is None else [run.note]), *notes]
 
 
 def overview(trace: Trace) -> Overview:
@@ -311,7 +277,15 @@ def rows_by_kind(trace: Trace) -> dict[str, int]:
     kinds = trace.text("kind")
     counts = np.bincount(np.asarray(trace["kind"], np.int64), minlength=len(kinds)).tolist()
     found = {kind: number for kind, number in zip(kinds, counts, strict=True) if number}
-    order = ("operator", "annotation", "module", "runtime", *DEVICE_KINDS, "sync", "blocked")
+    order: Sequence[str] = (
+        "operator",
+        "annotation",
+        "module",
+        "runtime",
+        *DEVICE_KINDS,
+        "sync",
+        "blocked",
+    )
     return {kind: found[kind] for kind in order if kind in found}
 
 
@@ -321,9 +295,3 @@ def span_ns(trace: Trace) -> int:
         return 0
     start = np.asarray(trace["start_ns"], np.int64)
     return int((start + trace["duration_ns"]).max() - start.min())
-
-
-def step_spread(steps: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
-    """Return the least, median and greatest measured time of some steps, in ns."""
-    times = [int(step["measured_ns"]) for step in steps]
-    return min(times), round(median(times)), max(times)

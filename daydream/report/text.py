@@ -45,7 +45,10 @@ KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range
 # The terminal's own colors, which can be read on light and on dark: no yellow, no white, nothing bright.
-BETTER, WORSE, TITLE, ASIDE = "green", "red", "bold", "dim"
+BETTER = "green"
+WORSE = "red"
+TITLE = "bold"
+ASIDE = "dim"
 ANSWERS = {"yes": BETTER, "no": WORSE}
 
 
@@ -274,8 +277,13 @@ def _wrapped(
             margin if not head else len(before) if len(head) <= len("note: ") else margin + MARGIN
         )
     found = textwrap.wrap(
-        "".join(char if char == KEEP else printable(char) for char in text).replace(" %", f"{KEEP}%"), width,
-        initial_indent=before, subsequent_indent=" " * hanging, break_long_words=False,
+        "".join(char if char == KEEP else printable(char) for char in text).replace(
+            " %", f"{KEEP}%"
+        ),
+        width,
+        initial_indent=before,
+        subsequent_indent=" " * hanging,
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
     return [line.replace(KEEP, " ") for line in found] or [before.rstrip()]

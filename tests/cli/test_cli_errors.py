@@ -79,7 +79,7 @@ def execution_trace(folder: Path) -> Path:
 
 
 def own_timeline(folder: Path) -> Path:
-    from daydream.report.perfetto.file import write
+    from daydream.report.perfetto import write
 
     write(folder / "timeline.json.gz", daydream.replay(folder / "step.parquet"))
     return folder / "timeline.json.gz"

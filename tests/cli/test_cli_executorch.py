@@ -40,7 +40,7 @@ def test_an_imported_program_is_asked_as_any_trace(ask, model):
 def test_any_command_reads_the_files_themselves(ask, model, name):
     done = ask("replay", "--trace", name)
     assert done.code == 0, done.err
-    assert "error 0.00 %" in done.out
+    assert "error 0.00%" in done.out
 
 
 @pytest.mark.parametrize(

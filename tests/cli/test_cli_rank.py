@@ -62,7 +62,7 @@ def test_the_whole_command_fits_a_screen_and_says_what_to_type_next(run):
     done = run("rank", "--trace", "step.parquet", "--top", "8")
 
     assert done.code == 0, done.err
-    assert done.out.startswith("amp: 3.064 -> 1.853 ms per step, 1.65x (90 % interval ")
+    assert done.out.startswith("amp: 3.064 -> 1.853 ms per step, 1.65x (90% interval ")
     ranked = json.loads(run("rank", "--trace", "step.parquet", "--json").out)["changes"]
     best = ranked[0]["optimization"]
     assert done.err == f"next: daydream whatif {best} step.parquet\n"

@@ -20,7 +20,7 @@ def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_termina
     shown = on_terminal(*WHATIF, columns=120)
 
     headline = shown.splitlines()[0]
-    assert f" ms per step, {GREEN}1.68x\x1b[0m (90 % interval " in headline, headline
+    assert f" ms per step, {GREEN}1.68x\x1b[0m (90% interval " in headline, headline
     assert f"{BOLD}  what a step waits for " in shown
     changes = [line for line in shown.splitlines() if line.startswith("    ") and "\x1b[3" in line]
     assert changes

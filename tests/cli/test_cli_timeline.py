@@ -8,7 +8,7 @@ from machine.programs import PROGRAMS
 from timeline_files import NS, problems, read, slices, threads
 
 import daydream
-from daydream.report.perfetto import file
+from daydream.report import perfetto as file
 
 
 @pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"], ["whatif", "amp+fused-adam"]])

@@ -167,7 +167,7 @@ def test_explain_tells_the_peak_what_most_of_it_is_and_whether_it_fits(folder):
     said = explained(folder, "--capacity", "24GB")
 
     # 1,536 of 2,628 bytes are there all the time: 512 of parameters, 1,024 of Adam's moments.
-    assert "peak memory 2.6 KiB, fits 24 GB; 39.0 % of it optimizer states, reached in optimizer" in said
+    assert "peak memory 2.6 KiB, fits 24 GB; 39.0% of it optimizer states, reached in optimizer" in said
     assert "batch-size" not in said  # nothing has to be smaller
     found = json.loads(explained(folder, "--json", "--capacity", "24GB"))["memory"]
     assert [found[key] for key in ("before_bytes", "after_bytes", "fits")] == [NOW, NOW, True]
@@ -192,7 +192,7 @@ def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
 
 def test_explain_after_a_change_tells_the_peak_then(folder):
     said = explained(folder, "--whatif", "fused-adam", "--capacity", "24GB")
-    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0 % of it optimizer states" in said
+    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0% of it optimizer states" in said
     assert "optimizer states, reached in backward" in said
 
 

@@ -33,7 +33,7 @@ def test_a_product_far_below_the_peak_is_told():
     peak = find_device("v100").peak("float32")  # FLOP a ns
     assert (found.name, found.ns, found.peak) == ("volta_sgemm", 547_000, "arithmetic")
     assert found.share_of_peak == pytest.approx(2 * 1024**3 / peak / 547_000)
-    said = f"{100 * found.share_of_peak:.1f} % of the device's peak arithmetic"
+    said = f"{100 * found.share_of_peak:.1f}% of the device's peak arithmetic"
     assert said in " ".join(beside(explanation))
     assert explanation.to_json()["kernels"] == [found.to_json()]
 

@@ -80,7 +80,7 @@ def test_loading_without_workers_is_on_the_critical_path():
 
     assert "DataLoader" in loading.label
     assert loading.cost_ns > 0.15 * explanation.replayed_ns
-    assert "29.5 % data loading" in verdict(explanation)
+    assert "29.5% data loading" in verdict(explanation)
     hidden = daydream.whatif(explanation.replay, "dataloader")
     # Three quarters of it as recorded; without the profiler the device is busy sooner.
     assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.5 * loading.cost_ns
@@ -181,7 +181,7 @@ def test_shares_add_up_and_the_text_fits_a_terminal(name):
 
 
 def test_no_large_cause_is_among_the_rest():
-    # 37 % launches, 35 % Python, 29 % loading: the screen has room for the first one only.
+    # 37% launches, 35% Python, 29% loading: the screen has room for the first one only.
     explanation = explained("cases/rtx4090laptop_mlp_training_20_iterations.json.gz")
     screen = str(view_text(explanation))
     for each in explanation.causes[:3]:

@@ -86,7 +86,7 @@ def test_the_recorded_step_is_one_object_beside_the_answer():
     assert found.recorded.measured_ns == replay.measured_ns
     assert found.recorded.predicted_ns == 15_084_065
     assert found.speedup == pytest.approx(1.593, abs=1e-3)
-    assert "with the profiler: 16.91 -> 15.08 ms, 1.12x, replay error 0.00 %" in view_text(found)
+    assert "with the profiler: 16.91 -> 15.08 ms, 1.12x, replay error 0.00%" in view_text(found)
 
 
 def test_the_step_is_scaled_to_the_measured_one_as_far_as_its_cpu_goes():

@@ -87,7 +87,7 @@ def test_every_result_has_the_note():
     assert shown.verdicts()["replay"][0] == "yes"
     assert shown.verdicts()["what-if"] == (
         "partly",
-        "steps were held up while they were recorded, see the note",
+        "the machine was busy during recording, see the note",
     )
 
 

@@ -26,7 +26,7 @@ PLAIN = """\
 | `after` | 5.282 | 5.128 to 5.476 | 1.00x |
 """
 PREDICTED = """\
-**fused-adam: predicted 3.894 ms, measured 5.282 ms per step; not as predicted, error -26.3 %**
+**fused-adam: predicted 3.894 ms, measured 5.282 ms per step; not as predicted, error -26.3%**
 
 from 5.282 ms: predicted 1.36x, measured 1.00x
 

@@ -21,7 +21,7 @@ from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_of
 from daydream.memory.views import held_over_time
 from daydream.report.html.page import page
-from daydream.report.perfetto.file import events as timeline_events
+from daydream.report.perfetto import events as timeline_events
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
@@ -178,7 +178,7 @@ def test_memory_over_time_begins_with_what_was_there(training):
 
 def test_timelines_and_reports_show_it(training):
     replay = daydream.replay(training)
-    counters = [json.loads(line) for line in timeline_events(replay) if '"memory: cpu"' in line]
+    counters = [each for each in timeline_events(replay) if each["name"] == "memory: cpu"]
     assert (
         max(each["args"]["value"] for each in counters) == memory_of(training).devices[0].peak_allocated_bytes
     )

@@ -222,6 +222,15 @@ def test_tasks_are_found_and_recoloured(wide):
     assert "critical path" in wide.run("document.querySelector('.legend').textContent")
 
 
+def test_a_row_finds_its_tasks_in_the_timeline(wide):
+    wide.run(
+        """document.querySelector('#kernels tbody .find')
+          .dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))"""
+    )
+    assert NASTY in wide.run("document.querySelector('.toolbar input[type=search]').value")
+    assert int(wide.run("document.querySelector('.toolbar output').textContent").split()[0]) > 0
+
+
 def test_the_page_says_most_without_its_programs(chromium, report, tmp_path):
     text = report.read_text("utf-8").replace("<script>", "<script type='off'>")
     (tmp_path / "plain.html").write_text(text, "utf-8")

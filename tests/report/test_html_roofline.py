@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import Chromium, browser
 
 import daydream
 from daydream import Graph
 from daydream.costs.devices import find_device
-from daydream.report.html.page import write
 from daydream.report.html.roofline import MOST, NO_PEAKS, NO_WORK, Point, _svg, picture
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
@@ -87,22 +85,10 @@ def test_kernels_of_no_known_type_are_drawn_under_one_line():
 def test_the_picture_says_how_much_it_covers_and_by_what(replay):
     drawn, kernels = picture(replay.graph), replay.graph.select(kind="kernel")
     share = kernels.where(name="gemm").duration_ns.sum() / kernels.duration_ns.sum()
-    found = re.search(r"([\d.]+) % by counters", drawn)
+    found = re.search(r"([\d.]+)% by counters", drawn)
     assert found is not None
     assert float(found[1]) == pytest.approx(100 * share, abs=0.06)
     assert "100 FLOP/B, 10 TFLOP/s, bound by arithmetic" in drawn
-
-
-@pytest.mark.skipif(browser() is None, reason="no Chromium")
-def test_a_browser_shows_it(replay, tmp_path):
-    write(tmp_path / "r.html", replay)
-    with Chromium(tmp_path / "profile") as page:
-        page.open(tmp_path / "r.html")
-        assert page.messages == []
-        box = "document.querySelector('svg.roofline').getBoundingClientRect()"
-        assert page.run(f"{box}.width") > 300
-        assert page.run(f"{box}.height") > 150
-        assert page.run("document.querySelectorAll('svg.roofline circle title').length") > 0
 
 
 def test_the_roof_of_l2_is_dashed_and_only_there_where_it_gives_more_than_memory():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from test_html_report import a_replay
 
-from daydream.report.html.path import MOST_STRETCHES, step_path
-from daydream.report.html.spans import Spans, coarsened
+from daydream.report.html.path import MOST_STRETCHES, StepPath
+from daydream.report.html.timelines import coarsened
+from daydream.report.timeline import Spans
 
 
 def many_spans(number: int = 40_000) -> Spans:
@@ -52,13 +53,13 @@ def test_few_spans_stay_as_they_are():
 def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program):
     replay = a_replay(tmp_path, program)
     step, ns = replay.settled.typical()
-    path = step_path(replay.timeline, replay.settled.copy, step)
+    path = StepPath(replay.timeline, replay.settled.copy, step)
 
     assert int((path.work_ns + path.delay_ns).sum()) == ns
     assert sum(total.path_ns for total in path.totals("layer").values()) == ns
-    assert sum(time for _, time in path.by_task().values()) == ns
+    assert sum(total.path_ns for total in path.totals("name").values()) == ns
     stretches = path.stretches()
     assert sum(each.work_ns + each.delay_ns for each in stretches) == ns
-    assert sum(each.tasks for each in stretches) == len(path.entry)
+    assert sum(each.tasks for each in stretches) == len(path.task)
     assert len(stretches) <= 2 * MOST_STRETCHES + 1
     assert stretches[0].begin_ns == 0

@@ -40,7 +40,7 @@ ROWS = (
     Row(("idle", 2 * MS, 3 * MS, MS, None, None, None, None, None, None, None), style=NEUTRAL),
 )
 SAMPLE = (
-    Headline("amp: 12.00 -> 6.00 ms per step, 2.00x (90 % interval 1.71 to 2.40x)"),
+    Headline("amp: 12.00 -> 6.00 ms per step, 2.00x (90% interval 1.71 to 2.40x)"),
     Figures([("measured", "12.1 ms", "mean of 3"), ("predicted", "6.0 ms", "")], "step time"),
     Text("gemm is fast.", "note: "),
     Code("torch.autocast()"),
@@ -52,16 +52,16 @@ SAMPLE = (
     Notes(["one", "two", "one"]),
 )
 TEXT = """\
-amp: 12.00 -> 6.00 ms per step, 2.00x (90 % interval 1.71 to 2.40x)
+amp: 12.00 -> 6.00 ms per step, 2.00x (90% interval 1.71 to 2.40x)
   step time   measured 12.1 ms (mean of 3)   predicted 6.0 ms
   note: gemm is fast.
   in code: torch.autocast()
 
-  part    before, ms  after  change      interval  held, MiB  times   share    error  calls
+  part    before, ms  after  change      interval  held, MiB  times  share   error  calls
   kernels
-    gemm       12.00   6.00   -6.00  5.00 to 7.00        3.0  2.00x  50.0 %  +1.00 %  1,234
+    gemm       12.00   6.00   -6.00  5.00 to 7.00        3.0  2.00x  50.0%  +1.00%  1,234
       a < b
-    copy        3.00   4.00   +1.00                  unknown  0.75x  7.00 %  -2.00 %    2.5
+    copy        3.00   4.00   +1.00                  unknown  0.75x  7.00%  -2.00%    2.5
   idle          2.00   3.00   +1.00
   and 2 more
 
@@ -162,10 +162,8 @@ def test_a_view_in_a_notebook_has_sides_and_nothing_else():
 def test_a_view_as_markdown_folds_what_follows_its_first_table():
     found = markdown(SAMPLE)
     shown, folded = found.split("<details>")
-    assert shown.startswith("**amp: 12.00 → 6.00 ms per step, 2.00x \\(90 % interval 1.71 to 2.40x\\)**\n\n")
-    assert (
-        "| `gemm` | 12.00 | 6.00 | -6.00 | 5.00 to 7.00 | 3.0 | 2.00x | 50.0 % | +1.00 % | 1,234 |" in shown
-    )
+    assert shown.startswith("**amp: 12.00 → 6.00 ms per step, 2.00x \\(90% interval 1.71 to 2.40x\\)**\n\n")
+    assert "| `gemm` | 12.00 | 6.00 | -6.00 | 5.00 to 7.00 | 3.0 | 2.00x | 50.0% | +1.00% | 1,234 |" in shown
     assert "- replay: yes: it fits" in folded
     assert "- two\n\n</details>" in folded
 

@@ -106,7 +106,7 @@ def test_values_and_short_steps_are_written_in_their_units():
         "view",
         "factor",
         "predicted, us",
-        "90 % interval",
+        "90% interval",
         "speedup",
     ]
     assert row.split() == ["cpu", "yes", "0.25", "500.0", "400.0", "to", "600.0", "20.00x"]

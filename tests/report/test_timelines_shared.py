@@ -9,7 +9,7 @@ from shared import shared_replay
 from timeline_files import problems, read, slices, threads
 
 import daydream
-from daydream.report.perfetto import file
+from daydream.report import perfetto as file
 
 TRACES = {  # and which arrows each of them must have beside launches
     "kineto/a100_resnet_ddp_rank0of2.json.gz": {"stream wait", "critical path"},

@@ -72,8 +72,8 @@ def test_the_answer_comes_first_in_one_line(replay):
     assert comparison.basis == "estimated"  # the trace does not say what recording cost
     assert first == (
         f"scale: {comparison.replayed_ns / 1e6:.3f} -> {comparison.predicted_ns / 1e6:.3f} ms per step, "
-        f"{comparison.speedup:.2f}x (90 % interval {low:.2f} to {high:.2f}x); "
-        "replay error 0.00 %"
+        f"{comparison.speedup:.2f}x (90% interval {low:.2f} to {high:.2f}x); "
+        "replay error 0.00%"
     )
 
 
@@ -84,8 +84,8 @@ def test_the_headline_is_the_step_without_the_profiler_where_the_trace_knows_it(
     # Recorded 20 us, of which 2 are recording; it was measured to take 18 without. Half of b is 2.9.
     screen = view_text(daydream.whatif(small_run(), halve_b)).splitlines()
 
-    assert screen[0].startswith("halve-b: 18.00 -> 15.10 us per step, 1.19x (90 % ")
-    assert "  with the profiler: 20.00 -> 17.00 us, 1.18x, replay error 0.00 %" in screen
+    assert screen[0].startswith("halve-b: 18.00 -> 15.10 us per step, 1.19x (90% ")
+    assert "  with the profiler: 20.00 -> 17.00 us, 1.18x, replay error 0.00%" in screen
 
 
 def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_from_that():
@@ -101,7 +101,7 @@ def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_fr
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ((10, 10, 10, 12), ""),  # the mean is 5 % above the median
+        ((10, 10, 10, 12), ""),  # the mean is 5% above the median
         ((10, 10, 10, 10, 50, 30), "2 of 6 steps take 4.0x the median"),
         ((10, 10, 10, 18), "1 of 4 steps takes 1.8x the median"),
         ((20, 20, 20, 4), "1 of 4 steps takes 0.2x the median"),
@@ -234,11 +234,11 @@ def test_a_replay_leads_with_its_error(replay, text):
     first, start, second, *_ = text(replay).splitlines()
 
     assert first.startswith("replayed 3.1")
-    assert first.endswith(": error 0.00 %, worst step 0.00 %")
+    assert first.endswith(": error 0.00%, worst step 0.00%")
     assert start.startswith("  predictions start from   estimated ")
     assert (
         second
-        == "  A replay is the recording simulated without a change. Predictions start from it: what it gets"
+        == "  A replay is the recording simulated without a change. Any error here carries over to every"
     )
 
 
@@ -258,9 +258,9 @@ def test_explain_names_the_bound_then_the_cost_its_command_and_its_code(replay):
 
 def test_a_range_on_both_sides_of_1x_is_undecided():
     assert step_change_text(100, 100, 90, 110).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
-    assert step_change_text(1000, 980, 960, 1001).endswith(", 1.02x (90 % interval 1.00 to 1.04x)")
-    assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90 % interval 1.11 to 1.43x)")
-    assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90 % interval 0.77 to 0.91x)")
+    assert step_change_text(1000, 980, 960, 1001).endswith(", 1.02x (90% interval 1.00 to 1.04x)")
+    assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90% interval 1.11 to 1.43x)")
+    assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90% interval 0.77 to 0.91x)")
 
 
 def test_explain_and_rank_choose_the_same_name_of_one_change():
@@ -276,7 +276,7 @@ def test_steps_that_all_replay_exactly_have_no_worst_one():
     rows = [op("a", 10 * n, 10 * n + 8) for n in range(31)]
     replay = daydream.replay(trace(rows, steps=tuple(range(0, 311, 10))))
     assert len(replay.steps) > 12
-    assert f"  each of the {len(replay.steps)} steps replays with an error of 0.00 %\n" in view_text(replay)
+    assert f"  each of the {len(replay.steps)} steps replays with an error of 0.00%\n" in view_text(replay)
     assert "worst of" in view_text(replay, verbose=True)
     replay.steps[7].error = 10.0
 

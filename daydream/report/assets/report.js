@@ -1,4 +1,4 @@
-// Tables that sort and search, and the chart of the steps.
+// Tables that sort and search, what finds its tasks in the timeline, and the chart of the steps.
 "use strict";
 (() => {
   function enliven(box) {
@@ -83,6 +83,22 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw(false));
   }
 
+  // A row of a table of tasks, or a layer, finds its tasks in the timeline.
+  function finders() {
+    document.querySelectorAll(".icicle button").forEach((button) => {
+      button.addEventListener("click", () => spans.find?.(button.dataset.find));
+    });
+    document.querySelectorAll(":is(#kernels, #layers, #tasks) tbody tr").forEach((row) => {
+      const name = row.cells[0].querySelector("span");
+      const find = () => spans.find?.(`"${name.textContent}"`);
+      Object.entries({ role: "button", tabindex: 0, title: "find in the timeline", class: "find" })
+        .forEach(([key, value]) => name.setAttribute(key, value));
+      row.addEventListener("click", find);
+      name.addEventListener("keydown", (event) => { if (event.key === "Enter") find(); });
+    });
+  }
+
   document.querySelectorAll(".sortable").forEach(enliven);
+  if (document.getElementById("timelines")) finders();
   if (document.getElementById("steps-chart")) steps();
 })();

@@ -54,7 +54,9 @@ const spans = (() => {
   // The colour of every span: its class, and one more for what was not searched for.
   function classify(charts, look) {
     const words = look.find.trim().toLowerCase();
-    const hit = words ? said.names.map((name) => name.toLowerCase().includes(words)) : null;
+    const exact = words.match(/^"(.*)"$/)?.[1].slice(0, 290); // a name in quotes is meant as it stands
+    const fits = (name) => (exact === undefined ? name.includes(words) : name.slice(0, 290) === exact);
+    const hit = words ? said.names.map((name) => fits(name.toLowerCase())) : null;
     const other = modes[look.mode].names.length;
     let found = 0;
     for (const { t } of charts) {

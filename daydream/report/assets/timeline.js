@@ -93,7 +93,7 @@
   }
 
   const redraw = () => state.charts.forEach(({ u }) => u.redraw(false));
-  const details = make("p", "Point at a task, or tap it, for what it is.", { class: "details", "aria-live": "polite" });
+  const details = make("p", "Hover over a task, or tap it, for details.", { class: "details", "aria-live": "polite" });
 
   function toolbar() {
     const bar = make("div", "", { class: "toolbar" });
@@ -142,6 +142,11 @@
     const hits = make("output", "");
     find.addEventListener("input", () => { state.find = find.value; recolour(); });
     bar.append(colour, pathLabel, find, hits);
+    spans.find = (text) => { // for tables and layers
+      find.value = state.find = text;
+      recolour();
+      root.scrollIntoView({ block: "nearest" });
+    };
     return { bar, legend, recolour };
   }
 
@@ -185,6 +190,8 @@
       },
     };
     u = new uPlot(options, [[0, state.longest], [0, 0]], box);
+    u.ctx.canvas.setAttribute("role", "img");
+    u.ctx.canvas.setAttribute("aria-label", `${t.title} timeline: ${t.lanes.length} lanes, ${time(t.length * t.ms)}`);
     const shift = () => state.charts.find((one) => one.u === u).shift;
     const middle = (event) => u.posToVal(event.clientX - u.over.getBoundingClientRect().left, "x") - shift();
     u.over.addEventListener("wheel", (event) => {

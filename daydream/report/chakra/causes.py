@@ -96,9 +96,12 @@ def _given(timeline: Timeline, chosen: np.ndarray) -> Iterator[tuple[int, int, l
     plan = timeline.plan
     order = chosen[np.lexsort((chosen, timeline.start_ns[chosen], timeline.plan.lane[chosen]))]
     before = timeline.plan.before_on_lane(order).tolist()
-    pointers, sources = plan.edge_ptr.tolist(), plan.edge_src.tolist()
-    latencies, starts = plan.edge_latency_ns.tolist(), plan.edge_from_start.tolist()
-    causes, releases = plan.edge_cause.tolist(), plan.release_ns.tolist()
+    pointers = plan.edge_ptr.tolist()
+    sources = plan.edge_src.tolist()
+    latencies = plan.edge_latency_ns.tolist()
+    starts = plan.edge_from_start.tolist()
+    causes = plan.edge_cause.tolist()
+    releases = plan.release_ns.tolist()
     for entry in chosen.tolist():
         given = [
             Dependency(sources[edge], latencies[edge], starts[edge], causes[edge])
@@ -118,10 +121,12 @@ def _keep_latest(own: dict[tuple[int, bool, int], Dependency], one: Dependency) 
 
 def _joints(timeline: Timeline, chosen: np.ndarray) -> tuple[set[int], set[int]]:
     """Return the arrivals, and what joins them, among entries: those that take no time."""
-    graph, plan = timeline.graph, timeline.plan
+    graph = timeline.graph
+    plan = timeline.plan
     texts = graph.texts["name"]
     task = timeline.task[chosen]
-    name, kind = graph.columns["name"][task], graph.columns["kind"][task]
+    name = graph.columns["name"][task]
+    kind = graph.columns["kind"][task]
     idle = (
         (plan.duration_ns[chosen] == 0)
         & (plan.gap_ns[chosen] == 0)

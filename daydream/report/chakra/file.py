@@ -73,7 +73,8 @@ def write_chakra(
 def _fill(temporary: str, *, nodes: Nodes, rank: int) -> None:
     from google.protobuf.proto import serialize_length_prefixed
 
-    timeline, entries = nodes.timeline, nodes.causes.entries
+    timeline = nodes.timeline
+    entries = nodes.causes.entries
     head = message_class("GlobalMetadata")(version=SCHEMA)
     span = int(timeline.end_ns[entries].max() - timeline.start_ns.min()) if len(entries) else 0
     add_attributes(head, {"generator": "daydream", "makespan_ns": span})

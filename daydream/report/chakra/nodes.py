@@ -35,9 +35,16 @@ if TYPE_CHECKING:
 
 COMP_NODE, COMM_COLL_NODE = 4, 7  # of `NodeType`
 COMM_TYPES = {  # of `CollectiveCommType`
-    "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
-    "all_to_all": 6, "reduce_scatter": 7, "barrier": 9,
-}  # fmt: skip
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "barrier": 9,
+}
 GAP_NAME = "untraced time"
 
 
@@ -70,10 +77,8 @@ def nodes_of(timeline: Timeline) -> Nodes:
     collectives = causes.entries[graph.columns["kind"][task] == COLLECTIVE]
     group_of = _groups(found, collectives)
     tasks = timeline.task[collectives]
-    operation, nbytes = (
-        graph.column("collective", tasks).tolist(),
-        graph.column("bytes", tasks).tolist(),
-    )
+    operation = graph.column("collective", tasks).tolist()
+    nbytes = graph.column("bytes", tasks).tolist()
     for entry, name, size in zip(collectives.tolist(), operation, nbytes, strict=True):
         if name not in COMM_TYPES:
             found.unknown += 1
@@ -87,7 +92,8 @@ def nodes_of(timeline: Timeline) -> Nodes:
 
 def _groups(found: Nodes, collectives: np.ndarray) -> dict[int, int]:
     """Number the groups of collectives: by who met, in a trace of one rank by the groups' names."""
-    timeline, graph = found.timeline, found.timeline.graph
+    timeline = found.timeline
+    graph = found.timeline.graph
     rank = [lane.rank for lane in graph.lanes]
     together: dict[int, set[int]] = {}
     for entry, joined in found.causes.collective.items():
@@ -111,7 +117,9 @@ def _groups(found: Nodes, collectives: np.ndarray) -> dict[int, int]:
 
 def messages(nodes: Nodes, rank: int) -> Iterator[Any]:
     """Yield a rank's nodes as messages of the schema, causes before what they cause."""
-    timeline, graph, plan = nodes.timeline, nodes.timeline.graph, nodes.timeline.plan
+    timeline = nodes.timeline
+    graph = nodes.timeline.graph
+    plan = nodes.timeline.plan
     entries = nodes.causes.entries
     entries = entries[np.array([lane.rank for lane in graph.lanes])[plan.lane[entries]] == rank]
     task = timeline.task[entries]
@@ -179,7 +187,8 @@ def _number(nodes: Nodes, cause: Dependency) -> int:
 
 def _waits(nodes: Nodes, entry: int, origin: int) -> dict[str, Any]:
     """Return what tells how an entry's causes count, where that is not the end of each."""
-    causes, found = nodes.causes.dependencies[entry], dict[str, Any]()
+    causes = nodes.causes.dependencies[entry]
+    found = dict[str, Any]()
     if any(each.latency_ns for each in causes):
         found["dep_latency_ns"] = [each.latency_ns for each in causes]
     if any(each.from_start for each in causes):

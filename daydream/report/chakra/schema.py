@@ -14,22 +14,38 @@ PACKAGE = "ChakraProtoMsg"
 MISSING = (
     "the package `protobuf` is not installed.\nInstall it with: pip install 'daydream[chakra]'"
 )
-UINT32, UINT64, INT64, SINT64, BOOL, STRING = 13, 4, 3, 18, 8, 9
-MESSAGES: dict[str, dict[str, tuple[int, int | str]]] = {  # field -> number, type; an element's if repeated
+UINT32 = 13
+UINT64 = 4
+INT64 = 3
+SINT64 = 18
+BOOL = 8
+STRING = 9
+MESSAGES: dict[
+    str, dict[str, tuple[int, int | str]]
+] = {  # field -> number, type; an element's if repeated
     "Sint64List": {"values": (1, SINT64)},
     "BoolList": {"values": (1, BOOL)},
     "StringList": {"values": (1, STRING)},
     "AttributeProto": {
-        "name": (1, STRING), "int64_val": (9, INT64), "sint64_list": (18, "Sint64List"),
-        "bool_val": (27, BOOL), "bool_list": (28, "BoolList"), "string_val": (29, STRING),
+        "name": (1, STRING),
+        "int64_val": (9, INT64),
+        "sint64_list": (18, "Sint64List"),
+        "bool_val": (27, BOOL),
+        "bool_list": (28, "BoolList"),
+        "string_val": (29, STRING),
         "string_list": (30, "StringList"),
     },
     "GlobalMetadata": {"version": (1, STRING), "attr": (2, "AttributeProto")},
     "Node": {
-        "id": (1, UINT64), "name": (2, STRING), "type": (3, UINT32), "data_deps": (5, UINT64),
-        "start_time_micros": (6, UINT64), "duration_micros": (7, UINT64), "attr": (10, "AttributeProto"),
+        "id": (1, UINT64),
+        "name": (2, STRING),
+        "type": (3, UINT32),
+        "data_deps": (5, UINT64),
+        "start_time_micros": (6, UINT64),
+        "duration_micros": (7, UINT64),
+        "attr": (10, "AttributeProto"),
     },
-}  # fmt: skip
+}
 REPEATED = {"values", "attr", "data_deps"}
 VALUES = {
     bool: "bool_val",
@@ -58,7 +74,8 @@ def message_class(name: str) -> Any:
                 name=field, number=number, label=3 if field in REPEATED else 1
             )
             if isinstance(kind, str):
-                added.type, added.type_name = 11, f".{PACKAGE}.{kind}"
+                added.type = 11
+                added.type_name = f".{PACKAGE}.{kind}"
             else:
                 added.type = kind
             if message == "AttributeProto" and field != "name":

@@ -16,11 +16,12 @@ from daydream.predict.explain import Explanation
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
-from daydream.report.format import listed
+from daydream.report.format import answer_text, listed, speedup_of
 from daydream.report.html.render import Html, element, page_html
 from daydream.report.html.step import bound_colors, step_sections
 from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
+from daydream.report.views.ranking import best_of, named
 from daydream.report.views.step import (
     about_steps,
     bottleneck_text,
@@ -84,15 +85,17 @@ def page(
         title = f"what if: {result.optimization}"
     if memory is not None and isinstance(result, Replay):
         title = "memory"
-    blocks: list[Block] = [*_answer(result), *([Drawing(drawing)] if drawing else [])]
+    blocks: list[Block] = [*_answer(result, ranking), *([Drawing(drawing)] if drawing else [])]
     if replay is not None:
         blocks += step_sections(replay, found, ranking, memory)
     programs: tuple[str, ...] = PROGRAMS if replay is not None else PROGRAMS[-1:]
     programs += (MEMORY_PROGRAM,) if replay is not None and memory is not None else ()
     header = element(
-        "header", element("p", "daydream", class_="brand"), element("h1", title),
+        "header",
+        element("p", "daydream", class_="brand"),
+        element("h1", title),
         _about(replay) if replay is not None else "",
-    )  # fmt: skip
+    )
     return "\n".join(
         [
             head(f"daydream {title}"),
@@ -105,14 +108,17 @@ def page(
 
 def head(title: str, style: str = "") -> str:
     """Return a page up to its body, with its policy and style."""
-    return "\n".join([
-        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        element("title", title),
-        f"<style>{asset('uPlot.min.css')}{bound_colors()}{asset('report.css')}{style}</style></head><body>",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            element("title", title),
+            f"<style>{asset('uPlot.min.css')}{bound_colors()}{asset('report.css')}{style}</style></head><body>",
+        ]
+    )
 
 
 def scripts(names: tuple[str, ...]) -> list[str]:
@@ -135,34 +141,31 @@ def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
     return (result, None) if isinstance(result, Replay) else (None, None)
 
 
-def _answer(result: object) -> list[Block]:
+def _answer(result: object, ranking: Ranking | None) -> list[Block]:
     """Return what the page begins with: the answer and its figures; of a result without a step all of it."""
     if isinstance(result, Replay):
+        figures = [*replay_figures(result).figures]
+        best = None if ranking is None else best_of(ranking)
+        if best is not None:
+            figures.append(("best change", speedup_of(best), f"{named(best)}: {answer_text(best)}"))
         said = map(Text, whole_recording(result.graph.trace))
-        return [
-            Headline(replay_answer(result)),
-            *said,
-            *about_steps(result),
-            replay_figures(result),
-        ]
+        return [Headline(replay_answer(result)), *said, *about_steps(result), Figures(figures)]
     if isinstance(result, Prediction):
-        said = map(Text, whole_recording(result.replay.graph.trace))
-        bottleneck = [Text(bottleneck_text(result))] if result.reason is None else []
-        gray = [
-            each._replace(aside=True) for each in recorded_step(result) if isinstance(each, Text)
-        ]
-        figures = step_figures(result).figures
+        figures = [*step_figures(result).figures]
         if result.memory is not None:
             change, _, likely = memory_change(result.memory).partition(" (")
-            fits = [
-                *([likely.removesuffix(")")] if likely else []),
-                *verdict(result.memory).split(", ")[1:],
-            ]
-            figures = [*figures, ("peak memory", change.rpartition(" -> ")[2], "; ".join(fits))]
+            fits = [likely.removesuffix(")"), *verdict(result.memory).split(", ")[1:]]
+            peak = change.rpartition(" -> ")[2]
+            figures.append(("peak memory", peak, "; ".join(filter(None, fits))))
         return [
-            headline(result), *said, *about_steps(result.replay), *code_of(result.code), *bottleneck,
-            Figures(figures), *gray,
-        ]  # fmt: skip
+            headline(result),
+            *map(Text, whole_recording(result.replay.graph.trace)),
+            *about_steps(result.replay),
+            *code_of(result.code),
+            *([Text(bottleneck_text(result))] if result.reason is None else []),
+            Figures(figures),
+            *(each._replace(aside=True) for each in recorded_step(result)),
+        ]
     return list(view(result, verbose=True))
 
 
@@ -170,7 +173,8 @@ def _about(replay: Replay) -> Html:
     trace = replay.graph.trace
     metadata = trace.metadata if trace is not None else {}
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
-    tasks, lanes = int(replay.graph.alive.sum()), len(replay.graph.lanes)
+    tasks = int(replay.graph.alive.sum())
+    lanes = len(replay.graph.lanes)
     said = [str(metadata.get("source") or ""), listed([name for name in names if name])]
     said.append(f"{counted(tasks, 'task')} on {counted(lanes, 'lane')}")
     return element("p", " · ".join(part for part in said if part), class_="about")

@@ -35,8 +35,10 @@ PAGE_ONLY = regex(
     r'<span class="bar".*?</span>| class="(t|n|faded)?[^"]*"| (?:data-v|scope)="[^"]*"'
 )
 SIDES = {
-    "t": ' style="text-align:left"', "n": ' style="text-align:right"', "faded": ' style="opacity:0.5"',
-}  # fmt: skip
+    "t": ' style="text-align:left"',
+    "n": ' style="text-align:right"',
+    "faded": ' style="opacity:0.5"',
+}
 
 
 class Html(str):
@@ -157,24 +159,34 @@ def _table(table: Table) -> Html:
         return scrolled
     number = f"{len(rows):,}"
     search = element(
-        "input", type="search", class_="search", placeholder=f"search {number} rows",
+        "input",
+        type="search",
+        class_="search",
+        placeholder=f"search {number} rows",
         aria_label=f"search {table.columns[0].title}",
-    )  # fmt: skip
+    )
     more = element("button", f"show all {number}", type="button", class_="more")
     return element(
-        "div", search, scrolled, more if len(rows) > MOST_AT_ONCE else "", id=table.name, class_="sortable",
+        "div",
+        search,
+        scrolled,
+        more if len(rows) > MOST_AT_ONCE else "",
+        id=table.name,
+        class_="sortable",
         data_most=MOST_AT_ONCE,
-    )  # fmt: skip
+    )
 
 
 def _cell(table: Table, row: Row, at: int, text: str) -> Html:
-    column, cell = table.columns[at], row.cells[at]
+    column = table.columns[at]
+    cell = row.cells[at]
     if column.kind is Kind.NAME:
         name = element("span", Html("&emsp;") if text.startswith(" ") else "", text.strip())
         below = joined(" ", element("small", row.below)) if not at and row.below else ""
         return element("td", name, below, class_="t named" if below else "t")
     value = cell[0] if isinstance(cell, tuple) else None if isinstance(cell, str) else cell
-    kind, bar = "n", Html()
+    kind = "n"
+    bar = Html()
     if (
         column.kind is Kind.CHANGE
         and row.style != NEUTRAL

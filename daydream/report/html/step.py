@@ -1,19 +1,26 @@
-"""What a page shows of a step beyond its view: timelines, layers, the critical path, every step."""
+"""What a page shows of a step beyond its view: timelines, kernels, layers, ranks, the critical path, all steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.costs.kernels import bound
+from daydream.errors import NotApplicableError
+from daydream.graph.selection import Selection
+from daydream.graph.tables import KERNEL, step_rank
 from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
-from daydream.memory.views import HeldOverTime, held_over_time
+from daydream.memory.views import held_over_time
+from daydream.predict.breakdown import parts_of
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
     Beside,
     Block,
+    Cell,
     Column,
     Drawing,
     Facts,
@@ -24,26 +31,24 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.format import printable, time_text
+from daydream.report.format import percent, printable, time_text
 from daydream.report.html import roofline
-from daydream.report.html.path import StepPath, Total, step_path
-from daydream.report.html.render import data, element, joined
-from daydream.report.html.spans import measured_window
+from daydream.report.html.path import StepPath, Total
+from daydream.report.html.render import Html, data, element, joined
 from daydream.report.html.timelines import timelines
+from daydream.report.timeline import measured_window
 from daydream.report.views.breakdown import (
+    BY_LAYER,
     COLORS,
-    MEANWHILE,
     SIDES,
-    STEP,
+    breakdown,
     columns,
-    meanwhile,
     moved_bound,
-    sections,
     times_row,
 )
 from daydream.report.views.memory import holders_table, memory_change, memory_headline, verdict
 from daydream.report.views.ranking import changes, reasons_table, without_gain
-from daydream.report.views.step import edits_text, graph_facts, likely_text
+from daydream.report.views.step import edits_text, graph_facts, likely_text, steps_table
 from daydream.simulate.critical_path import PathCause
 
 if TYPE_CHECKING:
@@ -51,25 +56,32 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
     from daydream.predict.rank import Ranking
     from daydream.predict.replay import Replay
-    from daydream.report.html.spans import Window
+    from daydream.report.timeline import Window
     from daydream.trace.trace import Trace
 
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 MOST_POINTS = 4_000  # of one line: more than pixels, and each keeps the highest value it stands for
+MOST_RANKS = 8  # side by side
+LEAST_DRAWN = 0.002  # of all work: layers that are drawn
 UNKNOWN = "(unknown)"
-WITH_MOUSE = "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both."
+WITH_MOUSE = (
+    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both. "
+    "Select a row of a table below to find its tasks here."
+)
 WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
-ON_PATH = "A cause or a phase takes what it has of the critical path: work that something hides is not counted."
+ON_PATH = (
+    "Mean of the steps. Only time on the critical path counts, the red line in the timeline: hidden work does "
+    "not."
+)
 PATH = (
-    "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
+    "The chain of causes that decides when the step completes. It adds up to the step, and only what is on it "
     "can make the step faster."
 )
 LAYERS = "Time on the critical path adds up to the step; device and CPU work is all there is, hidden or not."
-CHANGED_LAYERS = " The largest changes come first. Work and tasks are those after the change."
-MEMORY = "Allocated memory as the program asks for it. The chart moves with the timelines."
-RANKED = (
-    "Every optimization that applies, with its options at their defaults, each simulated alone."
-)
+RANKS = "Mean step of each rank by what it waits for. The others wait for the slowest rank."
+MEMORY = "Allocated memory over time. The chart moves with the timelines."
+RANKED = "Every optimization that applies, with default options, each simulated alone."
+Extra = tuple[Column, Callable[[str | None, Total], Cell]]  # a column, and its cell
 
 
 def step_sections(
@@ -78,256 +90,259 @@ def step_sections(
     ranking: Ranking | None = None,
     memory: MemoryReport | None = None,
 ) -> list[Block]:
-    """Return the sections of a replay's page, or of a what-if's with its replay."""
-    before, after = _paths(replay, found)
-    which = _which(before, after)
+    """Return the sections of a replay's page, or of a what-if's with its replay; notes come last."""
+    settled = replay.settled
+    step, then = (settled.typical()[0], None) if found is None else found.shown_steps()
+    before = StepPath(replay.timeline, settled.copy, step)
+    sides = [before]
+    which = f"{before.name}, {time_text(before.step_ns)}: the median step."
+    if found is not None and then is not None:
+        after = StepPath(found.timeline, found.after.copy, then)
+        other = "" if after.name == before.name else f" ({after.name})"
+        times = f"{time_text(before.step_ns)} before, {time_text(after.step_ns)} after the change"
+        sides = [before, after]
+        which = f"{before.name}{other}, {times}."
+    drawn = joined(
+        element("p", WITH_MOUSE, class_="help with-mouse"),
+        element("p", WITH_FINGERS, class_="help with-fingers"),
+        element("div", id="timelines"),
+        data("timeline-data", timelines(replay, found)),
+    )
     blocks: list[Block] = [
-        Title("Assumptions and notes", "notes"), *_assumptions(replay, found),
         Title("Timeline", "timeline"),
-        Drawing(
-            joined(
-                element("p", WITH_MOUSE, class_="help with-mouse"),
-                element("p", WITH_FINGERS, class_="help with-fingers"),
-                element("div", id="timelines"),
-                data("timeline-data", timelines(replay, found)),
-            )
-        ),
-    ]  # fmt: skip
-    if memory is not None:
-        blocks += _memory(replay, memory, found)
-    blocks += [
-        Title("Where a step's time goes", "breakdown", f"The mean of the steps. {ON_PATH}"),
+        Drawing(drawn),
+        Title("Where the time goes", "breakdown", ON_PATH),
         *_parts(replay, found),
+        *([] if ranking is None else _ranked(ranking)),
+        *_kernels(sides, which),
+        *_layers(sides, which),
+        *_ranks(replay),
+        *([] if memory is None else _memory(replay, memory, found)),
     ]
-    if drawn := roofline.picture(replay.graph):
-        blocks += [Title("Roofline", "roofline", roofline.HELP), Drawing(drawn)]
-    if ranking is not None:
-        blocks += _ranked(ranking)
-    one, layers = _layers(before, after)
+    if picture := roofline.picture(replay.graph):
+        blocks += [Title("Roofline", "roofline", roofline.HELP), Drawing(picture)]
+    on_path = [_chosen(each, "name", "on_path") for each in sides]
+    times_on = Kind.COUNT("times"), lambda _name, total: total.on_path
     blocks += [
-        Title(f"By {one}", "by-layer", f"{which} {LAYERS}{CHANGED_LAYERS if after else ''}"), layers,
-        Title("Critical path", "path", f"{which} {PATH}"), _by_task(before, after),
-    ]  # fmt: skip
-    for title, path in (("In order, after", after), ("In order, before", before)):
-        if path is not None:
-            blocks += [Title(title), _in_order(path)]
-    chart = joined(element("div", id="steps-chart"), data("steps-data", _step_times(replay, found)))
+        Title("Critical path", "path", f"{which} {PATH}"),
+        _largest("tasks", "task", on_path, "path_ns", [times_on]),
+    ]
+    for place, each in enumerate(sides):
+        blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
+        blocks += [_in_order(each)]
+    chart = element("div", id="steps-chart"), data("steps-data", _step_times(replay, found))
     return [
-        *blocks, Title("How well the replay fits", "replay"), Drawing(chart), _steps(replay, found),
+        *blocks,
+        Title("How well the replay fits", "replay"),
+        Drawing(joined(*chart)),
+        steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps"),
         Facts(graph_facts(replay, replay.to_json())),
-    ]  # fmt: skip
+        Title("Assumptions and notes", "notes"),
+        *_assumptions(replay, found),
+    ]
 
 
 def _assumptions(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if found is None:
         return [Notes(replay.notes, "")] if replay.notes else [Text("none")]
-    options = ", ".join(
-        f"{k.replace('_', '-')} {v}" for k, v in found.options.items() if v is not None
-    )
+    given = {name: value for name, value in found.options.items() if value is not None}
+    options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in given.items())
     facts = [("options", options), ("changed", edits_text(found)), ("range", likely_text(found))]
     own = [note for note in found.notes if note not in replay.notes]
     return [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
 
 
-def _paths(replay: Replay, found: Prediction | None) -> tuple[StepPath, StepPath | None]:
-    """Return the critical path of the step that the breakdowns are about, before and after."""
-    if found is None:
-        return step_path(replay.timeline, replay.settled.copy, replay.settled.typical()[0]), None
-    before, after = found.shown_steps()
-    return (
-        step_path(replay.timeline, replay.settled.copy, before),
-        step_path(found.timeline, found.after.copy, after),
-    )
-
-
-def _which(before: StepPath, after: StepPath | None) -> str:
-    """Return which step the layers and the critical path are about."""
-    said = f"{before.name}, {time_text(before.step_ns)}"
-    if after is None:
-        return f"{said}: the median step of the replay."
-    other = "" if after.name == before.name else f" ({after.name})"
-    return (
-        f"{said} before the change and {time_text(after.step_ns)} after it{other}: "
-        "the step nearest to the headline, which is about all of them."
-    )
-
-
 def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
     sides = [replay.breakdown()] if found is None else list(found.breakdowns())
-    total = [sum(side["by_cause"].values()) for side in sides]
-    beside = meanwhile(sides, max(total))
-    titled = [(title, [*rows, (STEP, total)]) for title, rows in sections(sides, max(total))[:2]]
-    tables = []
-    for title, rows in [
-        *titled,
-        *([(MEANWHILE, beside)] if beside else []),
-    ]:  # layers have their own table
-        heads = columns(title, SIDES if found else ("replayed",))
-        cells = [times_row(name, ns) for name, ns in rows]
-        if found is None:
-            heads.append(Column("share", Kind.PERCENT))
-            shares = [ns[0] / max(total[0], 1) for _, ns in rows]
-            cells = [
-                row._replace(cells=(*row.cells, share))
-                for row, share in zip(cells, shares, strict=True)
-            ]
-        tables.append(Table(heads, cells, max(total)))
-    used = {row.color for row in tables[0].rows}
+    table = breakdown(*sides, names=SIDES if found else ("replayed",))
+    used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
-    key = (
-        element(
-            "span",
-            element("i", "", style=f"background: var({_variable(bound.value)})"),
-            bound.awaited,
-        )
-        for bound in bounds
-    )
+    key = [
+        element("span", element("i", "", style=f"background: var({_variable(each)})"), each.awaited)
+        for each in bounds
+    ]
+    moved = moved_bound(*sides) if len(sides) > 1 else ""
+    tables = [part for part in table.split() if part.columns[0].title != BY_LAYER]
     legend = element("div", element("span", "the step waits for"), *key, class_="legend")
-    moved = moved_bound(*sides) if found is not None else ""
     return [*([Text(moved)] if moved else []), Beside(tables), Drawing(legend)]
 
 
-def _variable(bound: str) -> str:
-    return f"--bound-{bound.lower()}"
+def _variable(bound: Any) -> str:
+    return f"--bound-{bound.value.lower()}"
 
 
 def bound_colors() -> str:
     """Return the colors of what a step waits for as the page's style defines them, on light and on dark."""
     bounds = dict.fromkeys(cause.bound for cause in PathCause)
     light, dark = (
-        " ".join(f"{_variable(bound.value)}: {getattr(bound, which)};" for bound in bounds)
+        " ".join(f"{_variable(bound)}: {getattr(bound, which)};" for bound in bounds)
         for which in ("light", "dark")
     )
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _ranked(ranking: Ranking) -> list[Block]:
-    beside = [(name, ", ".join(names)) for name, names in without_gain(ranking)]
-    table = changes(ranking, verbose=True, name="ranked")
-    tables = [each for each in table if isinstance(each, Table)]
+    shown = changes(ranking, verbose=True, name="ranked")
+    tables: list[Block] = [each for each in shown if isinstance(each, Table)]
     step = f"the {ranking.replay.basis} step, {time_text(ranking.replayed_ns)} now"
-    blocks: list[Block] = [
+    return [
         Title("Ranked what-ifs", "whatifs", f"{RANKED} All are of {step}."),
-        *tables,
+        *(tables or [Text("None would make the step shorter.")]),
+        *(each for each in shown if isinstance(each, Text) and each.head.startswith("cannot")),
+        Facts([(name, ", ".join(names)) for name, names in without_gain(ranking)]),
+        *reasons_table(ranking),
     ]
-    blocks += [] if tables else [Text("None would make the step shorter.")]
-    blocks += [each for each in table if isinstance(each, Text) and each.head.startswith("cannot")]
-    return [*blocks, Facts(beside), *reasons_table(ranking)]
 
 
-def _layers(before: StepPath, after: StepPath | None) -> tuple[str, Table]:
-    """Return a title and the table of a step's layers, or of its operators where no layers are known."""
-    old = before.totals("layer")
-    column, one = ("layer", "layer") if set(old) - {None} else ("op", "operator")
-    old = before.totals(column)
-    new = after.totals(column) if after is not None else {}
-    times = {name: (_of(old, name).path_ns, _of(new, name).path_ns) for name in {**old, **new}}
+# Kernels, layers, ranks
+
+
+def _chosen(path: StepPath, column: str, needs: str) -> dict[str | None, Total]:
+    """Return the totals of a step by name, of which something is not zero."""
+    return {name: each for name, each in path.totals(column).items() if getattr(each, needs)}
+
+
+def _largest(
+    name: str,
+    title: str,
+    sides: Sequence[Mapping[str | None, Total]],
+    of: str,
+    extra: Sequence[Extra],
+) -> Table:
+    """Return what each name takes of a step, the largest change first; `extra` is of the last side."""
+    names = dict.fromkeys(each for side in sides for each in side)
+    times = {each: [getattr(side.get(each, Total()), of) for side in sides] for each in names}
+    largest = sorted(times, key=lambda n: (-abs(times[n][-1] - times[n][0]), -max(times[n])))
+    whole = max(sum(ns[place] for ns in times.values()) for place in range(len(sides)))
     rows = []
-    for name in _largest_first(times, changed=after is not None):
-        now = _of(new if after is not None else old, name)
-        path = times_row(name or UNKNOWN, times[name][: 2 if after is not None else 1]).cells
-        rows.append(Row((*path, now.device_ns, now.cpu_ns, now.tasks)))
-    heads = columns(one, SIDES if after is not None else ("on the path",))
-    heads += [
-        Column("device work", Kind.TIME),
-        Column("CPU work", Kind.TIME),
-        Column("tasks", Kind.COUNT),
+    for each in largest[:MOST_ROWS]:
+        now = sides[-1].get(each, Total())
+        cells = times_row(each or UNKNOWN, times[each], whole).cells
+        rows.append(Row((*cells, *(cell(each, now) for _, cell in extra))))
+    heads = columns(title, SIDES if len(sides) > 1 else ("time",))
+    return Table([*heads, *(column for column, _ in extra)], rows, whole, name=name)
+
+
+def _kernels(sides: Sequence[StepPath], which: str) -> list[Block]:
+    """Return the device work of a step by name, with what bounds most of each kernel's time."""
+    totals = [_chosen(each, "name", "device_ns") for each in sides]
+    if not totals[0]:
+        return []
+    bounds = _bounds(sides[-1])
+    extra: list[Extra] = [
+        (Kind.COUNT("count"), lambda _name, total: total.tasks),
+        (Kind.COUNT("mean, us"), lambda _name, total: total.mean_ns / 1000),
+        (Column("bound by"), lambda name, _total: bounds.get(name, "")),
     ]
-    return one, Table(heads, rows, _whole(before, after), name="layers")
+    text = f"{which} Device work, on the critical path or hidden."
+    return [
+        Title("Kernels", "kernel-table", text),
+        _largest("kernels", "kernel", totals, "device_ns", extra),
+    ]
 
 
-def _by_task(before: StepPath, after: StepPath | None) -> Table:
-    """Return the tasks on the critical path, by name."""
-    old, new = before.by_task(), after.by_task() if after is not None else {}
-    none = (0, 0)
-    times = {name: (old.get(name, none)[1], new.get(name, none)[1]) for name in {**old, **new}}
-    rows = []
-    for name in _largest_first(times, changed=after is not None):
-        number, _ = (new if after is not None else old).get(name, none)
-        rows.append(
-            Row((*times_row(name, times[name][: 2 if after is not None else 1]).cells, number))
+def _bounds(path: StepPath) -> dict[str | None, str]:
+    graph = path.timeline.graph
+    task = path.timeline.task[path.inside]
+    kernels = Selection(graph, np.unique(task[graph.columns["kind"][task] == KERNEL]))
+    try:
+        kinds = bound(graph, kernels).kind.tolist()
+    except NotApplicableError:
+        return {}
+    total: Counter[tuple[str | None, str]] = Counter()
+    for name, kind, ns in zip(kernels.name, kinds, kernels.duration_ns.tolist(), strict=True):
+        total[name, kind] += ns
+    return {name: kind for (name, kind), _ in reversed(total.most_common())}
+
+
+def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
+    """Return a step's layers, nested and as a table; its operators where no layers are known."""
+    known = set(sides[0].totals("layer")) - {None}
+    one, column = ("layer", "layer") if known else ("operator", "op")
+    totals = [each.totals(column) for each in sides]
+    extra: list[Extra] = [
+        (Kind.TIME("device work"), lambda _name, total: total.device_ns),
+        (Kind.TIME("CPU work"), lambda _name, total: total.cpu_ns),
+        (Kind.COUNT("tasks"), lambda _name, total: total.tasks),
+    ]
+    drawn = [Drawing(_icicle(totals[-1]))] if known else []
+    title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
+    return [title, *drawn, _largest("layers", one, totals, "path_ns", extra)]
+
+
+def _icicle(totals: Mapping[str | None, Total]) -> Html:
+    """Return the layers nested as the modules are, as wide as the time of their work."""
+    of = "device_ns" if any(each.device_ns for each in totals.values()) else "cpu_ns"
+    time: Counter[tuple[str, ...]] = Counter()
+    for layer, total in totals.items():
+        parts = tuple((layer or UNKNOWN).split("."))
+        for depth in range(len(parts) + 1):
+            time[parts[:depth]] += getattr(total, of)
+    whole = max(time[()], 1)
+    shown = [parts for parts, ns in time.items() if ns >= LEAST_DRAWN * whole]
+
+    def box(parts: tuple[str, ...]) -> Html:
+        inside = [each for each in shown if each and each[:-1] == parts]
+        name = ".".join(parts)
+        said = f"{name or 'all work'}: {time_text(time[parts])}, {percent(time[parts] / whole)}"
+        button = element(
+            "button", parts[-1] if parts else said, type="button", data_find=name, title=said
         )
-    heads = [
-        *columns("task", SIDES if after is not None else ("time",)),
-        Column("times", Kind.COUNT),
-    ]
-    return Table(heads, rows, _whole(before, after), name="tasks")
+        own = element("i", "", style=f"flex:{time[parts] - sum(time[each] for each in inside)}")
+        row = element("div", *map(box, inside), own, class_="row") if inside else ""
+        return element("div", button, row, style=f"flex:{time[parts]}")
+
+    return element("div", box(()), class_="icicle")
 
 
-def _largest_first(times: Mapping[Any, tuple[int, int]], *, changed: bool) -> list[Any]:
-    """Return names by the size of the change, if there is one, and then by time."""
+def _ranks(replay: Replay) -> list[Block]:
+    """Return where the time of each rank goes, side by side; nothing of one rank."""
+    of_rank: dict[int, list[int]] = {}
+    for step in replay.settled.step_times():
+        of_rank.setdefault(step_rank(replay.graph.steps[step]), []).append(step)
+    if len(of_rank) == 1:
+        return []
+    shown = dict(sorted(of_rank.items())[:MOST_RANKS])
+    sides = [parts_of(replay.settled, steps) for steps in shown.values()]
+    names = [f"rank {rank}" for rank in shown]
+    more = f" The first {MOST_RANKS} of {len(of_rank)} ranks." if of_rank.keys() - shown else ""
+    table = breakdown(*sides, names=names, change="", only_causes=True)
+    return [Title("Ranks side by side", "ranks", RANKS + more), table]
 
-    def place(name: Any) -> tuple[int, int]:
-        before_ns, after_ns = times[name]
-        return -abs(after_ns - before_ns) if changed else 0, -max(before_ns, after_ns)
 
-    return sorted(times, key=place)[:MOST_ROWS]
+# The path in order, and the steps
 
 
 def _in_order(path: StepPath) -> Table:
     """Return the critical path from the begin of the step to its end."""
     heads = [
-        Column("lane"), Column("phase"), Column("at", Kind.TIME), Column("most of it"),
-        Column("tasks", Kind.COUNT),
-        Column("work", Kind.TIME, bar=True), Column("delay", Kind.TIME), Column("most of the delay"),
-    ]  # fmt: skip
-    rows = [
-        Row(
-            (
-                part.lane,
-                part.phase,
-                part.begin_ns,
-                part.task,
-                part.tasks,
-                part.work_ns,
-                part.delay_ns,
-                part.delay,
-            )
-        )
-        for part in path.stretches()
+        Column("lane"),
+        Column("phase"),
+        Kind.TIME("at"),
+        Column("most of it"),
+        Kind.COUNT("tasks"),
+        Kind.TIME("work", bar=True),
+        Kind.TIME("delay"),
+        Column("most of the delay"),
     ]
-    return Table(heads, rows, path.step_ns)
-
-
-def _steps(replay: Replay, found: Prediction | None) -> Table:
-    """Return every covered step: measured, replayed and, where it is told, predicted."""
-    several = len({step.rank for step in replay.steps}) > 1
-    after = found.after if found is not None else None
-    rows = []
-    for number, step in zip(replay.recording.settled.step_times(0), replay.steps, strict=True):
-        name = f"rank {step.rank} {step.name}" if several else step.name
-        then = None if after is None else after.times.get((after.copy, number))
-        rows.append(Row((name, step.measured_ns, step.replayed_ns, step.error, then)))
-    names = ("measured", "replayed")
-    heads = [
-        Column("step"), *(Column(name, Kind.TIME, bar=True) for name in names), Column("error", Kind.ERROR),
-        Column("predicted", Kind.TIME, bar=True),
-    ]  # fmt: skip
-    return Table(heads, rows, max(step.measured_ns for step in replay.steps), name="steps")
+    return Table(heads, list(map(Row, path.stretches())), path.step_ns)
 
 
 def _step_times(replay: Replay, found: Prediction | None) -> dict[str, Any]:
     """Return the covered steps in ms for the chart of steps."""
-    covered = [number for number, step in enumerate(replay.graph.steps) if step.get("covered")]
     said: dict[str, Any] = {
         "names": [printable(step.name) for step in replay.steps],
         "measured": [step.measured_ns / 1e6 for step in replay.steps],
         "replayed": [step.replayed_ns / 1e6 for step in replay.steps],
     }
     if found is not None:
+        steps = enumerate(replay.graph.steps)
+        covered = [number for number, step in steps if step.get("covered")]
         times = [found.after.times.get((found.after.copy, step)) for step in covered]
         said["predicted"] = [None if ns is None else ns / 1e6 for ns in times]
     return said
-
-
-def _whole(before: StepPath, after: StepPath | None) -> int:
-    return max(path.step_ns for path in (before, after) if path is not None)
-
-
-def _of(totals: Mapping[str | None, Total], name: str | None) -> Total:
-    return totals.get(name, Total())
 
 
 # Memory
@@ -343,12 +358,12 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing(drawn)]
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
-        recorded = memory_headline(device)
-        blocks.append(Title(recorded if found is None else f"As recorded: {recorded}"))
+        blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))
         blocks.append(holders_table(device, MOST_ROWS, lines=True, name=f"holders-{place}"))
     if found is None:
         return blocks
-    answer, title = found.memory_answer, f"After {found.optimization}: "
+    answer = found.memory_answer
+    title = f"After {found.optimization}: "
     if answer.unsaid is not None:
         return [*blocks, Title(f"{title}{answer.unsaid}")]
     if answer.memory is None or trace is None or found.memory_changes is None:
@@ -365,19 +380,13 @@ def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:
     for one in held_over_time(trace):
         begin = int(np.searchsorted(one.time_ns, window.begin_ns, side="right")) - 1
         end = int(np.searchsorted(one.time_ns, window.end_ns, side="right"))
-        time = (
-            np.clip(one.time_ns[max(begin, 0) : end], window.begin_ns, window.end_ns)
-            - window.begin_ns
-        )
-        time, held = _thinned(time, one.held_bytes[max(begin, 0) : end], window.length_ns)
-        lines.append({
-            "name": _name(one), "ms": (time / 1e6).tolist(), "mib": np.round(held / 2**20, 3).tolist()
-        })  # fmt: skip
+        part = slice(max(begin, 0), end)
+        time = np.clip(one.time_ns[part], window.begin_ns, window.end_ns) - window.begin_ns
+        time, held = _thinned(time, one.held_bytes[part], window.length_ns)
+        name = f"rank {one.rank} {one.device}" if one.rank else one.device
+        mib = np.round(held / 2**20, 3).tolist()
+        lines.append({"name": name, "ms": (time / 1e6).tolist(), "mib": mib})
     return {"length": window.length_ns / 1e6, "lines": lines}
-
-
-def _name(one: HeldOverTime) -> str:
-    return f"rank {one.rank} {one.device}" if one.rank else one.device
 
 
 def _thinned(time: np.ndarray, held: np.ndarray, length_ns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -386,9 +395,8 @@ def _thinned(time: np.ndarray, held: np.ndarray, length_ns: int) -> tuple[np.nda
         return time, held
     stretch = time * (MOST_POINTS // 2) // max(length_ns, 1)
     last = np.append(stretch[1:] != stretch[:-1], True)
-    first = np.flatnonzero(np.append(True, last[:-1]))
     highest = np.zeros(len(time), bool)
     order = np.lexsort((held, stretch))  # of each stretch the highest comes last
-    highest[order[np.append(first[1:], len(time)) - 1]] = True
+    highest[order[last]] = True
     keep = last | highest
     return time[keep], held[keep]

@@ -14,13 +14,13 @@ from daydream.report.blocks import (
     Block,
     Column,
     Facts,
-    Figures,
     Headline,
     Kind,
     Notes,
     Row,
     Table,
     Text,
+    times,
 )
 from daydream.report.format import (
     layer_name,
@@ -44,7 +44,10 @@ MOST_NAMES = 5
 NAME_WIDTH = 46
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 SHOWN_NS = 1_000  # a change of less time is not seen, if it is as often
-HOW = "Medians of {rounds} rounds of blocks of steps with and without the change, in turns, without a profiler."
+HOW = (
+    "Medians of {rounds} rounds. In each, blocks of steps with and without the change take turns, without a "
+    "profiler."
+)
 
 
 def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> list[Block]:
@@ -52,37 +55,24 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> l
 
     Verbose adds phases and layers, the work by layer, operator, kernel and CPU operator.
     """
-    one, two = found.before, found.after
+    one = found.before
+    two = found.after
     judged = one.prediction is None
-    blocks: list[Block] = [*_answer(found), steps_table(found)]
-    blocks.append(
-        Facts(
-            [
-                (name, side_text(side))
-                for name, side in zip(sides_of(found), (one, two), strict=True)
-            ]
-        )
-    )
-    blocks.append(
-        breakdown(
-            one.breakdown,
-            two.breakdown,
-            names=sides_of(found),
-            only_causes=not verbose,
-            judged=judged,
-        )
-    )
-    moved = moved_bound(one.breakdown, two.breakdown)
-    blocks += [Text(moved)] if moved and judged else []
-    blocks += [
-        work_table(found, top, verbose=verbose),
-        *(Text(said, aside=True) for said in unchanged(found)),
+    names = sides_of(found)
+    sides = (one.breakdown, two.breakdown)
+    more = "phases, layers and kernels, what runs meanwhile"
+    moved = moved_bound(*sides) if judged else ""
+    return [
+        *_answer(found),
+        _steps(found),
+        Facts([(names[0], _side(one)), (names[1], _side(two))]),
+        breakdown(*sides, names=names, only_causes=not verbose, judged=judged),
+        *([Text(moved)] if moved else []),
+        _work(found, top, verbose=verbose),
+        *(Text(said, aside=True) for said in _unchanged(found)),
+        *([] if verbose else [Text(more, "-v adds: ", aside=True)]),
+        Notes(found.notes),
     ]
-    if not verbose:
-        blocks.append(
-            Text("phases, layers and kernels, what runs meanwhile", "-v adds: ", aside=True)
-        )
-    return [*blocks, Notes(found.notes)]
 
 
 def sides_of(found: Difference) -> tuple[str, str]:
@@ -95,72 +85,77 @@ def _known(side: Side) -> str:
     return ESTIMATED if side.basis == ESTIMATED else "measured"
 
 
-def side_text(side: Side) -> str:
+def _side(side: Side) -> str:
     """Return what one of the two is: its file, its devices, how many steps."""
-    text = f"{side.prediction} on {side.name}" if side.prediction else side.name
-    gpus = listed(side.devices) if side.devices else "GPU of unknown name"
-    text += f": {gpus if side.on_device else 'CPU only'}, {counted(side.steps, 'step')}"
-    return text + (f" on {counted(side.ranks, 'rank')}" if side.ranks > 1 else "")
+    name = f"{side.prediction} on {side.name}" if side.prediction else side.name
+    devices = listed(side.devices) if side.devices else "GPU of unknown name"
+    ranks = f" on {counted(side.ranks, 'rank')}" if side.ranks > 1 else ""
+    steps = counted(side.steps, "step")
+    return f"{name}: {devices if side.on_device else 'CPU only'}, {steps}{ranks}"
 
 
 def _answer(found: Difference) -> list[Block]:
     """Return the step before and after, and whether that is clear; or what came of a prediction."""
-    one, two, start = found.before, found.after, found.started_from_ns
+    one = found.before
+    two = found.after
+    start = found.started_from_ns
     if not one.prediction:
-        said = step_change_text(one.simulated_ns, two.simulated_ns)
-        return [
-            Headline(
-                f"{said}; the step times overlap, so this may be noise" if found.overlap else said
-            )
-        ]
-    measured = f"{_known(two)} {time_text(two.simulated_ns)}"
+        noise = "; the step times overlap, so this may be noise" if found.overlap else ""
+        return [Headline(step_change_text(one.simulated_ns, two.simulated_ns) + noise)]
+    known = _known(two)
+    measured = f"{known} {time_text(two.simulated_ns)} per step"
     if one.reason or found.error is None:
-        return [
-            Headline(
-                f"{one.prediction}: predicted unknown, {measured} per step; no prediction to judge"
-            )
-        ]
-    came = "as predicted" if found.overlap else "not as predicted"
+        said = f"predicted unknown, {measured}; no prediction to judge"
+        return [Headline(f"{one.prediction}: {said}")]
+    came = f"{'' if found.overlap else 'not '}as predicted"
     error = percent(found.error, signed=True)
-    times = f"predicted {time_text(one.simulated_ns)}, {measured} per step"
-    said = f"{one.prediction}: {times}; {came}, error {error}"
+    said = f"predicted {time_text(one.simulated_ns)}, {measured}; {came}, error {error}"
+    blocks: list[Block] = [Headline(f"{one.prediction}: {said}")]
     if start is None:
-        return [Headline(said)]
-    gains = f"predicted {speedup(start, one.simulated_ns)}, {_known(two)} {speedup(start, two.simulated_ns)}"
-    return [Headline(said), Text(f"from {time_text(start)}: {gains}")]
+        return blocks
+    gains = [speedup(start, side.simulated_ns) for side in (one, two)]
+    text = f"from {time_text(start)}: predicted {gains[0]}, {known} {gains[1]}"
+    return [*blocks, Text(text)]
 
 
-def steps_table(found: Difference) -> Table:
+def _step_row(
+    name: str, ns: float | None, base: float | None, low: int | None, high: int | None
+) -> Row:
+    """Return a step with its range, and how many times faster than the base it is, if there is one."""
+    ends = None if low is None or high is None or low == high else (low, high)
+    gain = base / max(ns, 1) if base and ns is not None else None
+    return Row((name, "unknown" if ns is None else ns, ends, gain))
+
+
+def _step_table(rows: Sequence[Row], interval: str) -> Table:
+    heads = [
+        Column(""),
+        Kind.TIME("step"),
+        Kind.INTERVAL(interval),
+        Kind.RATIO("speedup"),
+    ]
+    return Table(heads, rows)
+
+
+def _steps(found: Difference) -> Table:
     """Return the steps before and after, and the predicted one, each with its range and speed-up."""
-    one, two, start = found.before, found.after, found.started_from_ns
-    before = start if one.prediction else one.simulated_ns
-
-    def row(name: str, ns: int | None, side: Side | None) -> Row:
-        times = before / ns if before and ns and name != "before" else None
-        low, high = (side.low_ns, side.high_ns) if side is not None else (None, None)
-        known = low is not None and high is not None and low != high
-        return Row(
-            (name, "unknown" if ns is None else ns, (low or 0, high or 0) if known else None, times)
-        )
-
-    rows = [row("before", before, None if one.prediction else one)]
-    if one.prediction:
-        rows.append(
-            row(f"predicted: {one.prediction}", None if one.reason else one.simulated_ns, one)
-        )
-    rows.append(row("after", two.simulated_ns, two))
-    return Table(
-        [
-            Column(""),
-            Column("step", Kind.TIME),
-            Column("range", Kind.INTERVAL),
-            Column("speedup", Kind.RATIO),
-        ],
-        rows,
-    )
+    one = found.before
+    two = found.after
+    after = ("after", two.simulated_ns)
+    before = found.started_from_ns if one.prediction else one.simulated_ns
+    if not one.prediction:
+        rows = [_step_row("before", before, None, one.low_ns, one.high_ns)]
+    else:
+        ns = None if one.reason else one.simulated_ns
+        name = f"predicted: {one.prediction}"
+        rows = [
+            _step_row("before", before, None, None, None),
+            _step_row(name, ns, before, one.low_ns, one.high_ns),
+        ]
+    return _step_table([*rows, _step_row(*after, before, two.low_ns, two.high_ns)], "range")
 
 
-def work_table(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
+def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
     """Return the largest changes: how often a step does something, and how long that takes.
 
     If not verbose it has operators only, of the GPU or, where none of these changed, of the CPU.
@@ -169,54 +164,45 @@ def work_table(found: Difference, top: int = TOP, *, verbose: bool = True) -> Ta
     where = {(True, True): "GPU work", (False, False): "CPU work"}.get(on_device, "work")
     rows = [_work_row(where, found.layers)]
     sections: list[tuple[str, Sequence[Change], Callable[[Change], str]]] = [
-        ("by layer", found.layers, _layer),
-        ("by operator", found.operators, _became),
+        ("by layer", found.layers, lambda change: layer_name((change.before or change.after)[0])),
+        ("by operator", found.operators, lambda change: _arrow(change.before, change.after)),
         ("by kernel", found.kernels, _kernel),
-        ("CPU by operator", found.cpu, _became),
+        ("CPU by operator", found.cpu, lambda change: _arrow(change.before, change.after)),
     ]
     for title, changes, label in sections:
-        shown = [each for each in _grouped(changes, label) if _shows(each[1])]
+        groups: dict[str, list[Change]] = {}
+        for change in changes:
+            groups.setdefault(label(change), []).append(change)
+        order = sorted(groups, key=lambda name: (-abs(_change_ns(groups[name])), name))
+        shown = [
+            name
+            for name in order
+            if abs(_change_ns(groups[name])) >= SHOWN_NS
+            or _count(groups[name], 0) != _count(groups[name], 1)
+        ]
         if title == "by layer" and len(shown) < 2 and any(each.layer is None for each in changes):
             continue  # no layers are known
         if shown and (verbose or title.endswith("by operator")):
             rows.append(Row((title,), style=HEADING))
-            rows += [_work_row(f"  {name}", group) for name, group in shown[:top]]
+            rows += [_work_row(f"  {name}", groups[name]) for name in shown[:top]]
             if not verbose:
                 break
     if found.before.prediction:  # what differs from a prediction is neither better nor worse
         rows = [row._replace(style=row.style or NEUTRAL) for row in rows]
-    name, *times = columns("largest changes of a step's work", sides_of(found))
-    count = Column("count", Kind.COUNT, spare=1)
-    return Table(
-        [name._replace(keep="end"), count, *(each._replace(bar=False) for each in times)], rows
-    )
+    name, *sides = columns("largest changes of a step's work", sides_of(found))
+    plain = [each._replace(bar=False) for each in sides]
+    return Table([name._replace(keep="end"), Kind.COUNT("count", spare=1), *plain], rows)
 
 
-def _grouped(
-    changes: Sequence[Change], label: Callable[[Change], str]
-) -> list[tuple[str, list[Change]]]:
-    """Return the changes that read alike together, the largest sum first."""
-    found: dict[str, list[Change]] = {}
-    for change in changes:
-        found.setdefault(label(change), []).append(change)
-    return sorted(
-        found.items(), key=lambda each: (-abs(sum(one.change_ns for one in each[1])), each[0])
-    )
-
-
-def _shows(group: Sequence[Change]) -> bool:
-    """Tell whether there is anything to see of a change: some time, or how often."""
-    return abs(sum(each.change_ns for each in group)) >= SHOWN_NS or _count(group, 0) != _count(
-        group, 1
-    )
+def _change_ns(group: Sequence[Change]) -> int:
+    return sum(each.change_ns for each in group)
 
 
 def _work_row(name: str, group: Sequence[Change]) -> Row:
-    old, new = sum(each.before_ns for each in group), sum(each.after_ns for each in group)
-    times = _count(group, 0), _count(group, 1)
-    return Row(
-        (name, times[0] if times[0] == times[1] else " -> ".join(times), old, new, new - old)
-    )
+    old = sum(each.before_ns for each in group)
+    new = sum(each.after_ns for each in group)
+    counts = dict.fromkeys((_count(group, 0), _count(group, 1)))
+    return Row((name, " -> ".join(counts), old, new, new - old))
 
 
 def _count(group: Sequence[Change], side: int) -> str:
@@ -224,25 +210,14 @@ def _count(group: Sequence[Change], side: int) -> str:
     return f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
 
 
-def _layer(change: Change) -> str:
-    return layer_name((change.before or change.after)[0])
-
-
 def _kernel(change: Change) -> str:
     """Return the families of a kernel: what variants for other shapes and types have in common."""
-    sides = [
-        list(dict.fromkeys(_family(name) for name in names))
-        for names in (change.before, change.after)
-    ]
+    sides = [list(dict.fromkeys(map(_family, names))) for names in (change.before, change.after)]
     return _arrow(*sides)
 
 
 def _family(name: str) -> str:
     return name if name.startswith(COPIES) else family(name)
-
-
-def _became(change: Change) -> str:
-    return _arrow(change.before, change.after)
 
 
 def _arrow(old: Sequence[str], new: Sequence[str]) -> str:
@@ -260,28 +235,25 @@ def _several(names: Sequence[str], width: int) -> str:
     return shortened(names[0], width - len(more)) + more
 
 
-def unchanged(found: Difference) -> list[str]:
+def _unchanged(found: Difference) -> list[str]:
     """Return lines about what stayed as it was, what is new and what has vanished."""
     changes = found.kernels or found.operators
-    what = "kernel" if found.kernels else "operator"
+    what = counted(len(changes), "kernel" if found.kernels else "operator")
     whole = sum(each.before_ns for each in changes)
     same = [each for each in changes if each.state == "same"]
-    share = sum(each.before_ns for each in same) / whole if whole else 0.0
-    alike = f"{len(same):,} of {counted(len(changes), what)}, {percent(share)} of the time before"
-    said = [f"unchanged (within {100 * SAME:g} %): {alike}"]
-    sides = {"new": found.new, "vanished": found.vanished}
-    known = {
-        "new": {_family(name) for each in changes for name in each.before},
-        "vanished": {_family(name) for each in changes for name in each.after},
-    }
-    for title, gone in sides.items():
+    share = percent(sum(each.before_ns for each in same) / max(whole, 1))
+    alike = f"{len(same):,} of {what}, {share} of the time before"
+    said = [f"unchanged (within {SAME:.0%}): {alike}"]
+    before = {_family(name) for each in changes for name in each.before}
+    after = {_family(name) for each in changes for name in each.after}
+    for title, gone, there in (("new", found.new, before), ("vanished", found.vanished, after)):
         # A variant of a kernel that both sides have goes by its whole name.
         names = [name for each in gone for name in each.before + each.after]
-        short = [
-            shortened(name if _family(name) in known[title] else _family(name), NAME_WIDTH)
+        short = (
+            shortened(name if _family(name) in there else _family(name), NAME_WIDTH)
             for name in names
-        ]
-        if short:
+        )
+        if names:
             said.append(f"{title}: {some_of(list(dict.fromkeys(short)), MOST_NAMES)}")
     return said
 
@@ -291,43 +263,35 @@ def unchanged(found: Difference) -> list[str]:
 
 def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
     """Return the predicted and the confirmed step, the error and the control, and where a step differs."""
-    blocks, base = found.blocks, found.blocks.baseline_ns
-    predicted, confirmed = speedup(base, found.predicted_ns), speedup(base, blocks.confirmed_ns)
+    blocks = found.blocks
+    base = blocks.baseline_ns
+    low = found.predicted_low_ns
+    high = found.predicted_high_ns
+    gains = [speedup(base, ns) for ns in (found.predicted_ns, blocks.confirmed_ns)]
     error = "unknown" if found.error is None else percent(found.error, signed=True)
-    low, high = found.predicted_low_ns, found.predicted_high_ns
     inside = ""
     if found.inside is not None and low and high:
         where = "inside" if found.inside else "outside"
         inside = f", {where} the predicted {base / high:,.2f} to {base / low:,.2f}x"
+    said = f"predicted {gains[0]}, confirmed {gains[1]}{inside}"
     control = percent(blocks.control - 1, signed=True)
     rows = [
-        Row(("without the change", base, None, None)),
-        Row(("predicted", "unknown", None, "unknown") if found.predicted_ns is None else
-            ("predicted", found.predicted_ns, (low, high) if low is not None and high is not None else None,
-             base / max(found.predicted_ns, 1))),
-        Row(("confirmed", blocks.confirmed_ns, None, base / max(blocks.confirmed_ns, 1))),
-    ]  # fmt: skip
-    heads = [
-        Column(""),
-        Column("step", Kind.TIME),
-        Column("90 % interval", Kind.INTERVAL),
-        Column("speedup", Kind.RATIO),
+        _step_row("without the change", base, None, None, None),
+        _step_row("predicted", found.predicted_ns, base, low, high),
+        _step_row("confirmed", blocks.confirmed_ns, base, None, None),
     ]
-    said = [HOW.format(rounds=blocks.rounds), *_doubts(found)]
+    if found.predicted_ns is None:
+        rows[1] = Row(("predicted", "unknown", None, "unknown"))
+    name = found.comparison.optimization
     shown: list[Block] = [
-        Headline(
-            f"{found.comparison.optimization}: predicted {predicted}, confirmed {confirmed}{inside}; "
-            f"error of the predicted step {error}"
-        ),
-        Text(f"the unchanged step against itself {control}: what this machine's steps vary by"),
-        Table(heads, rows),
+        Headline(f"{name}: {said}; error of the predicted step {error}"),
+        Text(f"control (baseline vs. baseline): {control}, this machine's noise"),
+        _step_table(rows, "90% interval"),
     ]
     if found.difference is not None:
         shown += _recorded(found, found.difference, verbose=verbose)
-    return [
-        *shown,
-        Notes([*said, *found.comparison.notes]),
-    ]  # those of the recording too: it need not be kept
+    how = HOW.format(rounds=blocks.rounds)
+    return [*shown, Notes([how, *_doubts(found), *found.comparison.notes])]
 
 
 def _doubts(found: Confirmation) -> list[str]:
@@ -337,9 +301,7 @@ def _doubts(found: Confirmation) -> list[str]:
             f"The step could not be predicted from the trace, because {found.comparison.reason}."
         )
     if found.restless:
-        said.append(
-            "The unchanged step differs from itself by more than 5 %: the machine was not at rest."
-        )
+        said.append("The unchanged step differs from itself by more than 5%: the machine was busy.")
     if found.difference is None:
         said.append("The steps with the change were not recorded: the script ended before.")
     if found.apart:
@@ -353,22 +315,19 @@ def _doubts(found: Confirmation) -> list[str]:
 
 def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> list[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
-    predicted, measured = difference.before.simulated_ns, difference.after.simulated_ns
+    predicted = difference.before.simulated_ns
+    measured = difference.after.simulated_ns
     error = f"error {percent(predicted / measured - 1, signed=True)}"
-    figures = [
-        ("before", time_text(found.comparison.replayed_ns), ""), ("predicted", time_text(predicted), ""),
-        ("measured", time_text(measured), error),
-    ]  # fmt: skip
+    figures = times(
+        "the recorded step",
+        ("before", found.comparison.replayed_ns, ""),
+        ("predicted", predicted, ""),
+        ("measured", measured, error),
+    )
     was, _ = found.comparison.breakdowns()
-    sides = [
-        {
-            key: part for key, part in side.items() if key != "by_layer"
-        }  # the layers' work is told below
-        for side in (was, difference.before.breakdown, difference.after.breakdown)
-    ]
+    sides = (was, difference.before.breakdown, difference.after.breakdown)
+    parts = [{**side, "by_layer": {}} for side in sides]  # the layers' work is told below
     names = ("before", "predicted", "measured")
-    table = breakdown(*sides, names=names, change="off by", only_causes=not verbose, judged=False)
-    blocks: list[Block] = [Figures(figures, "the recorded step"), table]
-    if verbose:
-        return [*blocks, work_table(difference)]
-    return [*blocks, Text("phases, layers and kernels", "-v adds: ", aside=True)]
+    table = breakdown(*parts, names=names, change="off by", only_causes=not verbose, judged=False)
+    adds = Text("phases, layers and kernels", "-v adds: ", aside=True)
+    return [figures, table, _work(difference) if verbose else adds]

@@ -28,28 +28,30 @@ def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
     steps = found.metadata.get("steps", [])
     rows = [
         (
-            _step_name(steps, step), step.get("measured_ns"),
+            _step_name(steps, step),
+            step.get("measured_ns"),
             "yes" if step.get("covered") else str(step.get("why_not") or "no"),
         )
         for step in steps
-    ]  # fmt: skip
+    ]
     said = f"{counted(len(found), 'row')} over {time_text(span_ns(found))}, {counted(len(steps), 'step')}"
     blocks: list[Block] = [
         Headline(f"Trace: {found.metadata.get('source', 'unnamed')}"),
         Text(said),
         _first(
-            [Column("rows of kind"), Column("number", Kind.COUNT)],
+            [Column("rows of kind"), Kind.COUNT("number")],
             list(rows_by_kind(found).items()),
         ),
     ]
-    columns = [Column("step"), Column("measured", Kind.TIME), Column("covered")]
+    columns = [Column("step"), Kind.TIME("measured"), Column("covered")]
     return [*blocks, _first(columns, rows)] if steps else blocks
 
 
 def graph(found: Graph, *, verbose: bool = False) -> list[Block]:
     """Return how many tasks of each kind and on each lane a graph has, and their time."""
     columns = found.columns
-    kind, lane = columns["kind"][found.alive], columns["lane"][found.alive]
+    kind = columns["kind"][found.alive]
+    lane = columns["lane"][found.alive]
     time = columns["duration_ns"][found.alive]
     return [
         Headline(f"Graph of {counted(len(found), 'task')} on {counted(len(found.lanes), 'lane')}"),
@@ -70,7 +72,7 @@ def selection(found: Selection, *, verbose: bool = False) -> list[Block]:
     ]
     if not len(found):
         return blocks
-    columns = [*map(Column, names), Column("duration", Kind.TIME)]
+    columns = [*map(Column, names), Kind.TIME("duration")]
     rows = list(zip(*texts, shown.duration_ns.tolist(), strict=True))
     return [*blocks, _first(columns, rows, len(found))]
 
@@ -79,7 +81,7 @@ def groups(found: Groups, *, verbose: bool = False) -> list[Block]:
     """Return the first groups: how many tasks each has, and their time."""
     keys = (" / ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found.keys)
     rows = list(zip(keys, found.sizes.tolist(), found.total("duration_ns").tolist(), strict=True))
-    columns = [Column("group"), Column("tasks", Kind.COUNT), Column("time", Kind.TIME)]
+    columns = [Column("group"), Kind.COUNT("tasks"), Kind.TIME("time")]
     said = f"{counted(len(found), 'group')} of {counted(int(found.sizes.sum()), 'task')}"
     return [Headline(said), Text(found.selection.words), _first(columns, rows)]
 
@@ -94,7 +96,7 @@ def timeline(found: Timeline, *, verbose: bool = False) -> list[Block]:
     lanes = [lane.name for lane in found.graph.lanes]
     return [
         Headline(f"Timeline of {counted(len(found.task), 'task')}, {time_text(found.makespan_ns)}"),
-        *([_first([Column("step"), Column("time", Kind.TIME)], rows)] if rows else []),
+        *([_first([Column("step"), Kind.TIME("time")], rows)] if rows else []),
         _sums("lane", lanes, found.plan.lane, found.plan.duration_ns),
     ]
 
@@ -115,7 +117,7 @@ def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -
     total = np.zeros(len(names), np.int64)
     np.add.at(total, code, time)
     found = zip(names, tasks.tolist(), total.tolist(), strict=True)
-    columns = [Column(what), Column("tasks", Kind.COUNT), Column("time", Kind.TIME)]
+    columns = [Column(what), Kind.COUNT("tasks"), Kind.TIME("time")]
     return Table(columns, [Row(each) for each in found if each[1]])
 
 

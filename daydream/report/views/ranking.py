@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 NAME_WIDTH = 60  # so that a pair can be typed
 CURVE_WIDTH = 30
 MOST_CURVES = 12  # where nobody says how many
-MOST_REASONS, REASON_WIDTH = 6, 110
+MOST_REASONS = 6
+REASON_WIDTH = 110
 MOST_PAIRS = 2  # where not all is shown
 POINTS = ("at 75%", "at 25%")  # of a curve, which a narrow terminal does without
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
@@ -94,7 +95,7 @@ def _headline(found: Ranking) -> list[str]:
         said = f"{named(best)}: {answer_text(best)}"
     if found.cannot_tell and found.by == "time":
         said = f"this recording cannot tell what helps: most intervals exceed 2x; record it again. {said}"
-    share = f" ({100 * found.bound_share:.0f} % of the critical path)" if found.bound_share else ""
+    share = f" ({found.bound_share:.0%} of the critical path)" if found.bound_share else ""
     error = error_text(found.replay.basis_error, found.replay.error)
     return [f"{said}; {error}", f"now {found.bound.label}{share}"]
 
@@ -111,7 +112,8 @@ def changes(
     if not found.optimizations:
         return [Text("no optimization applies to this trace")]
     better = effective(found)
-    best, pairs = better[:top], found.pairs[: None if verbose else MOST_PAIRS]
+    best = better[:top]
+    pairs = found.pairs[: None if verbose else MOST_PAIRS]
     blocks: list[Block] = []
     if best or pairs:
         blocks += [_changes(found, best, pairs, verbose=verbose)._replace(name=name)]
@@ -140,13 +142,15 @@ def _changes(
     found: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, verbose: bool
 ) -> Table:
     columns = [
-        Column("optimization", width=NAME_WIDTH), Column("predicted", Kind.TIME),
-        Column("90 % interval", Kind.INTERVAL, spare=5),
-        *([Column("saves", Kind.TIME, spare=3, bar=True)] if verbose else []),
-        Column("speedup", Kind.RATIO),
+        Column("optimization", width=NAME_WIDTH),
+        Kind.TIME("predicted"),
+        Kind.INTERVAL("90% interval", spare=5),
+        *([Kind.TIME("saves", spare=3, bar=True)] if verbose else []),
+        Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in (*best, *pairs)), 1),
-        Column("then the step is", spare=4), *([Column("needs", spare=3)] if verbose else []),
-    ]  # fmt: skip
+        Column("then the step is", spare=4),
+        *([Column("needs", spare=3)] if verbose else []),
+    ]
     told: set[str] = set()
     rows = [_row(each, told, verbose=verbose) for each in best]
     if pairs:
@@ -159,16 +163,22 @@ def _changes(
 
 def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
     cells = [
-        named(each), "unknown" if each.predicted_ns is None else each.predicted_ns, interval(each),
-        *([each.saving_ns] if verbose else []), gain(each), *memory_cells(each.memory),
-        _bound_text(each.bound, each.bound_share), *([each.needs] if verbose else []),
-    ]  # fmt: skip
+        named(each),
+        "unknown" if each.predicted_ns is None else each.predicted_ns,
+        interval(each),
+        *([each.saving_ns] if verbose else []),
+        gain(each),
+        *memory_cells(each.memory),
+        _bound_text(each.bound, each.bound_share),
+        *([each.needs] if verbose else []),
+    ]
     return Row(cells, _made_by(each, told), FADED if too_large(each.memory) else "")
 
 
 def interval(each: Predicted) -> Cell:
-    """Return the 90 % interval of a predicted step as a cell."""
-    low, high = each.predicted_low_ns, each.predicted_high_ns
+    """Return the 90% interval of a predicted step as a cell."""
+    low = each.predicted_low_ns
+    high = each.predicted_high_ns
     return None if low is None or high is None else (low, high)
 
 
@@ -211,7 +221,8 @@ def without_gain(found: Ranking) -> list[tuple[str, list[str]]]:
         better = effective(found)
         others = [named(each) for each in found.optimizations if each not in better]
         return [("no less memory", others)] if others else []
-    slower, nothing = [], []
+    slower = []
+    nothing = []
     for each in found.optimizations:
         times = speedup_of(each)
         longer = (each.saving_ns or 0) < 0
@@ -267,7 +278,8 @@ def _left_out(found: Ranking) -> list[Block]:
 def reasons_table(found: Ranking) -> list[Block]:
     """Return every optimization that was left out, with its reason."""
     rows = [Row(pair) for pair in found.optimizations_left_out.items()]
-    return [Table([Column("left out"), Column("why", width=REASON_WIDTH)], rows)] if rows else []
+    columns = [Column("left out"), Column("why", width=REASON_WIDTH)]
+    return [Table(columns, rows, name="left-out")] if rows else []
 
 
 # Curves
@@ -286,10 +298,11 @@ def curve_table(shown: Iterable[Curve]) -> Table:
     shown = list(shown)
     heads = [f"at {factor:.0%}" for factor in shown[0].factors[1:]]
     columns = [
-        Column("recorded step if a part took less", width=NAME_WIDTH), Column("own time", Kind.TIME),
-        *(Column(head, Kind.TIME, spare=int(head in POINTS)) for head in heads),
-        Column("pays down to", Kind.PERCENT),
-    ]  # fmt: skip
+        Column("recorded step if a part took less", width=NAME_WIDTH),
+        Kind.TIME("own time"),
+        *(Kind.TIME(head, spare=int(head in POINTS)) for head in heads),
+        Kind.PERCENT("pays down to"),
+    ]
     rows = []
     for curve in shown:
         sort = "CPU" if curve.sort == "cpu" else curve.sort
@@ -300,4 +313,4 @@ def curve_table(shown: Iterable[Curve]) -> Table:
 
 
 def _bound_text(bound: Bound, share: float) -> str:
-    return f"{bound.label} ({100 * share:.0f} %)" if share else bound.label
+    return f"{bound.label} ({share:.0%})" if share else bound.label

@@ -100,7 +100,8 @@ def _cell(value: Any) -> Cell:
 
 
 def _fact(name: str, value: Any) -> str:
-    cell, kind = _cell(value), _kind(name, [value])
+    cell = _cell(value)
+    kind = _kind(name, [value])
     if isinstance(cell, str) or cell is None or isinstance(cell, tuple):
         return str(cell)
     if kind in (Kind.TIME, Kind.BYTES):

@@ -104,23 +104,29 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
             Column(name.replace("_", "-"), _kind(values), width=NAME_WIDTH)
             for name, values in found.varied.items()
         ),
-        Column("throughput", Kind.RATIO),
-        Column("predicted", Kind.TIME), Column("90 % interval", Kind.INTERVAL, spare=4),
-        Column("speedup", Kind.RATIO), *memory_columns((each.memory for each in shown), 2),
-        Column("notes", Kind.COUNT, spare=1),
-    ]  # fmt: skip
+        Kind.RATIO("throughput"),
+        Kind.TIME("predicted"),
+        Kind.INTERVAL("90% interval", spare=4),
+        Kind.RATIO("speedup"),
+        *memory_columns((each.memory for each in shown), 2),
+        Kind.COUNT("notes", spare=1),
+    ]
     rows = [
         Row(
             (
-                *([each.trace] if several else []), *(_value(each.options[name]) for name in found.varied),
+                *([each.trace] if several else []),
+                *(_value(each.options[name]) for name in found.varied),
                 each.throughput.gain if each.throughput else None,
-                "unknown" if each.predicted_ns is None else each.predicted_ns, interval(each), gain(each),
-                *memory_cells(each.memory), len(each.notes) or None,
+                "unknown" if each.predicted_ns is None else each.predicted_ns,
+                interval(each),
+                gain(each),
+                *memory_cells(each.memory),
+                len(each.notes) or None,
             ),
             style=FADED if too_large(each.memory) else "",
         )
         for each in shown
-    ]  # fmt: skip
+    ]
     more = len(found.scenarios) - len(shown)
     said = (
         f"{counted(more, 'more scenario')}: --top {len(found.scenarios)}, or -o FILE"
@@ -215,10 +221,13 @@ def scaling(found: Scaling, *, verbose: bool = False) -> list[Block]:
     of_memory = about_memory(row.memory for row in found.rows)
     own = [note for note in found.notes if note not in {*found.replay.notes, *of_memory}]
     return [
-        *scaling_answer(found), scaling_table(found), Text(said, aside=True),
-        Notes(own if not verbose else found.notes), *memory_notes(of_memory),
+        *scaling_answer(found),
+        scaling_table(found),
+        Text(said, aside=True),
+        Notes(own if not verbose else found.notes),
+        *memory_notes(of_memory),
         *recording_notes(found.replay.notes),
-    ]  # fmt: skip
+    ]
 
 
 def scaling_answer(found: Scaling) -> list[Block]:
@@ -226,7 +235,8 @@ def scaling_answer(found: Scaling) -> list[Block]:
     most = max(found.rows, key=lambda row: row.throughput)
     step_ns = found.replayed_ns if found.measured_ns is None else found.measured_ns
     recorded = f"{time_text(step_ns)} on {counted(found.recorded_workers, 'worker')}"
-    workers, efficiency = counted(most.workers, "worker"), percent(most.efficiency)
+    workers = counted(most.workers, "worker")
+    efficiency = percent(most.efficiency)
     lost = f"largest loss: {most.lost_to}; " if most.lost_to else ""
     error = error_text(found.replay_error, found.replay.error)
     alone = samples_per_step(found.replay.graph) if found.alone_ns else None
@@ -244,22 +254,32 @@ def scaling_answer(found: Scaling) -> list[Block]:
 def scaling_table(found: Scaling) -> Table:
     """Return a row for each number of workers."""
     columns = [
-        Column("workers", Kind.COUNT), Column("throughput", Kind.RATIO), Column("efficiency", Kind.PERCENT),
-        Column("step", Kind.TIME), Column("overhead", Kind.TIME, spare=1),
-        Column("exposed", Kind.TIME, spare=2),
-        *([Column("waiting", Kind.TIME, spare=3)] if found.waits else []),
-        *memory_columns((row.memory for row in found.rows), 4), Column("bound by, lost to"),
-    ]  # fmt: skip
+        Kind.COUNT("workers"),
+        Kind.RATIO("throughput"),
+        Kind.PERCENT("efficiency"),
+        Kind.TIME("step"),
+        Kind.TIME("overhead", spare=1),
+        Kind.TIME("exposed", spare=2),
+        *([Kind.TIME("waiting", spare=3)] if found.waits else []),
+        *memory_columns((row.memory for row in found.rows), 4),
+        Column("bound by, lost to"),
+    ]
     rows = [
         Row(
             (
-                row.workers, row.throughput, row.efficiency, row.step_ns, row.overhead_ns, row.exposed_ns,
-                *([row.waiting_ns] if found.waits else []), *memory_cells(row.memory),
+                row.workers,
+                row.throughput,
+                row.efficiency,
+                row.step_ns,
+                row.overhead_ns,
+                row.exposed_ns,
+                *([row.waiting_ns] if found.waits else []),
+                *memory_cells(row.memory),
                 # If a loss is what bounds a step, it is the largest one too.
                 row.bound if row.lost_to in {row.bound, None} else f"{row.bound}, {row.lost_to}",
             ),
             style=FADED if too_large(row.memory) else NEUTRAL,
         )
         for row in found.rows
-    ]  # fmt: skip
+    ]
     return Table(columns, rows, found.alone_ns)

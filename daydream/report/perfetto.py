@@ -1,0 +1,386 @@
+"""Timelines for https://ui.perfetto.dev: measured, replayed and predicted, each a process of its own.
+
+The file is in the Trace Event Format ("Trace Event Format", Google, 2016): complete
+events (`X`) with microseconds, metadata events (`M`) that name processes and threads,
+arrows (`s` to `f`) from slice to slice, and counters (`C`). Slices of one thread nest or
+follow each other, as the format demands.
+
+The simulated processes show the recorded window once; where it was repeated to let
+the step settle, that is the first pass.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import count, islice
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from daydream.files.atomic import write_whole
+from daydream.graph.calls import Coverage, device_work
+from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU, KINDS, step_rank
+from daydream.memory.views import held_over_time
+from daydream.report.timeline import INSERTED, ON_PATH, measured_steps, paths, simulated_spans
+from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.predict.prediction import Prediction
+    from daydream.predict.replay import Replay
+    from daydream.simulate.timeline import Timeline
+    from daydream.trace.trace import Trace
+
+LAUNCH = "launch"
+PACK_LEVEL = 4
+EVENTS_AT_ONCE = 10_000
+ABOUT = ("kind", "phase", "layer", "op", "step")
+# Waiting for room in the queue ties every launch to a kernel a thousand before it: no arrow helps there.
+ARROWS = (
+    Cause.LAUNCH,
+    Cause.EVENT,
+    Cause.SYNC,
+    Cause.HANDOFF,
+    Cause.LOCK,
+    Cause.COMMUNICATION,
+    Cause.USER,
+)
+Event = dict[str, Any]
+
+
+def write(
+    path: str | os.PathLike[str],
+    replay: Replay,
+    comparison: Prediction | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Write the timelines of a replay, or of a what-if with its replay, as .json or .json.gz.
+
+    Raises `OutputError` if the file exists and `force` is not given, or cannot be written.
+    """
+
+    def fill(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            if str(path).endswith(".gz"):
+                with gzip.GzipFile("", "wb", PACK_LEVEL, file, mtime=0) as packed:
+                    _fill(packed, replay, comparison)
+            else:
+                _fill(file, replay, comparison)
+
+    write_whole(path, fill, force=force)
+
+
+def _fill(file: IO[bytes] | gzip.GzipFile, replay: Replay, comparison: Prediction | None) -> None:
+    about: Event = {"measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns}
+    if comparison is not None:
+        names = ("optimization", "measured_ns", "replayed_ns", "predicted_ns")
+        about |= {name: getattr(comparison, name) for name in names}
+        about["options"] = {name: str(value) for name, value in comparison.options.items()}
+    encode = msgspec.json.Encoder().encode
+    head = encode({"displayTimeUnit": "ms", "otherData": about})
+    file.write(head[:-1] + b', "traceEvents": [\n')
+    lines = map(encode, events(replay, comparison))
+    file.write(next(lines))
+    while block := list(islice(lines, EVENTS_AT_ONCE)):
+        file.write(b",\n" + b",\n".join(block))
+    file.write(b"\n]}\n")
+
+
+def events(replay: Replay, comparison: Prediction | None = None) -> Iterator[Event]:
+    """Return the events of the file."""
+    graph = replay.graph
+    numbers = count(1)
+    shown: list[tuple[str, Timeline, Graph | None]] = [("replayed", replay.timeline, None)]
+    if comparison is not None:
+        shown.append((f"predicted: {comparison.optimization}", comparison.timeline, graph))
+    times = [timeline.start_ns for _, timeline, _ in shown]
+    times.append(np.array([step["start_ns"] for step in graph.steps]))
+    times += [] if graph.trace is None else [np.asarray(graph.trace["start_ns"])]
+    origin = min(int(part.min()) for part in times if len(part))
+    if graph.trace is not None:
+        yield from _Process(1, graph, origin, numbers).measured(graph.trace)
+    for pid, (name, timeline, before) in enumerate(shown, 2):
+        yield from _Process(pid, timeline.graph, origin, numbers).simulated(name, timeline, before)
+
+
+class _Process:
+    """The events of one process. Threads are numbered from 1: the steps of each rank, then the lanes."""
+
+    def __init__(self, pid: int, graph: Graph, origin: int, numbers: count[int]) -> None:
+        self.pid = pid
+        self.graph = graph
+        self.origin = origin
+        self.numbers = numbers
+        self.ranks = sorted({step_rank(step) for step in graph.steps}) or [0]
+        self.first_lane = len(self.ranks) + 1
+
+    def measured(self, trace: Trace) -> Iterator[Event]:
+        """Return the rows of a trace: host rows nested as recorded, device rows by stream."""
+        graph = self.graph
+        columns = self.graph.columns
+        yield from self._head("measured", measured_steps(graph))
+        rows = np.flatnonzero(trace.is_kind(*HOST_KINDS, *DEVICE_KINDS))
+        start = np.asarray(trace["start_ns"], np.int64)
+        duration = np.asarray(trace["duration_ns"], np.int64)
+        lane, names = _lanes_of_rows(graph, trace, rows)
+        for number in range(len(graph.lanes), len(names)):
+            yield from self._thread(self.first_lane + number, names[number])
+        texts = [trace.text(name) for name in ("kind", "phase", "layer", "op")]
+        codes = [np.asarray(trace[name])[rows] for name in (*ABOUT, "name")]
+        ends = lane, start[rows], duration[rows]
+        for event, _ in self._slices(texts, trace.text("name"), *ends, *codes):
+            yield event
+
+        work = np.flatnonzero(
+            (columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0)
+        )
+        lane_of = np.full(len(trace), -1, np.int64)
+        lane_of[rows] = lane
+        both = columns["row"][columns["launch"][work]], columns["row"][work]
+        there = trace.is_kind(*DEVICE_KINDS)[both[1]] & (both[0] >= 0)
+        for end in both:
+            there &= (lane_of[end] >= 0) & (duration[end] > 0)
+        source, target = (end[there & (start[both[0]] <= start[both[1]])] for end in both)
+        yield from self._arrows(
+            LAUNCH, lane_of[source], start[source], lane_of[target], start[target]
+        )
+
+        recorded = columns["measured_start_ns"]
+        shown = device_work(graph) & graph.alive & (columns["row"] >= 0) & (recorded >= 0)
+        yield from self._in_flight(np.flatnonzero(shown), recorded)
+        for one in held_over_time(trace):
+            name = f"memory: {f'rank {one.rank} ' if one.rank else ''}{one.device}"
+            last = np.append(one.time_ns[1:] != one.time_ns[:-1], True)[: len(one.time_ns)]
+            times = np.maximum(one.time_ns[last], self.origin)
+            yield from self._counter(name, times, one.held_bytes[last])
+
+    def simulated(self, name: str, timeline: Timeline, before: Graph | None) -> Iterator[Event]:
+        """Return the tasks of a timeline's first pass, and on CPU threads what they waited for.
+
+        Compared with the graph `before` the change, tasks that changed show their former duration and new
+        ones are marked.
+        """
+        graph = self.graph
+        yield from self._head(name, _simulated_steps(timeline))
+        of_steps = paths(timeline, 0)
+        chosen = np.flatnonzero(timeline.copy == 0)
+        path = np.concatenate([*of_steps, np.empty(0, np.int64)])
+        spans = simulated_spans(timeline, chosen, path, before)
+        codes = [getattr(spans, name) for name in (*ABOUT, "name")]
+        more = spans.kind, spans.wait_ns, spans.why, spans.former_ns, spans.flags
+        slices = self._slices(
+            [KINDS, PHASES, graph.texts["layer"], graph.texts["op"]],
+            graph.texts["name"],
+            spans.lane,
+            spans.start_ns,
+            spans.duration_ns,
+            *codes,
+            *more,
+        )
+        for event, (kind, wait, why, former, flags) in slices:
+            args = event["args"] = dict(event["args"])
+            if wait > 0:
+                args["wait_us"] = wait / 1000
+                if kind == CPU:
+                    times = {"ts": event["ts"] - wait / 1000, "dur": wait / 1000}
+                    said = {"name": f"wait: {Cause(why).label}", "cat": "wait", "args": {}}
+                    yield {**event, **times, **said}
+            if flags & ON_PATH:
+                args["critical"] = True
+            if flags & INSERTED:
+                args["inserted"] = True
+                event["name"] += " [inserted]"
+            elif former >= 0:
+                args |= {"changed": True, "before_us": former / 1000}
+            yield event
+        yield from self._flows(timeline, of_steps)
+        start = np.full(graph.size, -1, np.int64)
+        start[timeline.task[chosen]] = timeline.start_ns[chosen]
+        task = timeline.task[chosen]
+        yield from self._in_flight(task[device_work(graph)[task]], start)
+
+    def _head(self, name: str, steps: Iterable[tuple[int, int, int]]) -> Iterator[Event]:
+        """Return the events that name a process and its threads, and its steps as (step, begin, end)."""
+        for key, value in (("name", name), ("sort_index", self.pid)):
+            yield self._event("M", tid=0, name=f"process_{key}", args={key: value})
+        for tid, rank in enumerate(self.ranks, 1):
+            yield from self._thread(tid, f"steps of rank {rank}" if self.ranks[1:] else "steps")
+        for tid, lane in enumerate(self.graph.lanes, self.first_lane):
+            yield from self._thread(tid, lane.name)
+        for number, begin, end in steps:
+            step = self.graph.steps[number]
+            args = {"covered": bool(step.get("covered"))}
+            args |= {"why_not": step["why_not"]} if step.get("why_not") else {}
+            times = {"ts": self._us(begin), "dur": (end - begin) / 1000}
+            if end >= begin:
+                tid = self.ranks.index(step_rank(step)) + 1
+                yield self._event("X", tid=tid, name=step["name"], cat="step", args=args, **times)
+
+    def _thread(self, tid: int, name: str) -> Iterator[Event]:
+        for key, value in (("name", name), ("sort_index", tid)):
+            yield self._event("M", tid=tid, name=f"thread_{key}", args={key: value})
+
+    def _slices(
+        self,
+        texts: Sequence[Sequence[str]],
+        names: Sequence[str],
+        lane: np.ndarray,
+        start: np.ndarray,
+        duration: np.ndarray,
+        *codes: np.ndarray,
+    ) -> Iterator[tuple[Event, list[int]]]:
+        """Return a slice for each row of columns: codes of `ABOUT` and of the name; with what follows these."""
+        texts = [*texts, [step["name"] for step in self.graph.steps]]
+
+        @cache  # most slices share what is said of them
+        def about(*row: int) -> Event:
+            named = zip(ABOUT, texts, row, strict=True)
+            return {name: known[code] for name, known, code in named if code >= 0}
+
+        columns = lane + self.first_lane, start - self.origin, duration, *codes
+        for tid, ts, dur, *row in zip(*(column.tolist() for column in columns), strict=True):
+            times = {"tid": tid, "ts": ts / 1000, "dur": dur / 1000}
+            kind = texts[0][row[0]]
+            named = {"name": names[row[5]], "cat": kind, "args": about(*row[:5])}
+            yield {"ph": "X", "pid": self.pid, **times, **named}, row[6:]
+
+    def _flows(self, timeline: Timeline, of_steps: Sequence[np.ndarray]) -> Iterator[Event]:
+        """Return the arrows of a first pass: launches, waits, and the critical path from lane to lane."""
+        plan = timeline.plan
+        start = timeline.start_ns
+        shown = (timeline.copy == 0) & (plan.duration_ns > 0)
+        src = plan.edge_src.astype(np.int64)
+        dst = plan.edge_dst
+        both = shown[src] & shown[dst] & (plan.lane[src] != plan.lane[dst])
+        # An arrow leaves a slice within it: at its start where that is what counts, else at its end.
+        leaves = start[src] + np.where(plan.edge_from_start, 0, plan.duration_ns[src] - 1)
+        leaves = np.clip(leaves, start[src], np.maximum(start[dst], start[src]))
+        for cause in ARROWS:
+            edges = np.flatnonzero(both & (plan.edge_cause == cause) & (leaves <= start[dst]))
+            name = LAUNCH if cause is Cause.LAUNCH else cause.label
+            source = plan.lane[src[edges]]
+            target = plan.lane[dst[edges]]
+            yield from self._arrows(name, source, leaves[edges], target, start[dst[edges]])
+        for path in of_steps:
+            drawn = path[shown[path]]
+            source = drawn[:-1]
+            target = drawn[1:]
+            hop = (plan.lane[source] != plan.lane[target]) & (start[source] <= start[target])
+            source, target = source[hop], target[hop]
+            leaves = np.minimum(start[source] + plan.duration_ns[source] - 1, start[target])
+            lanes = plan.lane[source], plan.lane[target]
+            yield from self._arrows("critical path", lanes[0], leaves, lanes[1], start[target])
+
+    def _arrows(
+        self, name: str, lane: np.ndarray, ns: np.ndarray, to_lane: np.ndarray, to_ns: np.ndarray
+    ) -> Iterator[Event]:
+        """Return the two events of each arrow from the slice at a time on one lane to that on another."""
+        ends = (column.tolist() for column in (lane, ns, to_lane, to_ns))
+        for tid, ts, to_tid, to_ts in zip(*ends, strict=True):
+            common = {"id": next(self.numbers), "name": name, "cat": name}
+            yield self._event("s", tid=tid + self.first_lane, ts=self._us(ts), **common)
+            end = {"tid": to_tid + self.first_lane, "ts": self._us(to_ts)}
+            yield self._event("f", bp="e", **end, **common)
+
+    def _in_flight(self, tasks: np.ndarray, start: np.ndarray) -> Iterator[Event]:
+        """Return how many launches are in flight on each stream, and how many streams are busy.
+
+        `start` is by the graph's ids. What has no launch in the trace counts from its own start.
+        """
+        columns = self.graph.columns
+        launch = columns["launch"][tasks]
+        begin = start[tasks]
+        end = start[tasks] + columns["duration_ns"][tasks]
+        launched = np.where((launch >= 0) & (start[launch] >= 0), start[launch], begin)
+        lane = columns["lane"][tasks]
+        busy = []
+        for number in np.unique(lane).tolist():
+            here = lane == number
+            name = f"in flight: {self.graph.lanes[number].name}"
+            yield from self._open(name, np.minimum(launched, begin)[here], end[here])
+            busy.append(Coverage(begin[here], end[here]))
+        if busy:
+            begins = [one.start_ns for one in busy]
+            ends = [one.end_ns for one in busy]
+            yield from self._open("streams busy", np.concatenate(begins), np.concatenate(ends))
+
+    def _open(self, name: str, begin: np.ndarray, end: np.ndarray) -> Iterator[Event]:
+        """Return how many intervals are open, wherever that changes."""
+        change = np.repeat([1, -1], len(begin))
+        at, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+        level = np.cumsum(np.bincount(place.reshape(-1), weights=change).astype(np.int64))
+        differs = np.append(True, level[1:] != level[:-1])[: len(level)]
+        yield from self._counter(name, at[differs], level[differs])
+
+    def _counter(self, name: str, at: np.ndarray, values: np.ndarray) -> Iterator[Event]:
+        for ns, value in zip(at.tolist(), values.tolist(), strict=True):
+            yield self._event("C", ts=self._us(ns), name=name, args={"value": value})
+
+    def _event(self, ph: str, **fields: Any) -> Event:
+        return {"ph": ph, "pid": self.pid, **fields}
+
+    def _us(self, ns: int) -> float:
+        return (ns - self.origin) / 1000
+
+
+def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
+    steps = timeline.graph.steps
+    reached: dict[int, int] = {}
+    for (copy, number), task in sorted(timeline.last_of_steps.items()):
+        if copy == 0:
+            rank = step_rank(steps[number])
+            end = int(timeline.end_ns[task])
+            yield number, reached.get(rank, int(steps[number]["start_ns"])), end
+            reached[rank] = end
+
+
+def _lanes_of_rows(graph: Graph, trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Return each row's lane, and the names of all lanes.
+
+    Threads without a task follow the lanes of the graph, and so do device rows that overlap others of their
+    stream.
+    """
+    on_device = trace.is_kind(*DEVICE_KINDS)[rows]
+    values = {
+        name: np.asarray(trace[name], np.int64)[rows] for name in ("rank", "device", "stream")
+    }
+    hosts = {name: np.asarray(trace[name], np.int64)[rows] for name in ("pid", "tid")}
+    places = [
+        np.where(on_device, values["device"], hosts["pid"]),
+        np.where(on_device, values["stream"], hosts["tid"]),
+    ]
+    distinct, which = np.unique(
+        np.stack([values["rank"], on_device.astype(np.int64), *places]), axis=1, return_inverse=True
+    )
+    which = which.reshape(-1)
+    lane_of = np.full(distinct.shape[1], -1, np.int64)
+    place_of_row = np.full(len(trace), -1, np.int64)
+    place_of_row[rows] = which
+    tasks = np.flatnonzero(graph.columns["row"] >= 0)
+    here = place_of_row[graph.columns["row"][tasks]]
+    lane_of[here[here >= 0]] = graph.columns["lane"][tasks[here >= 0]]
+    names = [lane.name for lane in graph.lanes]
+    for place in np.flatnonzero(lane_of < 0).tolist():
+        lane_of[place] = len(names)
+        names.append(f"thread {distinct[3, place]}")
+    lane = lane_of[which]
+    start = np.asarray(trace["start_ns"], np.int64)[rows]
+    end = start + np.asarray(trace["duration_ns"])[rows]
+    for number in np.unique(lane[on_device]).tolist():
+        piled = np.flatnonzero(lane == number)
+        piled = piled[np.lexsort((-end[piled], start[piled]))]
+        while True:
+            reached = np.maximum.accumulate(end[piled])
+            # Only what overlaps a row that stays has to go; the first of each pile stays.
+            piled = piled[np.append(False, start[piled][1:] < reached[:-1])]
+            if not len(piled):
+                break
+            lane[piled] = len(names)
+            names.append(f"{names[number]} (overlapping)")
+    return lane, names

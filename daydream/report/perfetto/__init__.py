@@ -1,1 +1,0 @@
-"""Timelines for https://ui.perfetto.dev: measured, replayed and predicted."""
