@@ -36,7 +36,7 @@ BUDGETS = {
     "core": Budget(111_330, 64, 10.24),
     "reading and recording": Budget(139_200, 90, 9.50),
     "knowledge": Budget(218_800, 149, 10.76),
-    "surface": Budget(115_330, 97, 9.82),
+    "surface": Budget(115_380, 97, 9.82),
     "product": Budget(593_100, 417, 10.14),
     "tests": Budget(479_400, 356, 11.09),
     "benchmarks, validation, tools": Budget(13_510, 93, 0.00),

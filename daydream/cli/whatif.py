@@ -171,9 +171,14 @@ def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> lis
 
     groups = {
         title: [
-            (each.name, "   ".join([each.summary, *map(_option_text, each.options)]))
+            row
             for each in optimizations
             if each.stage == stage
+            for row in (
+                (each.name, each.summary),
+                ("", "   ".join(map(_option_text, each.options))),
+            )
+            if row[1]
         ]
         for stage, title in TITLES.items()
     }
@@ -185,9 +190,15 @@ def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> lis
 
 def _option_text(option: Described) -> str:
     """Return an option with its default."""
+    from daydream.report.format import shortened
+    from daydream.report.text import KEEP
+
     kind = option.type.__name__.upper()
     if option.required:
-        return f"{option.flag} {kind}, needed"
-    if option.type is bool:
-        return f"--no-{option.flag[2:]}" if option.default else option.flag
-    return f"{option.flag} {kind if option.default is None else option.default}"
+        words = f"{option.flag} {kind}, needed"
+    elif option.type is bool:
+        words = f"--no-{option.flag[2:]}" if option.default else option.flag
+    else:
+        value = kind if option.default is None else shortened(str(option.default), 40)
+        words = f"{option.flag} {value}"
+    return words.replace(" ", KEEP)
