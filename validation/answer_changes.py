@@ -310,14 +310,11 @@ def as_the_tables_say(row: Row) -> bool:
     return bool(named) and row.is_now(row.before, 12 * AGREE if row.key.endswith("_ns") else 0.5)
 
 
-def ends_within_a_step(row: Row) -> bool:
-    """A step within which the recording ends is left out: 1.3 ms in MTIA's, behind others of 33 and 49 ms."""
-    return "mtia_inference_rank0" in row.trace
-
-
-def comes_once_an_iteration(row: Row) -> bool:
-    """Iterations begin with a launch that each has once; of the ranks in one file (fused), nothing tells them."""
-    return re.search(r"mi300x_jax\S*_conv_8gpu|tracelens_fused_nccl_only", row.trace) is not None
+def begins_otherwise(row: Row) -> bool:
+    """Iterations begin with a launch that each has once (JAX; fused ranks tell none); one cut short is out (MTIA)."""
+    return (
+        re.search(r"mi300x_jax\S*_conv_8gpu|tracelens_fused_nccl_only|mtia_inference", row.trace) is not None
+    )
 
 
 def _of_its_own(answer: Answer) -> Answer:
@@ -330,5 +327,5 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
     asked_for_exactly, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
-    ends_within_a_step, comes_once_an_iteration,
+    begins_otherwise,
 )  # fmt: skip

@@ -1,16 +1,19 @@
 """Lines of code of the tools that ship, beside the same by hand and beside the paper's table.
 
-    python validation/instrument_lines.py > docs/instrument_lines.md
-
-A line counts if it holds code: no blank line, comment or docstring.
+python validation/instrument_lines.py > docs/instrument_lines.md
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from size import size
+
 TOOLS = ROOT / "daydream" / "instrument" / "tools"
 BY_HAND = Path(__file__).with_name("by_hand.py")
 OWN = Path(__file__).with_name("own_changes")
@@ -73,7 +76,7 @@ def page() -> str:
         f"| `{name}` | {sum(own[one] for one in of)} | {hand.get(name, '-')} |" for name, of in OF.items()
     ]
     files = [
-        f"| `{path.stem}` | {lines(ast.parse(path.read_text()), path)} |"
+        f"| `{path.stem}` | {size(path.read_text())[1]} |"
         for path in sorted(OWN.glob("*.py")) if path.stem != "train"
     ]  # fmt: skip
     paper = [f"| {name} | {project} | {tool} |" for name, project, tool in PAPER]
@@ -82,22 +85,9 @@ def page() -> str:
 
 def parts(path: Path) -> dict[str, int]:
     """Return the lines of each class and function of a file."""
-    found = ast.parse(path.read_text()).body
-    return {one.name: lines(one, path) for one in found if isinstance(one, ast.ClassDef | ast.FunctionDef)}
-
-
-def lines(tree: ast.Module | ast.ClassDef | ast.FunctionDef, path: Path) -> int:
-    """Return how many lines of a file, or of one class or function in it, hold code."""
-    text = path.read_text().splitlines()
-    first, last = (1, len(text)) if isinstance(tree, ast.Module) else (tree.lineno, tree.end_lineno or 0)
-    told: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            told |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return sum(
-        number not in told and bool(text[number - 1].strip()) and not text[number - 1].strip().startswith("#")
-        for number in range(first, last + 1)
-    )
+    text = path.read_text()
+    found = (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef | ast.FunctionDef))
+    return {one.name: size(ast.get_source_segment(text, one) or "")[1] for one in found}
 
 
 if __name__ == "__main__":

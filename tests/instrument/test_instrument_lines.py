@@ -21,14 +21,6 @@ def test_the_page_is_what_is_counted():
     assert (ROOT / "docs" / "instrument_lines.md").read_text() == instrument_lines.page()
 
 
-def test_docstrings_comments_and_blank_lines_do_not_count(tmp_path):
-    import ast
-
-    file = tmp_path / "a.py"
-    file.write_text('"""Two\nlines."""\n\n# a comment\nx = 1\n\n\ndef f():\n    """One."""\n    return x\n')
-    assert instrument_lines.lines(ast.parse(file.read_text()), file) == 3
-
-
 @pytest.mark.parametrize(
     ("change", "tool"),
     [
