@@ -61,7 +61,7 @@ class Predicted(Record):
         options: by name, those that were used.
         replayed_ns: the step without the change.
         predicted_ns: the step with it; None if that cannot be predicted, for this `reason`.
-        predicted_low_ns: the lower end of its 90 % interval, None where none was asked for.
+        predicted_low_ns: the lower end of its 90% interval, None where none was asked for.
         predicted_high_ns: the upper end.
         saving_ns: how much shorter the step gets; negative if it gets longer.
         speedup: replayed / predicted; infinite, null in JSON, if nothing is left of the step.

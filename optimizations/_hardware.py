@@ -208,7 +208,7 @@ def scale(
     if only_gaps:
         tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
     gaps = bool(only_gaps) or "cpu" in (on, kind)
-    tasks.scale(factor, durations=not only_gaps, gaps=gaps, exact=True)
+    tasks.scale(factor, durations=not only_gaps, gaps=gaps)
 
 
 def roofline(graph: Graph, *, reach: float = 0.8) -> None:

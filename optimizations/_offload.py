@@ -163,7 +163,7 @@ def offload_optimizer(
     forward pass waits for them. Copies go at `bandwidth` GB/s, by default that of the trace's
     pinned copies, else 3/4 of the device's PCIe rate. The device's update goes.
 
-    100 GB/s are an assumption, 80 % of the 128 GB/s of a socket with six channels of
+    100 GB/s are an assumption, 80% of the 128 GB/s of a socket with six channels of
     DDR4-2666: give what your CPU reaches.
 
     Memory: optimizer states leave the GPU, and each gradient when a bucket of later ones is complete;

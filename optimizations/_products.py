@@ -24,7 +24,7 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, hold_8_bits, in_phase, kept_calls, renumber, unchanged
+from daydream.memory import Allocations, in_phase, kept_calls, renumber, unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
 
@@ -470,6 +470,8 @@ def _two_operands(held: Allocations, row: int) -> tuple[int, int]:
 
 
 def _hold_casts(held: Allocations, **options: Any) -> None:
+    from daydream.memory import hold_8_bits  # asked only where memory was recorded
+
     hold_8_bits(held)
 
 

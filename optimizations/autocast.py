@@ -20,7 +20,7 @@ from daydream.costs import (
     say_evidence,
     sped_up,
 )
-from daydream.memory import hold_16_bits
+from daydream.memory import Allocations
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -41,8 +41,14 @@ COMMANDS = {
     "amp": {"EXCLUDES": frozenset({"autocast"})},  # the same change
     "autocast": {"EXCLUDES": frozenset({"amp", "tf32"})},
 }
-memory = hold_16_bits
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
+
+
+def memory(held: Allocations, **options: Any) -> None:
+    """Hold 16 bits in products and what follows them."""
+    from daydream.memory import hold_16_bits  # asked only where memory was recorded
+
+    hold_16_bits(held, **options)
 
 
 def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True) -> None:

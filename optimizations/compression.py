@@ -90,7 +90,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     the trace's own memory bandwidth: to select 9 values for each gradient, to add up one written and
     three values (and an index) for each that was sent.
 
-    0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if the
+    0.1% is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if the
     trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
     the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample
     that finds the threshold, convergence. Waiting for peers in the trace of one rank is scaled like the
@@ -142,7 +142,7 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     steps = len(set(reduced.step.tolist()))
     graph.note(
         f"{matrices.sum() / steps:,.0f} of {tensors.sum() / steps:,.0f} gradients per step "
-        f"go as factors of rank {rank}: {100 * (sum(sent) * nbytes).sum() / nbytes.sum():.1f} % of "
+        f"go as factors of rank {rank}: {100 * (sum(sent) * nbytes).sum() / nbytes.sum():.1f}% of "
         "the bytes. To make factors orthogonal and to launch for each matrix costs more than is counted."
     )
     both = [{"duration_ns": _scaled(reduced, part), "bytes": nbytes * part} for part in sent]

@@ -11,7 +11,7 @@ from daydream.collect.derive.steps import find_steps
 from daydream.costs.counters.attaching import path_and_window
 from daydream.costs.counters.formats import kernels_of_table, read_counted
 from daydream.costs.device.measured import KernelTable
-from daydream.costs.devices import DEVICES
+from daydream.costs.devices import known_devices
 from daydream.costs.network.cluster_names import read_cluster
 from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.errors import DaydreamError
@@ -98,7 +98,7 @@ class Endless:
          "has a decimal comma"),
         (lambda: kernels_of_table(NCU + MIXED, "a.csv"),
          "launch 0 has two kernels; several reports are mixed"),
-        (lambda: DEVICES[0].peak("float8"), "has no float8 units; it has"),
+        (lambda: known_devices()[0].peak("float8"), "has no float8 units; it has"),
         (lambda: nanoseconds(1e30), "is longer than can be counted in nanoseconds"),
         (lambda: slowdown_of(graph(), 2, stragglers={5: 2}), "rank 5 is to be slower, but ranks are 0 to 1"),
     ],

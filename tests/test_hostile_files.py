@@ -497,7 +497,7 @@ def test_more_gradients_than_can_be_counted_are_refused():
 def test_a_name_that_steers_a_terminal_does_not_reach_it_as_a_suggestion(tmp_path):
     from daydream.cli.output import print_next
     from daydream.predict.suggest import WhatIfResult
-    from daydream.report.views.explanation import command
+    from daydream.report.views.explanation import _command as command
 
     name = "^\x1b\\[31m$"
     assert "\x1b" not in command(WhatIfResult("remove-sync", {"which": name}, 10, 5))

@@ -50,7 +50,7 @@ def test_a_change_of_transfers_leaves_no_kernels_out():
     transfer = launched("ncclKernel", 0, 10, 40, kind="collective", phase="forward")
     replay = one_step(transfer, call("cudaGraphLaunch", 6, 12, 2), nodes, op("end", 160, 165), end=165.0)
     answer = daydream.whatif(replay, "scale", kind="collective", factor=0.5)
-    assert answer.affected.exact == 15_000  # half of 30 us
+    assert answer.affected.transfers == 15_000  # half of 30 us
     assert answer.left_out is None
 
     def compressed(graph):

@@ -50,7 +50,7 @@ def test_what_lies_in_no_step_is_named():
         ("compile", 80),
     ]
     assert found.note() == (
-        "The covered steps are 20 % of the recording; in no step are 400 ms before them (load weights 290 "
+        "The covered steps are 20% of the recording; in no step are 400 ms before them (load weights 290 "
         "ms, compile 80.0 ms) and 300 ms behind them (evaluate 280 ms). Predictions leave that time out."
     )
     assert found.to_json()["outside"][1]["longest"] == [{"name": "evaluate", "duration_ns": 280 * MS}]

@@ -350,25 +350,3 @@ def test_a_lane_that_a_change_empties_is_missed_nowhere():
     assert not len(comparison.graph.select(lane="stream 8"))
     assert comparison.affected.moved >= 40_000.0  # of its busiest lane
     assert comparison.uncertainty.model == pytest.approx(0, abs=1)  # all of it was hidden
-
-
-def test_a_factor_that_was_asked_for_is_off_by_no_models_error():
-    # The step waits for the long kernel from 6 to 66; at half of it for the short one, which ends at 51.
-    replay = daydream.replay(steps_behind_a_kernel())
-    found = daydream.whatif(replay, "scale", factor=0.5, name="^long_kernel")
-
-    assert found.affected == Affected(exact=30_000.0)
-    assert found.uncertainty.model == 0.0
-
-
-@pytest.mark.parametrize(
-    ("factor", "exact"), [(0.5, 0.0), (0.0, 60_000.0)]
-)  # no time is none, whatever it was
-def test_a_factor_of_a_modelled_time_is_as_far_off_as_the_model(factor, exact):
-    def change(graph: Graph) -> None:
-        kernels = graph.select(name="^long_kernel", kind="kernel").set(duration_ns=50_000)
-        kernels.scale(factor, exact=True)
-
-    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), change).affected
-    assert found.exact == exact
-    assert bool(found.kernels) != bool(exact)

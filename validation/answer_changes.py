@@ -245,15 +245,6 @@ def reserved_as_recorded(row: Row) -> bool:
     return key == "fits" or (key.endswith("_bytes") and (on_h200 or ends))
 
 
-def asked_for_exactly(row: Row) -> bool:
-    """A factor of `scale` that was asked for has no model's error: its range is narrower, on both sides."""
-    named = re.match("(whatif|sweep) scale|explain|rank", row.question)
-    if not named or str in {type(row.before), type(row.now)}:
-        return False
-    inward = ((row.now or 0) - (row.before or 0)) * (-1 if row.key.endswith("high_ns") else 1) > 0
-    return "uncertainty_ns" in row.key or (inward and row.key.endswith(("low_ns", "high_ns")))
-
-
 def late_starts(row: Row) -> bool:
     """Work that starts late as other work ends has one rule: two recordings, within 1 %; GNMT's pair is as it was."""
     named = re.search(r"h800_deepseek_train_dualpipe|h200/gnmt", row.trace)
@@ -326,6 +317,6 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    asked_for_exactly, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
+    late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
     begins_otherwise,
 )  # fmt: skip

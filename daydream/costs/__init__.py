@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         sped_up,
     )
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
-    from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
+    from daydream.costs.devices import Device, device_of, find_device, known_devices, under_load
     from daydream.costs.kernel_names import (
         OVER_LINK,
         PAGEABLE,
@@ -113,7 +113,7 @@ _HOMES = {
     "daydream.costs.device.launch_grids": ("grown_time", "growth_by_grids"),
     "daydream.costs.device.measured": ("KernelTable", "in_place", "replace_cost", "take_measured"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "runs_in_tf32"),
-    "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
+    "daydream.costs.devices": ("Device", "device_of", "find_device", "known_devices", "under_load"),
     "daydream.costs.kernel_names": (
         "OVER_LINK",
         "PAGEABLE",

@@ -39,7 +39,7 @@ from daydream.trace.trace import Trace
 
 BESIDE = 0.5  # of a run: a touch by a transfer says little, and a long run is touched more easily
 SHARED = 0.1  # of a run beside other kernels
-RESOLVED = 20  # times what the clock resolves: then a run is 5 % off at most
+RESOLVED = 20  # times what the clock resolves: then a run is 5% off at most
 STEADY = 0.1  # of a work's time alone: what varies more by itself cannot tell
 LEAST_PLACES = 10
 CLOCK_NS = 32  # the step of the timer of NVIDIA GPUs, where times are not whole microseconds

@@ -9,7 +9,6 @@ units of its own. L2 and link figures that the source does not give are None.
 
 from __future__ import annotations
 
-import csv
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -89,29 +88,29 @@ class Device(Struct, frozen=True):
 
 
 # What benchmarks reach of the peaks, where one source measured both vendors: "AMD MI300X GPU Performance
-# Analysis" (arXiv 2510.27583): 45 % of matrix peak and 81 % of bandwidth on MI300X, up to 93 % and about
-# 90 % on H100 and B200. Used in comparing devices only; the same parts are taken for their generations.
+# Analysis" (arXiv 2510.27583): 45% of matrix peak and 81% of bandwidth on MI300X, up to 93% and about
+# 90% on H100 and B200. Used in comparing devices only; the same parts are taken for their generations.
 CDNA3_SUSTAINED = (0.45, 0.81)
 NVIDIA_SUSTAINED = (0.93, 0.90)
 # For all others, by vendor. NVIDIA's: "Machine Learning Engineering" (Stas Bekman), table of maximum
-# achievable matmul FLOPS, has the A100 at 81 to 87 % and the H100 at 80 % in bfloat16: 8 % apart at most.
-# AMD's: the same table has the MI250X at 77 %, near NVIDIA's, and the MI300X at 51 to 60 %; for others the
+# achievable matmul FLOPS, has the A100 at 81 to 87% and the H100 at 80% in bfloat16: 8% apart at most.
+# AMD's: the same table has the MI250X at 77%, near NVIDIA's, and the MI300X at 51 to 60%; for others the
 # middle is taken, and may be off as far as to either.
 OTHER_NVIDIA_DOUBT = 0.1
 OTHER_AMD_SUSTAINED = ((CDNA3_SUSTAINED[0] * NVIDIA_SUSTAINED[0]) ** 0.5, CDNA3_SUSTAINED[1])
 OTHER_AMD_DOUBT = (NVIDIA_SUSTAINED[0] / CDNA3_SUSTAINED[0]) ** 0.5 - 1
 
 
-def _read() -> tuple[Device, ...]:
-    """Return the rows of `devices.csv`."""
+@lru_cache
+def known_devices() -> tuple[Device, ...]:
+    """Return the rows of `devices.csv`, in its order: of two patterns that match, the first counts."""
+    import csv  # what no device is asked of does not load
+
     with Path(__file__).with_name("devices.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
     fields = {*Device.__struct_fields__}
     made = [{**row, "tflops": {key: row[key] for key in row if key not in fields}} for row in rows]
     return convert(made, tuple[Device, ...], strict=False)
-
-
-DEVICES = _read()  # in this order: of two patterns that match, the first counts
 
 
 class UnderLoad(NamedTuple):
@@ -166,10 +165,10 @@ def find_device(name: str) -> Device:
         NotApplicableError: it is not in the table.
     """
     wanted = _words(name)
-    named = [device for device in DEVICES if wanted and wanted <= _words(device.name)]
+    named = [device for device in known_devices() if wanted and wanted <= _words(device.name)]
     if len(named) == 1:
         return named[0]
-    for device in named or DEVICES:
+    for device in named or known_devices():
         if _words(device.name) == wanted or (
             wanted and re.search(device.pattern, name, re.IGNORECASE)
         ):
@@ -179,7 +178,7 @@ def find_device(name: str) -> Device:
         return max(named, key=lambda device: device.bandwidth)
     raise NotApplicableError(
         f"unknown GPU {name!r}; its peak rates are not in the table.\n"
-        f"       Known are {', '.join(device.name for device in DEVICES)}."
+        f"       Known are {', '.join(device.name for device in known_devices())}."
     )
 
 

@@ -75,7 +75,6 @@ OWN = (  # what each copy has of its own
     "facts",
     "modelled",
     "doubted",
-    "exact",
     "edited_by",
     "resized",
 )
@@ -139,9 +138,6 @@ class Graph(NotebookTables):
         self.doubted: list[
             tuple[np.ndarray, np.ndarray]
         ] = []  # ids, and how far such a time may be off
-        self.exact: list[
-            tuple[np.ndarray, np.ndarray]
-        ] = []  # ids, and the factors of their times that were asked for
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = (

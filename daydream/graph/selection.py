@@ -350,13 +350,10 @@ class Selection(NotebookTables):
 
     # changing
 
-    def scale(
-        self, factor: Any, *, durations: bool = True, gaps: bool = False, exact: bool = False
-    ) -> Selection:
+    def scale(self, factor: Any, *, durations: bool = True, gaps: bool = False) -> Selection:
         """Multiply `durations`, and with `gaps` the untraced time after them, rounding half up.
 
-        The factor is one number, or one for each task. It is `exact` where it is what the question asks for,
-        and no model's: then the range holds no error of these times.
+        The factor is one number, or one for each task.
         """
         graph = self.to_edit().graph
         ids = self.ids
@@ -367,15 +364,13 @@ class Selection(NotebookTables):
         if not (np.isfinite(factors).all() and (factors >= 0).all()):
             raise GraphError(f"a factor must be 0 or more, not {factor}")
         factors = one_each(factors, len(ids), "factors")
-        if exact:
-            graph.exact.append((ids, factors))
         for name in ("duration_ns",) * durations + ("gap_ns",) * gaps:
             what = f"{name} times {factors.max():g}"
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
         return self
 
     def doubt(self, error: float | np.ndarray) -> Selection:
-        """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
+        """Say how far the times given to the tasks may be off: a part of them, at 90%, one or one for each.
 
         For models that know their own errors. It widens the range of the prediction where it is more than
         what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or

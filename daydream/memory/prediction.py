@@ -129,7 +129,7 @@ def memory_after(
         own = round(after_bytes * after.own_error)
         low, high = max(low - own, 0), high + own
     # What the allocator has besides what tensors hold stays. Of 60 changes measured on an H200 (validation/h200)
-    # nine of ten then come within 10 %, of a replay of the changed requests within 28 % (public pairs alike).
+    # nine of ten then come within 10%, of a replay of the changed requests within 28 % (public pairs alike).
     reserved = reserved_after = _reserved_bytes(held, *now, before_bytes)
     if reserved is not None:
         reserved_after = after_bytes + reserved - before_bytes
@@ -201,7 +201,7 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
 
 def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
     """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
-    from daydream.memory.replay import recorded_reserved, reserved_for
+    from daydream.memory.reserved import recorded_reserved, reserved_for
 
     if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
         return recorded

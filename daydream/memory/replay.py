@@ -1,39 +1,19 @@
-"""What an allocator holds at one moment: segments, and the blocks that they are divided into.
+"""What the allocator needs for a sequence of allocations and frees: peaks, fragmentation, out of memory.
 
-An allocator as it was when a recording began.
-
-What the allocator needs for a sequence of allocations and frees: peaks, fragmentation, out of memory.
-
-What PyTorch's allocator held when a recording began, block by block, as `collect` lists it.
-
-The list has sizes and addresses, and the table of allocations has rows: a row that is freed within the
-recording lies at the address of that free, others lie in blocks of their size, in order of address. What the
-totals hold together and nobody told apart lies in the blocks that are left. A block that no row is found for
-is free.
-
-What PyTorch's caching allocator reserves for a table of allocations: its requests, replayed in order.
-
-Streams are not recorded with allocations; all of them are taken to be of one. What was held before the
-recording lies where the metadata of `collect` says; without that it is asked for first, in the order of the
-table, as where it really lay is not known.
+It may go on from what it held at one moment: segments, and the blocks that they are divided into. Nothing here
+needs NumPy, so that a snapshot is answered without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from daydream.errors import DaydreamError
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
 from daydream.memory.allocator import ADDRESS_SPACE, Allocator, Block, OutOfMemoryError, Pool
 from daydream.memory.result import OutOfMemory
 from daydream.memory.settings import Settings
-from daydream.trace.memory_events import MemoryEvents, blocks_in_use
-from daydream.trace.schema import UNKNOWN
 
 
 class Part(NamedTuple):
@@ -248,189 +228,3 @@ def _serve(allocator: Allocator, request: Request) -> None:
         allocator.defer(name)
     else:
         allocator.return_unused(request.private, request.address)
-
-
-UNKNOWN_KIND = KINDS.index("unknown")
-
-
-@dataclass(frozen=True)
-class Start:
-    """What the allocator holds before the first request.
-
-    Attributes:
-        segments: its memory; ids are the rows of the table, below 0 where a row holds several blocks.
-        inside: bytes of each row that lie in these segments, by row; the rest has to be asked for.
-    """
-
-    segments: tuple[Segment, ...]
-    inside: dict[int, int]
-
-
-def start_of(held: Allocations, rank: int, device: int) -> Start | None:
-    """Return what a GPU's allocator held before the recording, None where that is not listed, or cannot be.
-
-    Args:
-        held: the allocations as recorded.
-        rank: of the process.
-        device: index of the GPU.
-    """
-    told = _told(held, rank, device)
-    if not told or contradictory(held, rank, device):
-        return None
-    ids, inside = _placed(held, rank, device, blocks_in_use(told))
-    return Start(tuple(_segment(each, ids) for each in told), inside)
-
-
-def _told(held: Allocations, rank: int, device: int) -> list[dict[str, Any]]:
-    metadata = held.trace.metadata
-    by_rank = metadata.get("held_before_by_rank") or {}
-    told = by_rank.get(str(rank)) or ({} if by_rank else metadata.get("held_before")) or {}
-    segments = (told.get(str(device)) or {}).get("segments") or []
-    return sorted(segments, key=lambda each: int(each["address"]))
-
-
-def _is_sound(segment: dict[str, Any]) -> bool:
-    """Tell whether blocks fill their segment and hold what was asked for."""
-    blocks = segment["blocks"]
-    fits = all(size > 0 and (asked is None or 0 <= asked <= size) for size, asked in blocks)
-    return bool(blocks) and fits and sum(size for size, _ in blocks) == segment["total_size"]
-
-
-def contradictory(held: Allocations, rank: int, device: int) -> int:
-    """Return how many listed segments of a GPU cannot be as they are told: then none of them is used.
-
-    Blocks do not fill theirs, or hold more than they have; or it begins inside the one before it.
-
-    Args:
-        held: the allocations.
-        rank: of the process.
-        device: index of the GPU.
-    """
-    told = _told(held, rank, device)
-    odd = [not _is_sound(each) for each in told]
-    for number, (one, other) in enumerate(pairwise(told), 1):
-        odd[number] = odd[number] or one["address"] + one["total_size"] > other["address"]
-    return sum(odd)
-
-
-def _placed(
-    held: Allocations, rank: int, device: int, blocks: dict[int, int]
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the id of what lies at each address, and of each row how many bytes lie somewhere."""
-    own = on_device(held, rank, device) & (held["begin"] == BEFORE)
-    own &= (held["bytes"] > 0) & (held["bytes"] == held["recorded_bytes"])
-    rows = np.flatnonzero(own).tolist()
-    ids: dict[int, int] = {}
-    inside: dict[int, int] = {}
-
-    def take(row: int, address: int, name: int) -> None:
-        ids[address] = name
-        inside[row] = inside.get(row, 0) + blocks.pop(address)
-
-    for row in rows:
-        address = _freed_address(held, row)
-        if blocks.get(address) == held["bytes"][row]:
-            take(row, address, row)
-    by_size: dict[int, list[int]] = {}
-    for address, size in reversed(blocks.items()):
-        by_size.setdefault(size, []).append(address)  # the lowest address last
-    for row in rows:
-        alike = by_size.get(int(held["bytes"][row]))
-        if row not in inside and held["kind"][row] != UNKNOWN_KIND and alike:
-            take(row, alike.pop(), row)
-    together = [row for row in rows if row not in inside and held["end"][row] == AFTER]
-    for row in sorted(together, key=lambda one: -int(held["bytes"][one])):
-        for address, size in list(blocks.items()):
-            if inside.get(row, 0) + size <= held["bytes"][row]:
-                take(row, address, -1 - address)
-    return ids, inside
-
-
-def _freed_address(held: Allocations, row: int) -> int:
-    """Return where the free of a row says that it lay, -1 if that is not known."""
-    events: MemoryEvents | None = held.trace.memory
-    end = float(held["end"][row])
-    if events is None or not np.isfinite(end) or end != int(end) or not 0 <= end < len(events):
-        return -1
-    same = events["bytes"][int(end)] == -held["bytes"][row]
-    return int(events["address"][int(end)]) if same else -1
-
-
-def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
-    """Return a segment with the ids of what lies in it; free blocks that touch are one."""
-    address, parts = int(told["address"]), []
-    for size, asked in told["blocks"]:
-        parts.append(Part(size, asked, ids[address]) if address in ids else Part(size))
-        address += size
-    merged: list[Part] = []
-    for part in parts:
-        if merged and part.requested is None and merged[-1].requested is None:
-            part = Part(merged.pop().size + part.size)  # noqa: PLW2901 - the two are one
-        merged.append(part)
-    return Segment(
-        int(told["address"]),
-        int(told.get("stream", 0)),
-        told.get("pool") == "small",
-        tuple(merged),
-        bool(told.get("is_expandable")),
-        int(bool(told.get("private"))),
-    )
-
-
-def reserved_for(
-    held: Allocations,
-    rank: int,
-    device: int,
-    *,
-    settings: Settings | None = None,
-) -> Usage | None:
-    """Return what the allocator needs for a GPU's allocations; None for memory of the CPU, which has none.
-
-    Args:
-        held: the allocations as recorded.
-        rank: of the process.
-        device: index of the GPU, -1 for the CPU.
-        settings: of the allocator. With those of the recording (None) what was held before lies where it lay,
-            with others all of it is asked for anew.
-    """
-    if device < 0:
-        return None
-    start = start_of(held, rank, device) if settings is None else None
-    if start is None:
-        return usage(requests_of(held, rank, device), settings=settings)
-    grows = any(segment.expandable for segment in start.segments)
-    return usage(
-        requests_of(held, rank, device, start.inside),
-        settings=Settings(expandable_segments=True) if grows else None,
-        start=start.segments,
-    )
-
-
-def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
-    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
-    events = held.trace.memory
-    if events is None or device < 0:
-        return None
-    mine = on_device(events, rank, device)
-    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
-    return None if most < 0 else most
-
-
-def requests_of(
-    held: Allocations, rank: int, device: int, inside: Mapping[int, int] | None = None
-) -> list[Request]:
-    """Return the requests that a device's allocations make, in program order; their ids are the rows.
-
-    `inside` are bytes of rows that the allocator holds already: these are not asked for, and freed as others.
-    """
-    rows = np.flatnonzero(on_device(held, rank, device) & (held["bytes"] > 0))
-    sizes = held["bytes"].copy()
-    if inside:
-        sizes[list(inside)] -= list(inside.values())
-    asked, ended = rows[sizes[rows] > 0], rows[np.isfinite(held["end"][rows])]
-    places = np.concatenate([held["begin"][asked], held["end"][ended]])
-    frees = np.arange(len(places)) >= len(asked)
-    order = np.lexsort((frees, places))  # at one place what begins comes before what ends
-    which, free = np.concatenate([asked, ended])[order], frees[order]
-    whats, amounts = np.where(free, FREE, ALLOCATE), np.where(free, 0, sizes[which])
-    return list(map(Request, whats.tolist(), which.tolist(), amounts.tolist()))

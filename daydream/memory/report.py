@@ -13,7 +13,7 @@ from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
 from daydream.memory.enclosing import innermost, rows_that, take
 from daydream.memory.lifetimes import allocations
-from daydream.memory.replay import contradictory, recorded_reserved, reserved_for
+from daydream.memory.reserved import contradictory, recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.settings import Settings
 from daydream.memory.weights import description_of
@@ -210,7 +210,7 @@ def _said_of_reserved(device: str, recorded: int, replayed: int, events: np.ndar
     said = f"{device}: {bytes_text(recorded)} were reserved{still}: what earlier steps needed may be in it."
     if abs(off) > MOVED:
         said += (
-            f" The requests replayed need {bytes_text(replayed)}, {100 * off:+.0f} %: the recorded figure "
+            f" The requests replayed need {bytes_text(replayed)}, {100 * off:+.0f}%: the recorded figure "
             "counts, and a change leaves what requests do not explain."
         )
     return [said]

@@ -92,7 +92,7 @@ def _device(
             notes.append(
                 f"{counted(needed.strays, 'request')} of {len(found.requests):,} lie where the allocator's "
                 "rules with these settings do not place them: another version, or settings that changed. "
-                f"By the rules alone the reserved peak is {100 * off:+.2f} % off: so may other settings be."
+                f"By the rules alone the reserved peak is {100 * off:+.2f}% off: so may other settings be."
             )
     if not found.requests:
         notes.append(
@@ -129,7 +129,7 @@ def _differences(found: History, replayed: Usage) -> list[str]:
         ("reserved", found.recorded_reserved_bytes, replayed.peak_reserved_bytes),
     )
     return [
-        f"the replayed {name} peak is {100 * (after / before - 1):+.2f} % off the recorded one: history or "
+        f"the replayed {name} peak is {100 * (after / before - 1):+.2f}% off the recorded one: history or "
         "settings are not known in full"
         for name, before, after in pairs
         if before and before != after

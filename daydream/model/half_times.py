@@ -82,7 +82,7 @@ class Narrowed:
 
     Attributes:
         times: `Retimed`: the times, and the models behind them.
-        doubt: part by which each may be off, at 90 %, float64.
+        doubt: part by which each may be off, at 90%, float64.
     """
 
     times: Retimed
@@ -201,7 +201,7 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
         kernels: products and convolutions.
 
     Returns:
-        part of the time, at 90 %, shape (kernels,), float64.
+        part of the time, at 90%, shape (kernels,), float64.
     """
     recurrent = work(graph, kernels).family == "recurrent"
     convolution = (work(graph, kernels).family == "convolution") | kernels_are(

@@ -55,7 +55,7 @@ class UpdateRule(Struct, frozen=True):
 # A fused step groups its tensors and counts their steps in Python before its one operator: the time of
 # `step()` with `fused=True` less that of a `step()` that ends where an unfused one calls its first operator
 # (that part is in the trace). Fitted to 4 to 200 tensors of 1 to 2,000 elements behind a backward pass that
-# made their gradients anew, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 18 %.
+# made their gradients anew, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 18%.
 # Kinds not measured have that of the kind that keeps the same state.
 UPDATE_RULES = {
     "sgd": UpdateRule(2, 1, 10_700, 800, "reads p, g; writes p", 0),

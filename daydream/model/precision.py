@@ -28,7 +28,7 @@ LAUNCH = r"Launch(Cooperative)?Kernel|ModuleLaunch"
 # ATen/native/cuda/MultiTensorApply.cuh, depth 1.
 TENSORS_A_LAUNCH, ELEMENTS_A_LAUNCH = 110, 320 * 65_536
 # Python and dispatch of `scale`, `step` and `update` of a GradScaler, less the unscaling operator and an
-# empty `step()`: 4 to 160 tensors, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 2 %.
+# empty `step()`: 4 to 160 tensors, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 2%.
 SCALER_CALL_NS, SCALER_TENSOR_NS = 29_700, 690
 # Of the bandwidth of streaming work: torch's kernel that widens (`unrolled_elementwise_kernel`) loads no
 # vectors, the one that narrows does: 22.9 us against 14.8 on a T4 (`t4_mlp_amp`, a development pair).

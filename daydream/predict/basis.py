@@ -49,7 +49,7 @@ class TimedSteps(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Half-width at 90 % of that mean, as a part of it."""
+        """Half-width at 90% of that mean, as a part of it."""
         return variation([self.kept])
 
     @property
@@ -135,7 +135,7 @@ def _time(ns: float) -> str:
 
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:
-    """Return the relative half-width at 90 % of the mean of steps of some kinds; 0 for single ones."""
+    """Return the relative half-width at 90% of the mean of steps of some kinds; 0 for single ones."""
     times = [*chain(*kinds)]
     freedom = len(times) - len(kinds)
     if freedom < 1 or fmean(times) <= 0:  # steps of a damaged recording may cancel

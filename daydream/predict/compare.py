@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DOUBTFUL = 0.03  # with a larger replay error, where the time goes is uncertain
-# Of its time: kernels of ResNet-50 recorded twice on a V100 differ by 0.3 % in the median, nine of ten by up
-# to 2.5 %.
+# Of its time: kernels of ResNet-50 recorded twice on a V100 differ by 0.3% in the median, nine of ten by up
+# to 2.5%.
 SAME = 0.05
 
 
@@ -94,7 +94,7 @@ class Side(Record, kw_only=True):
         name: what it is called.
         prediction: what was predicted; None for a recording.
         step_ns: the mean step; None where it cannot be predicted, for this `reason`.
-        low_ns: four of five steps lie between this and `high_ns`; of a prediction, its 90 % interval.
+        low_ns: four of five steps lie between this and `high_ns`; of a prediction, its 90% interval.
         high_ns: likewise.
         reason: why there is no prediction, None if there is.
         basis: which step that is: `unprofiled`, `estimated` or `recorded`.
@@ -161,7 +161,7 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
 
         prediction = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
         found = daydream.compare(prediction, "examples/mlp_cpu.json.gz")
-        print(found.error)  # of the predicted step: 0.02 is 2 % too long
+        print(found.error)  # of the predicted step: 0.02 is 2% too long
         for change in found.operators[:3]:
             print(change.before, change.before_ns, change.after_ns)
 

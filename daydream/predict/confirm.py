@@ -69,7 +69,7 @@ class Confirmation(Record, kw_only=True):
 
     Attributes:
         recorded_predicted_ns: the predicted step of the recording.
-        recorded_predicted_low_ns: the lower end of its 90 % interval.
+        recorded_predicted_low_ns: the lower end of its 90% interval.
         recorded_predicted_high_ns: the upper end.
         predicted_low_ns: the lower end of the interval of `predicted_ns`; None without one.
         predicted_high_ns: the upper end.

@@ -1,7 +1,7 @@
 """Curves: the step time against the speed of each part of the work.
 
 For every layer, operator, kernel family, link and CPU cost the question of a causal
-profiler: if this part alone took 75 %, 50 %, 25 % or none of its time, how long would a step
+profiler: if this part alone took 75%, 50%, 25% or none of its time, how long would a step
 take? A part that takes long but is hidden behind other work has a flat curve. Where a curve
 bends, something else has begun to decide: that is its knee.
 """

@@ -29,11 +29,9 @@ from daydream.graph.calls import (
 from daydream.graph.select import among, matching, of_tasks
 from daydream.graph.tables import (
     COLLECTIVE,
-    COSTS,
     CPU,
     MEMCPY,
     covered_steps,
-    nanoseconds,
     phase_code,
     step_rank,
 )
@@ -43,7 +41,7 @@ from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-# Errors over affected time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
+# Errors over affected time, by sort, that hold 90% of the ledger's predictions, rounded up: `python
 # validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
 # user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
 # `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
@@ -68,7 +66,7 @@ class Affected(NamedTuple):
     affected, since something waits less or more: moved time, too. `doubt` is how far kernels may be off
     beyond what kernels are as a rule, where the model that gave their times says so: an error, and no time
     affected. `waiting` is how far transfers are off, either way, if what was recorded of them was waiting
-    for peers. `exact` is what a factor changes that is the question itself: no error is in that.
+    for peers.
     """
 
     moved: float = 0.0
@@ -76,7 +74,6 @@ class Affected(NamedTuple):
     computed: float = 0.0
     kernels: float = 0.0
     transfers: float = 0.0
-    exact: float = 0.0
     waits: float = 0.0
     doubt: float = 0.0
     waiting: float = 0.0
@@ -84,7 +81,7 @@ class Affected(NamedTuple):
     @property
     def together(self) -> float:
         """All sorts together."""
-        return sum(self[:7])
+        return sum(self[:6])
 
     def by_sort(self) -> dict[str, float]:
         """Return the ns of each sort of `MODEL_ERROR`."""
@@ -139,7 +136,6 @@ class GraphDiff:
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
         longer_ns: how much longer each of them takes with the gap behind it.
         affected_ns: by sort of `MODEL_ERROR`, how much time of each of them is affected.
-        exact_ns: how much time of each a factor changes that is the question itself.
         doubt_ns: by how much each may be off beyond that.
         waiting_ns: by how much each is longer if it waited for peers (see `Affected`).
     """
@@ -175,15 +171,6 @@ class GraphDiff:
         transfer = np.isin(kind, [MEMCPY, COLLECTIVE])
         told = alive & (modelled | ~copied)
         ns = np.where(is_new | modelled, now, np.abs(self.longer_ns))
-        exact = np.zeros_like(there)
-        for each, factors in after.exact:  # if these made all of the difference
-            exact[each] = True
-            for name in COSTS:
-                was, is_ = self.old(name)[each], after.columns[name][each]
-                exact[each] &= (is_ == was) | (is_ == nanoseconds(was * factors))
-        exact = exact[ids] & alive & ~is_new
-        self.exact_ns = np.abs(self.longer_ns) * exact
-        ns *= ~exact
         self.affected_ns = {
             "moved": ns * (~alive | (cpu & ~copied & ~modelled)),
             "copied": ns * (copied & ~modelled),
@@ -228,7 +215,7 @@ class GraphDiff:
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what the change affects of a step, which it makes longer or shorter by so much."""
-        times = *self.affected_ns.values(), self.exact_ns, self.doubt_ns, np.abs(self.waiting_ns)
+        times = *self.affected_ns.values(), self.doubt_ns, np.abs(self.waiting_ns)
         *found, doubt, waiting = (self._busiest_ns(self.covered[self.ids] * ns) for ns in times)
         return Affected._make([*found, max(abs(changes_by_ns) - sum(found), 0.0), doubt, waiting])
 

@@ -1,6 +1,6 @@
 """The interval of a prediction: how far the step may be from the predicted one, and from which causes.
 
-Seven causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
+Seven causes, each a half-width at 90%, in ns of the predicted step; they are taken to be
 independent, so the interval is the root of the sum of their squares:
 
 - *variation*: steps that do the same work differ, and their mean is known only so well. A standard
@@ -70,19 +70,19 @@ if TYPE_CHECKING:
     from daydream.predict.graph_diff import Affected, GraphDiff
     from daydream.predict.prediction import Prediction
 
-# Half-widths at 90 % of how far the same work is from itself in another run, by what the step waits for;
+# Half-widths at 90% of how far the same work is from itself in another run, by what the step waits for;
 # rounded up. From public recordings with and without a change, by what the change leaves alone: kernels
-# of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7 % apart over four pairs of runs; launches of a GPT on an
-# A10, 3 % over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
-# Runs of a few cold passes are further apart (a MoE's forward pass, repeated: 11 to 32 %) and not covered.
+# of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7% apart over four pairs of runs; launches of a GPT on an
+# A10, 3% over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
+# Runs of a few cold passes are further apart (a MoE's forward pass, repeated: 11 to 32%) and not covered.
 ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
 # The same for CPU time that was hidden behind a device when it was recorded, and that the step waits for
 # after the change. One program's CPU took 8.6, 8.7, 11.0, 11.2 and 12.3 ms a step in five recordings on the
-# same shared host of an H200 (validation/h200, without the cost of recording): its pairs are 0 to 43 % apart,
-# 27 % in the median. Where a step waits for the CPU on both sides, that cancels. Traces of Nsight Systems
-# record little of the CPU: three GPTs on an A10 are 0.5 to 3.6 % from what the longest one's launches tell.
+# same shared host of an H200 (validation/h200, without the cost of recording): its pairs are 0 to 43% apart,
+# 27% in the median. Where a step waits for the CPU on both sides, that cancels. Traces of Nsight Systems
+# record little of the CPU: three GPTs on an A10 are 0.5 to 3.6% from what the longest one's launches tell.
 HIDDEN_CPU = 0.3
-# Of what the typical cost of recording changes of an answer, this much may be wrong: half-width at 90 %,
+# Of what the typical cost of recording changes of an answer, this much may be wrong: half-width at 90%,
 # rounded up from what it misses in recordings that know better (validation/typical_cost.py).
 RECORDING_ERROR = 0.5
 LEAST_SAID = 0.0005  # of a step
@@ -112,7 +112,7 @@ OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of anot
 
 
 class Uncertainty(Struct, frozen=True):
-    """Half-widths of a prediction's 90 % interval, in ns, by cause.
+    """Half-widths of a prediction's 90% interval, in ns, by cause.
 
     `waiting` is of one end: the upper one, or below 0 the lower one.
     """

@@ -337,7 +337,7 @@ def whatif(
     by default what the trace says of it: whether the change fits.
 
     Returns:
-        A `Prediction`: replayed and predicted step in ns, the speed-up and its 90 % interval.
+        A `Prediction`: replayed and predicted step in ns, the speed-up and its 90% interval.
 
     Raises:
         UnknownOptimizationError: there is no optimization of that name.

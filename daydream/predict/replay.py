@@ -158,7 +158,7 @@ class Replay(NotebookFigure):
     basis_measured_ns: int | None = None
     basis_typical_measured_ns: int | None = None  # the median of the same steps
     basis_error: float | None = None
-    spread: float = 0.0  # 90 % half-width of the mean of the timed steps, as a part of it
+    spread: float = 0.0  # 90% half-width of the mean of the timed steps, as a part of it
     recording_cost: float = 0.0  # how far the step may be from an unprofiled one, as a part of it
     start_up_ns: int = 0  # of the only step that was recorded; not of the basis
     said: list[str] = field(default_factory=list)  # of the recording, its graph and the basis

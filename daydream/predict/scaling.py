@@ -339,7 +339,7 @@ def _silent(transfers: np.ndarray) -> Edit:
 
 
 def _at_least(least: int, ns: int) -> int:
-    """Return a step that has more to do than another, without differences of steady states (0.1 %)."""
+    """Return a step that has more to do than another, without differences of steady states (0.1%)."""
     return max(ns, least) if ns >= (1 - 2 * SETTLED) * least else ns
 
 

@@ -134,8 +134,11 @@ class Overview:
         shares = []
         for rank in sorted(set(map(step_rank, self.covered))):
             mine = [step for step in self.covered if step_rank(step) == rank]
-            end = max(int(step["completion_ns"]) for step in mine)
-            begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
+            end = max(int(step.get("completion_ns", step["end_ns"])) for step in mine)
+            begin = min(
+                int(step.get("completion_ns", step["end_ns"])) - int(step["measured_ns"])
+                for step in mine
+            )
             here = [
                 number
                 for number, lane in enumerate(self.graph.lanes)

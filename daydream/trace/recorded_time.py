@@ -52,7 +52,7 @@ class RecordedTime(Record):
                 + (f" ({named})" if named else "")
             )
         return (
-            f"The covered steps are {100 * self.covered_share:.0f} % of the recording; in no step are "
+            f"The covered steps are {100 * self.covered_share:.0f}% of the recording; in no step are "
             f"{' and '.join(parts)}. Predictions leave that time out."
         )
 

@@ -1,7 +1,7 @@
 """The steps that stand for a long recording: an answer takes no longer, however much was recorded.
 
 A run of steps that follow each other is typical where its mean measured step is that of all covered steps
-within 1 %. So what comes now and then (a slow batch, an evaluation) is in it as often as in the recording.
+within 1%. So what comes now and then (a slow batch, an evaluation) is in it as often as in the recording.
 Where no short run is typical, longer ones are looked at, in the end all steps.
 
 Some of a trace's steps, as if only these had been recorded: `10:20` are the steps 10 to 19 of each rank.
@@ -53,7 +53,7 @@ class TypicalRun(NamedTuple):
     @property
     def note(self) -> str:
         """What a reader of an answer should know."""
-        off = f"{100 * max(self.off, 0.001):.1f} %"
+        off = f"{100 * max(self.off, 0.001):.1f}%"
         return (
             f"{self.end - self.first:,} of {self.of:,} steps stand for all (--steps {self.first}:{self.end}, "
             f"with a mean within {off} of that of all); --steps : takes them all."

@@ -218,6 +218,11 @@ def test_passes_of_one_program_add_their_counters(tmp_path):
         ("", "no counters that are known"),
         (LONG, "no launches"),
         (LONG.replace('"ID"', '"0"'), "no counters that are known"),
+        ("a,b\n1,2\n", "no counters that are known"),
+        (
+            "kernel 0 - k - #thread-blocks 1,  kernel instructions 28, total instructions 28\n",
+            "is a kernel of this trace",
+        ),
         (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte",1,048,576\n', "11 fields under 9"),
         (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte","12,5"\n', "decimal comma"),
         (

@@ -100,11 +100,11 @@ def test_instructions_of_threads_count_32_for_one_of_a_warp(tmp_path):
 @pytest.mark.parametrize(
     ("opcode", "flop"),
     [
-        ("FADD", 32), ("FFMA.FTZ", 64), ("FFMA2", 128), ("DFMA", 64), ("MUFU.RCP", 0),
+        ("FADD", 32), ("FFMA.FTZ", 64), ("FFMA2", 128), ("DFMA", 64), ("DMUL", 32), ("MUFU.RCP", 0),
         ("HMMA.16816.F32.BF16", 4_096), ("HMMA.1688.F32.TF32", 2_048), ("HMMA.884.F32.F32.STEP2", 512),
         ("HMMA.884.F16.F16.STEP0", 1_024), ("DMMA.884", 512), ("QMMA.16832.F32.E4M3.E4M3", 8_192),
         ("IMMA.16816.S8.S8", 0), ("HGMMA.64x128x16.F32", None), ("HMMA.SP.16816.F32", None),
-        ("HADD2.F32", 0),
+        ("HFMA2.MMA", None), ("HADD2.F32", 0),
     ],
 )  # fmt: skip
 def test_flop_of_a_warps_instruction(opcode, flop):
@@ -118,7 +118,7 @@ def test_moves_by_16_bit_instructions_do_not_hide_what_is_known():
 @pytest.mark.parametrize(
     ("opcode", "flop"),
     [
-        ("V_FMA_F32_e64_vi", 128), ("V_PK_FMA_F32_gfx940", 256), ("S_ENDPGM", 0),
+        ("V_FMA_F32_e64_vi", 128), ("V_PK_FMA_F32_gfx940", 256), ("V_ADD_F32_e32_vi", 64), ("S_ENDPGM", 0),
         ("V_MFMA_F32_32X32X8F16_gfx90a_vcd_e64", 2 * 32 * 32 * 8),
         ("V_MFMA_F32_32X32X1F32_e64", 2 * 32 * 32 * 2),
         ("V_MFMA_F32_16X16X16BF16_1K_e64", 2 * 16 * 16 * 16), ("V_MFMA_F32_4X4X4_16B_F16", 2 * 64 * 16),
@@ -134,6 +134,8 @@ def test_flop_of_a_waves_instruction(opcode, flop):
     [
         (LUTHIER + "Total instructions executed: 123456\n", {"instructions": 123_456}),
         (LDS, {"shared_instructions": 40, "shared_conflicts": 1_200_000}),
+        (LDS.replace(" (single-address: 30, double-address: 10)", ""),
+         {"shared_instructions": 40, "shared_conflicts": 1_200_000}),
         (OPCODES,
          {"instructions": 5, "float_instructions": 3, "shared_instructions": 2, "float32_flop": 384,
           "float64_flop": 0, "flop": 384}),
@@ -227,7 +229,9 @@ def test_rocprofv3s_json(tmp_path):
         (LDS + LDS, "several runs"),
         (LDS.splitlines()[0] + "\n", "ends before Luthier's bank conflicts"),
         ("Total number of bank conflicts detected: -3\n", "is no count"),
+        ("Total number of bank conflicts detected: nan\n", "is no count"),
         ("Instruction Opcode Results: \n  V_FMA_F32_e64 = 3\n", "ends before the total"),
+        ("Total instructions executed: ", "cut or of another version"),
         ("30|axpy\nepoch 3\n", "cut or mixed"),
         ("30|axpy\n30|40|axpy\n", "cut or mixed"),
         ("Maximum memory accesses per kernel: 3 (3.00)\n", "cut before its kernels"),
@@ -235,6 +239,7 @@ def test_rocprofv3s_json(tmp_path):
         (json.dumps(dispatches((1, 1, [(5, 1.0)]))), "counter 5 has no name"),
         (json.dumps(dispatches((1, 1, [(7, -1.0)]))), "no JSON of rocprofv3"),
         (json.dumps(dispatches()), "counted nothing"),
+        (json.dumps(dispatches((1, 1, [(7, 1.0)])))[:-9], "no JSON of rocprofv3"),
         ('{"rocprofiler-sdk-tool": ' + "[" * 100_000, "no JSON of rocprofv3"),
         (json.dumps({"traceEvents": [{"cat": "cuda_profiler_range", "name": "k", "ts": 1,
                                       "args": {"dram__bytes.sum": -1}}]}), "without name, time or counters"),

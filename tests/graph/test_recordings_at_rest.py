@@ -32,7 +32,7 @@ def recorded(*times, unprofiled=None, shapes=(), **metadata):
         ((100, 104, 97), 98, None),
         ((100, 100, 100, 100, 124), None, None),  # one in five
         ((119, 100, 90), 90, None),
-        ((3964, 3347, 1484), 1401, "1 of 3 steps that do the same work took over 20 % longer or shorter"),
+        ((3964, 3347, 1484), 1401, "1 of 3 steps that do the same work took over 20% longer or shorter"),
         ((100, 125), None, "1 of 2 steps"),
         ((184, 180, 182), 99, "would take 0.182 ms, but those timed without a profiler took 0.099 ms"),
         ((110, 111, 109), 144.6, "took 0.110 ms with the profiler and 0.145 ms without it"),

@@ -417,7 +417,7 @@ def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
     )
     notes = snapshot_memory(write(tmp_path / "s.pickle", document)).notes
 
-    said = "the replayed reserved peak is -16.67 % off the recorded one"
+    said = "the replayed reserved peak is -16.67% off the recorded one"
     assert any(note.startswith(said) for note in notes)
 
 

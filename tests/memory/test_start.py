@@ -7,8 +7,8 @@ from recordings import PARAMETER, Recording
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
-from daydream.memory.replay import reserved_for, start_of
 from daydream.memory.report import memory_of
+from daydream.memory.reserved import reserved_for, start_of
 from daydream.memory.settings import Settings
 
 MIB = 2**20

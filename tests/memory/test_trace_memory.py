@@ -92,7 +92,7 @@ def test_the_recorded_reserved_memory_counts_and_a_change_leaves_as_much_unused(
     assert device.peak_allocated_bytes == 11 * MIB + 4096
     assert device.peak_reserved_bytes == device.recorded_reserved_bytes == 16 * MIB
     # A small segment; 11 MiB rounded to 2 MiB: 14 of 16 MiB.
-    assert "requests replayed need 14.00 MiB, -12 %" in "".join(report.notes)
+    assert "requests replayed need 14.00 MiB, -12%" in "".join(report.notes)
     gone = MemoryChange("half", lambda held: held.scale(held["bytes"] > MIB, 6 / 11))
     found = memory_after(allocations(trace), [gone])
     assert found.before_reserved_bytes == 16 * MIB

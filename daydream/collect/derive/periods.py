@@ -5,7 +5,7 @@ iteration. Between two of these lies an iteration where the launches are the sam
 comes once a layer repeats, too, but breaks off at the head and the tail of each iteration.
 
 Limits: one loop is found, the one that holds most launches. Where nothing tells a loop from the layers
-of a pass, no iterations are claimed. Iterations that differ in turn by more than 2 % of their launches
+of a pass, no iterations are claimed. Iterations that differ in turn by more than 2% of their launches
 are found as one: four micro-batches and an optimizer step are one iteration, not four.
 """
 

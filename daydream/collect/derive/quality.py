@@ -159,8 +159,8 @@ def _short(name: str) -> str:
 
 
 # Of 30 recordings of small models on two quiet cores (validation/) one reached any of these: at most one step
-# in five was further than 20 % from the usual one; without the cost of recording, steps came out 17 % shorter
-# to 20 % longer than measured, once 29 %; no profiled step was shorter than an unprofiled one.
+# in five was further than 20% from the usual one; without the cost of recording, steps came out 17% shorter
+# to 20% longer than measured, once 29%; no profiled step was shorter than an unprofiled one.
 VARY = 0.2  # steps further than this from the usual one were held up or hurried
 MOST_VARYING = 0.25  # share of the steps that may be, as one step now and then is
 FAR = 0.25
@@ -222,7 +222,7 @@ def _varying(trace: Trace, covered: Sequence[int]) -> str:
     if off <= MOST_VARYING * together:
         return ""
     return (
-        f"{off} of {together} steps that do the same work took over {100 * VARY:.0f} % longer or shorter "
+        f"{off} of {together} steps that do the same work took over {100 * VARY:.0f}% longer or shorter "
         f"than the usual one, {_ms(min(seen))} to {_ms(max(seen))}"
     )
 

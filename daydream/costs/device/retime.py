@@ -296,7 +296,7 @@ class Retimed(Struct, frozen=True):
         parts = [
             f"{name} {nanoseconds / total:.0%}"
             for name, nanoseconds in sorted(self.coverage.items(), key=lambda pair: -pair[1])
-            if nanoseconds >= total / 200  # what rounds to 0 % is left out
+            if nanoseconds >= total / 200  # what rounds to 0% is left out
         ]
         return f"Times by model, as shares of the time before: {', '.join(parts) or 'none'}."
 

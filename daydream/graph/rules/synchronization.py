@@ -34,6 +34,7 @@ from daydream.graph.rules.thresholds import (
     NVIDIA_QUEUE_DEPTH,
     QUEUE_AHEAD_SHARE,
     QUEUE_BLOCKED_SHARE,
+    QUEUE_CHANCE,
     QUEUE_FULL_SHARE,
     RETURN_CLOCK_NS,
     SYNC_ENTRY_NS,
@@ -364,8 +365,14 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     cost = draft.usual_costs(calls[free <= started], UNKNOWN_LAUNCH_NS)[draft.name[calls]]
     duration = returned - started
     blocked = met_full & (duration > 2 * cost) & (2 * (free - started) > duration)
-    least = max(LEAST_BLOCKED, QUEUE_BLOCKED_SHARE * met_full.sum())
-    return depth, bool(blocked.sum() >= least)
+    if blocked.sum() < max(1, QUEUE_BLOCKED_SHARE * met_full.sum()):
+        return depth, False
+    if blocked.sum() >= LEAST_BLOCKED:
+        return depth, True
+    # One call alone is believed if it returned just as a place came free, and that can hardly be chance.
+    near = 2 * int(cost[blocked][0])
+    chance = len(ends) * near / max(int(ends[-1] - ends[0]), 1)
+    return depth, bool((returned - free)[blocked][0] <= near and chance <= QUEUE_CHANCE)
 
 
 def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: int) -> None:

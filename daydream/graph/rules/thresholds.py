@@ -43,6 +43,7 @@ QUEUE_AHEAD_SHARE = (
 QUEUE_FULL_SHARE = 1 - 0.01  # of the depth: other commands than launches hold places, too
 LEAST_BLOCKED = 2  # calls that must have been blocked to believe that the queue was full
 QUEUE_BLOCKED_SHARE = 0.5  # of the calls that met a full queue
+QUEUE_CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
 UNKNOWN_LAUNCH_NS = (
     25_000  # where no unblocked call shows the usual cost; twice as long is blocked for certain
 )
@@ -80,8 +81,8 @@ SHORT_SHARE = (
 )
 # Between a caller's last recorded call and the first of the thread it called lie the entry of `backward()`
 # and nodes that launch nothing, and likewise at the end. Neither grows with the work: of 27 recordings whose
-# operators tell the autograd thread the 80th percentiles are 0.02 to 1.45 ms, of 25 at most 7 % of the
-# stretch. Threads that do not call each other leave 44 % of it and more, or 120 ms (DALI's, 10 %).
+# operators tell the autograd thread the 80th percentiles are 0.02 to 1.45 ms, of 25 at most 7% of the
+# stretch. Threads that do not call each other leave 44% of it and more, or 120 ms (DALI's, 10%).
 STARTS_NS = 1_500_000
 STARTS_SHARE = 0.15
 SWITCH_NS = (
