@@ -157,5 +157,7 @@ def test_the_stability_page_names_the_schemas(capsys):
         main(["whatif", "--list", "--json"])
     trace = daydream.load(ROOT / "examples" / "mlp_cpu.json.gz")
 
-    assert f'`"schema": {json.loads(capsys.readouterr().out)["schema"]}`' in STABILITY
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert f'`"schema": {json.loads(printed.out)["schema"]}`' in STABILITY
     assert f"the version of its schema, which is {trace.metadata['schema_version']}." in STABILITY
