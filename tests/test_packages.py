@@ -98,10 +98,12 @@ def test_sdist_and_wheel_hold_the_whole_package(uploads):
 
     assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream/report/assets").iterdir()}
     examples = {
-        f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
+        f"daydream/examples/{path.name}"
+        for end in ("py", "json.gz", "parquet")
+        for path in EXAMPLES.glob(f"*.{end}")
     }
     optional = {f"daydream/{name}" for name in optimizations} | examples
-    tables = {f"daydream/{name}.tsv" for name in ("costs/kernels", "costs/operators", "collect/live/heads")}
+    tables = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream").rglob("*.[ct]sv")}
     shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *tables, *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
