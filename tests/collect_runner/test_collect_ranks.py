@@ -84,7 +84,7 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert trace.metadata["unprofiled_step_ns"] == by_rank["0"]
     assert "parameters_by_rank" not in trace.metadata  # they are the same
     said = view_text(overview(trace), verbose=True)
-    assert "2 all_reduce of 1.5 MiB in total in a step, the same on every rank" in said
+    assert "2 all_reduce of 1.52 MiB in total in a step, the same on every rank" in said
     assert "397,322 parameters" in said
     assert done.notes() == []
     assert done.hidden() == []

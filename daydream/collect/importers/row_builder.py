@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,9 @@ from daydream.collect.derive.recording import GrowingColumns, Recording, narrow,
 from daydream.collect.importers.kineto.values import in_order, plain_text
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import UNKNOWN, Document
-from daydream.trace.valid import is_amount
+from daydream.trace.schema import UNKNOWN
 
 LARGEST = 2**62
-LARGEST_ID = 2**40  # ids of flows may be times in ns
 NO_TIME = -(2**63)
 EARLIEST = -(2**61)  # with the latest, differences fit 63 bits
 CODED = (
@@ -133,70 +131,10 @@ class RowBuilder:
         return Recording(columns, texts, known)
 
 
-def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
-    """Return ids as they are where all are below `most`, else numbered from 0 in their order; -1 stays.
-
-    By default they may be as large as correlation ids that can be told apart between ranks.
-    """
-    if not len(ids) or int(ids.max()) < most:
-        return ids
-    values, number = np.unique(ids, return_inverse=True)
-    return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
-
-
 def pop_column(recording: Recording, name: str) -> np.ndarray:
     """Take a column that is none of a trace out of a recording: int64, shape (rows,), -1 if it is not there."""
     column = recording.columns.pop(name, None)
     return np.full(len(recording), UNKNOWN) if column is None else column.astype(np.int64)
-
-
-DEVICE_FIELDS = {  # theirs -> ours: of Kineto, Nsight Systems, rocprofv3
-    "product_name": "name",
-    "model_name": "name",
-    "name": "name",
-    "totalGlobalMem": "memory_bytes",
-    "totalMemory": "memory_bytes",
-    "computeMajor": "compute_major",
-    "computeMinor": "compute_minor",
-    "numSms": "multiprocessors",
-    "smCount": "multiprocessors",
-    "cu_count": "multiprocessors",
-    "warpSize": "warp_size",
-    "threadsPerWarp": "warp_size",
-    "wave_front_size": "warp_size",
-    "maxThreadsPerBlock": "threads_per_block",
-    "workgroup_max_size": "threads_per_block",
-    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
-    "regsPerBlock": "registers_per_block",
-    "maxRegistersPerBlock": "registers_per_block",
-    "regsPerMultiprocessor": "registers_per_multiprocessor",
-    "maxRegistersPerSm": "registers_per_multiprocessor",
-    "sharedMemPerBlock": "shared_bytes_per_block",
-    "maxShmemPerBlock": "shared_bytes_per_block",
-    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
-    "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
-    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
-    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
-    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
-    "memoryBandwidth": "memory_bytes_per_second",
-    "clockRate": "clock_hz",
-    "l2CacheSize": "l2_bytes",
-}
-
-
-def device_of(given: Mapping[str, Any], **known: Any) -> Document:
-    """Return a device as a trace describes it: what is `known`, and what its file says in `DEVICE_FIELDS`.
-
-    The first name counts, and amounts that are none are left out.
-    """
-    device: Document = dict(known)
-    for theirs, ours in DEVICE_FIELDS.items():
-        value = given.get(theirs)
-        if ours == "name" and isinstance(value, str):
-            device.setdefault(ours, plain_text(value))
-        elif ours != "name" and is_amount(value):
-            device[ours] = value
-    return device
 
 
 def whole(values: Sequence[Any]) -> np.ndarray:

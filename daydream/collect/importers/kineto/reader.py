@@ -40,12 +40,13 @@ from daydream.collect.importers.kineto.values import (
     Names,
     NeedsDigitsError,
     compact_json,
+    device_of,
     element_types,
     in_order,
     plain_text,
+    small_ids,
     triple,
 )
-from daydream.collect.importers.row_builder import device_of, small_ids
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.lazy import regex

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any
@@ -23,12 +24,14 @@ from daydream.collect.derive.recording import GrowingColumns, narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args, Event
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents, events_of
-from daydream.trace.schema import NO_ID, UNKNOWN, Columns
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns, Document
+from daydream.trace.valid import is_amount
 
 LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
 LARGEST_WHOLE_US = int(LARGEST_US)
 EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
+LARGEST_ID = 2**40  # ids of flows may be times in ns
 DAY_NS = 86_400_000_000_000
 NOT_A_TIME = Decimal("NaN")
 
@@ -359,3 +362,63 @@ class MemoryRows:
                 f"{counted(found, 'row', 'rows')} of memory of a second kind of device {were} left out."
             )
         return other
+
+
+def small_ids(ids: np.ndarray, most: int = LARGEST_ID) -> np.ndarray:
+    """Return ids as they are where all are below `most`, else numbered from 0 in their order; -1 stays.
+
+    By default they may be as large as correlation ids that can be told apart between ranks.
+    """
+    if not len(ids) or int(ids.max()) < most:
+        return ids
+    values, number = np.unique(ids, return_inverse=True)
+    return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)
+
+
+DEVICE_FIELDS = {  # theirs -> ours: of Kineto, Nsight Systems, rocprofv3
+    "product_name": "name",
+    "model_name": "name",
+    "name": "name",
+    "totalGlobalMem": "memory_bytes",
+    "totalMemory": "memory_bytes",
+    "computeMajor": "compute_major",
+    "computeMinor": "compute_minor",
+    "numSms": "multiprocessors",
+    "smCount": "multiprocessors",
+    "cu_count": "multiprocessors",
+    "warpSize": "warp_size",
+    "threadsPerWarp": "warp_size",
+    "wave_front_size": "warp_size",
+    "maxThreadsPerBlock": "threads_per_block",
+    "workgroup_max_size": "threads_per_block",
+    "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
+    "regsPerBlock": "registers_per_block",
+    "maxRegistersPerBlock": "registers_per_block",
+    "regsPerMultiprocessor": "registers_per_multiprocessor",
+    "maxRegistersPerSm": "registers_per_multiprocessor",
+    "sharedMemPerBlock": "shared_bytes_per_block",
+    "maxShmemPerBlock": "shared_bytes_per_block",
+    "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
+    "maxShmemPerBlockOptin": "shared_bytes_per_block_optin",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
+    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
+    "maxShmemPerSm": "shared_bytes_per_multiprocessor",
+    "memoryBandwidth": "memory_bytes_per_second",
+    "clockRate": "clock_hz",
+    "l2CacheSize": "l2_bytes",
+}
+
+
+def device_of(given: Mapping[str, Any], **known: Any) -> Document:
+    """Return a device as a trace describes it: what is `known`, and what its file says in `DEVICE_FIELDS`.
+
+    The first name counts, and amounts that are none are left out.
+    """
+    device: Document = dict(known)
+    for theirs, ours in DEVICE_FIELDS.items():
+        value = given.get(theirs)
+        if ours == "name" and isinstance(value, str):
+            device.setdefault(ours, plain_text(value))
+        elif ours != "name" and is_amount(value):
+            device[ours] = value
+    return device

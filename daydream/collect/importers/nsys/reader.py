@@ -23,6 +23,7 @@ from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.databases import Database, Named, open_database
 from daydream.collect.importers.formats import Options
+from daydream.collect.importers.kineto.values import device_of
 from daydream.collect.importers.nsys.waits import (
     SYNC_COLUMNS,
     add_blocked,
@@ -31,7 +32,7 @@ from daydream.collect.importers.nsys.waits import (
     place_syncs,
     resolve_waits,
 )
-from daydream.collect.importers.row_builder import CODED, RowBuilder, device_of, pop_column
+from daydream.collect.importers.row_builder import CODED, RowBuilder, pop_column
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.text import counted
