@@ -291,7 +291,9 @@ class Changes(Command):
         """Return what names the change, None if nothing does, and the arguments without it."""
         if self.flag is None and args and not args[0].startswith("-"):
             return args[0], args[1:]
-        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        options = [
+            each for each in self.params if isinstance(each, click.Option)
+        ]  # help is the parser's
         parser = click.Command(None, params=[*options]).make_parser(ctx)
         parser.ignore_unknown_options = True  # those of the change are not known yet
         values, words, _ = parser.parse_args(list(args))
