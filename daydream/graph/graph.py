@@ -504,7 +504,8 @@ class Graph(NotebookTables):
     def covers(self, times: float, unit: str = "samples") -> None:
         """Let a step cover `times` as many samples, or tokens: answers then give the throughput, too."""
         self.facts.work *= times
-        self.facts.work_unit = max(self.facts.work_unit, unit)  # more samples are more tokens, too
+        if self.facts.work_unit != "tokens":  # more samples are more tokens, too
+            self.facts.work_unit = unit
 
     def does_not_apply(self, reason: str) -> NoReturn:
         """Raise `NotApplicableError`: there is nothing to change in this trace, for this reason."""

@@ -1,19 +1,11 @@
 """What was held before the recording began, and no event tells.
 
 Allocators report what happens, not what lies there. Parameters, optimizer state and buckets come from the
-run's metadata. PyTorch's CPU allocator does not even report when memory goes that it did not see come: of a
+run's metadata. An update of torch keeps so many values of each parameter that it trains, each in a tensor of the
+parameter's size, from its first step on; a parameter that is trained gets a gradient of its size in each
+backward pass. PyTorch's CPU allocator does not even report when memory goes that it did not see come: of a
 recording on the CPU, what the first step holds from the step before is taken to be what the second step
 holds from the first one.
-
-What the first recorded step holds from the one before it, which was not recorded.
-
-PyTorch's allocator for the CPU does not report when memory goes that it did not see come: that is taken to be
-what the second step holds from the first one.
-
-The optimizer's state among what was held before a recording: how much its kind keeps, and of what sizes.
-
-An update of torch keeps so many values of each parameter that it trains, in a tensor of the parameter's size,
-from its first step on. A parameter that is trained gets a gradient of its size in each backward pass.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Rows of the trace: those whose text fits, those around others, those that an instant lies in.
+"""Which rows of a trace lie around others or around an instant, and what their tensors take.
 
-How many bytes each tensor takes that an operator is given, by its recorded shapes and type.
-
-When an instant of memory happens: in which step, and in which phase of it.
-
-Most instants lie inside a row of the trace, which tells both. Python frees tensors between rows: then what
-its thread did before tells the phase, and the clock the step.
+Rows whose text fits; the bytes of each tensor that an operator is given, by its recorded shapes and type; and in
+which step and phase an instant of memory lies. Most instants lie inside a row of the trace, which tells both.
+Python frees tensors between rows: then what its thread did before tells the phase, and the clock the step.
 """
 
 from __future__ import annotations

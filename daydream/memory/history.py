@@ -1,10 +1,8 @@
 """What a recording asked of the allocator, request by request, and which peaks it saw itself.
 
-The events of an allocator's own history, as snapshots keep them; what cannot be is counted.
-
-Where a recording says that memory lies: regions that the device gave, and what is held in them.
-
-What an allocator held when a recording began: its state at the end with the events undone.
+The events are those of an allocator's own history, as snapshots keep them; what cannot be is counted. A snapshot
+also tells which regions the device gave at the end and what is held in them: with the events undone, that is what
+the allocator held when the recording began.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Who asked for memory: the row, call, layer or block of the trace behind each allocation.
+"""Which rows of a trace make, read and keep memory.
 
-What a program does with memory that it made: the call that reads it, the call behind, a call's input.
-
-What calls of operators keep for the backward pass: their input, their result, and until where.
+Who asked for an allocation (the row, call, layer or block behind it), which calls read it and when the next one
+does, and what operators keep for the backward pass: their input or their result, and until where.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 Products read and write 16 bits, some operators 32, all others what they are given (ATen/autocast_mode.h;
 for the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the
 order of the forward pass. A sum of two activations is as wide as the wider one, and one of them is the
-stream that an earlier sum, or the first operator, began.
-
-And of products in 8 bits: casts of their operands.
+stream that an earlier sum, or the first operator, began. Products in 8 bits hold casts of their operands.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 An allocation and a free at one address of one device belong together. A free of what was never seen
 allocated ends something that was held before the recording. Where the allocator's totals are recorded,
-what they hold beyond that was there before and stays.
-
-What recorded memory events say against each other, counted: no total may be wrong in silence.
+what they hold beyond that was there before and stays. Events that contradict each other are counted: no total
+may be wrong in silence.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """Other looks at a trace's memory: what operators touch, what layers need, what is held and not used.
 
-What operators touch and what layers need, from shapes and allocations.
-
-The operator footprint counts every tensor an operator is given as a whole, once for each argument, and all
-that it asks for: an upper bound, as it may read a part of it, and two arguments may be one tensor.
-
-What is held at the peak and not used then: tensors that nothing can read for a while, or never again.
-
-Traces do not tell which tensor an operator reads, but how large its tensors are. An operator that is given a
-tensor of as many bytes *can* read an allocation; between two of these nothing does, unless it reads a view of
-another size. Time is that of the CPU, which asks for the work. This follows tensors, not segments of the
-allocator: each can be moved out and back by itself.
-
-How much each device holds, from moment to moment.
+- *operators*, *layers*: from shapes and allocations. A footprint counts every tensor an operator is given as a
+  whole, once for each argument, and all that it asks for: an upper bound, as it may read a part of it, and two
+  arguments may be one tensor.
+- *idle*: what is held at the peak and not used then, for a while or never again. Traces do not tell which tensor
+  an operator reads, but how large its tensors are. An operator that is given a tensor of as many bytes *can* read
+  an allocation; between two of these nothing does, unless it reads a view of another size. Time is that of the
+  CPU, which asks for the work. This follows tensors, not segments of the allocator: each can be moved out and
+  back by itself.
+- *over time*: how much each device holds, from moment to moment.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Parameters read off the shapes of operators, where no metadata lists them.
+"""Parameters read off the shapes of operators, and the workspace of cuBLAS, where no metadata lists them.
 
 torch's operators have their weights at known places among their arguments (`native_functions.yaml`). Each
-call of one forward pass is taken to have its own, unless its layer tells that it is the same one.
-
-The memory that cuBLAS, or hipBLAS, keeps for itself: no tensor holds it.
+call of one forward pass is taken to have its own, unless its layer tells that it is the same one. No tensor holds
+the memory that cuBLAS, or hipBLAS, keeps for itself.
 """
 
 from __future__ import annotations

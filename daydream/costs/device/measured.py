@@ -1,24 +1,14 @@
 """Times that a user measured, where a change asks for them: they come before every model.
 
-A table answers by the name of a kernel, or by operator call: name, shapes and element type,
-before and after the change. Where it holds both, a task's time goes with their ratio, so that
-what the measurement and the training step do not share (caches, clocks) cancels.
+They are in a CSV or parquet file, either `kernel,duration_ns` (a kernel's exact name), or
+`op,shapes,dtype,duration_ns` (an operator call as a trace names it: its kernels' time together). Where it holds an
+operator at the old and at the new element type, a task's time goes with their ratio, so that what the measurement
+and the training step do not share (caches, clocks) cancels. `daydream calibrate` writes such a file, and in its
+metadata the device that it measured on.
 
-Kernel and operator times that a user measured: a CSV or parquet file.
-
-Either `kernel,duration_ns` (a kernel's exact name), or `op,shapes,dtype,duration_ns`
-(an operator call as a trace names it: its kernels' time together). A file that holds
-an operator at the old and at the new element type gives their ratio, so that what the
-measurement has in common cancels. `daydream calibrate` writes such a file, and in its metadata
-the device that it measured on. With `before_ns` and `phase` a row is a call that was changed in place,
-as `daydream calibrate --tool` times it: what it took before and, as `duration_ns`, with the change.
-
-Times of changed operators, measured in place: `daydream calibrate --tool` ran the new code in the script.
-
-A call of an operator (name, shapes, element type) was timed as it is and with the change, on the tensors
-of the run, forward and backward. What became cheaper keeps its ratio, so that what measurement and
-training step do not share cancels; what became dearer pays the difference, as added code does not
-take longer because the operator beside it was recorded slowly.
+With `before_ns` and `phase` a row is a call that was changed in place: `daydream calibrate --tool` ran the new code
+in the script, on the tensors of the run, forward and backward. What became cheaper keeps its ratio; what became
+dearer pays the difference, as added code does not take longer because the operator beside it was recorded slowly.
 """
 
 from __future__ import annotations

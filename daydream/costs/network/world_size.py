@@ -1,8 +1,7 @@
-"""Recorded collectives as those of another number of workers.
+"""Collectives and workers: how many a trace has, its collectives for another number, and what they took.
 
-How many workers the collectives of a trace have, where an optimization must know.
-
-What the collectives of a trace took to transfer, for fitting a cluster to them.
+An optimization that must know asks `workers_of`; what the recorded collectives took to transfer is what a cluster
+is fitted to.
 """
 
 from __future__ import annotations

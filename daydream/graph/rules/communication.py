@@ -19,7 +19,7 @@ Collectives that a pool of CPU threads runs (gloo), and where the program waits 
 
 A call queues the collective, the next free thread of the pool runs it, and whoever needs
 the result waits. So each becomes a task of its own, launched by its call, on a lane that stands for a
-thread of the pool; what it waits for on other ranks is found in `communication`.
+thread of the pool; what it waits for on other ranks is found in `match_ranks`.
 
     caller   |call|backward ...........|wait, until it is done|copy back
     pool       `->|all-reduce: waiting, transferring  |--^
