@@ -7,7 +7,7 @@ order must be one in which the work can be done: what a group needs comes before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,14 @@ class Groups(NotebookTables):
         """The tasks of all groups, those of one group behind one another."""
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
-    def total(self, column: str) -> np.ndarray:
-        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit."""
+    def total(self, column: str | Sequence[float] | np.ndarray) -> np.ndarray:
+        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit.
+
+        Numbers of your own, one for each task that was grouped, are summed alike.
+        """
+        if not isinstance(column, str):
+            known = self.number >= 0
+            return np.bincount(self.number[known], np.asarray(column)[known], len(self))
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")
@@ -107,7 +113,7 @@ class Groups(NotebookTables):
         """Return the last task of each group, one a group."""
         return self.by_group[self._starts[1:] - 1]
 
-    def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
+    def where(self, test: Sequence[bool] | np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
         mask = np.asarray(test(self) if callable(test) else test, bool)
         return Groups(self.by_group, np.where(mask[self._number], self._number, -1), self.keys)

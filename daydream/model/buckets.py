@@ -42,6 +42,9 @@ class Gradients:
     makers: Selection
     nbytes: np.ndarray
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", np.asarray(self.nbytes, np.int64))
+
     def __len__(self) -> int:
         return len(self.nodes)
 
