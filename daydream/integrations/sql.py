@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, MissingPackageError
 from daydream.integrations.sql_tables import TABLES, arrow_tables
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 MOST_ROWS = 10_000  # of an answer, if not asked otherwise
-MISSING = "the package `duckdb` is not installed.\nInstall it with: pip install 'daydream[sql]'"
 ALONE: dict[
     str, str | bool | int | float | list[str]
 ] = {  # nothing but the trace: no file, no network, no extension, no variable of the program
@@ -79,7 +78,7 @@ def database(trace: Trace) -> DuckDBPyConnection:
     try:
         import duckdb
     except ImportError:
-        raise DaydreamError(MISSING) from None
+        raise MissingPackageError("duckdb", "sql") from None
     connection = duckdb.connect(":memory:", config=ALONE)
     for name, table in arrow_tables(trace).items():
         connection.register(name, table)

@@ -85,7 +85,7 @@ def test_a_file_is_as_the_schema_has_it_byte_by_byte(tmp_path):
 def test_without_protobuf_it_says_what_to_install(tmp_path, monkeypatch):
     message_class.cache_clear()
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    with pytest.raises(DaydreamError, match=r"pip install 'daydream\[chakra\]'"):
+    with pytest.raises(DaydreamError, match=r"pip install -e '\.\[chakra\]'"):
         write_chakra(tmp_path / "job.et", simulate(small()))
     assert list(tmp_path.iterdir()) == []
 

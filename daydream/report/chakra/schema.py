@@ -8,12 +8,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from daydream.errors import DaydreamError
+from daydream.errors import MissingPackageError
 
 PACKAGE = "ChakraProtoMsg"
-MISSING = (
-    "the package `protobuf` is not installed.\nInstall it with: pip install 'daydream[chakra]'"
-)
 UINT32 = 13
 UINT64 = 4
 INT64 = 3
@@ -65,7 +62,7 @@ def message_class(name: str) -> Any:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
-        raise DaydreamError(MISSING) from None
+        raise MissingPackageError("protobuf", "chakra") from None
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
     for message, fields in MESSAGES.items():
         described = file.message_type.add(name=message)
