@@ -39,7 +39,7 @@ BUDGETS = {
     "surface": Budget(111_900, 89, 9.82),
     "product": Budget(571_500, 348, 10.13),
     "tests": Budget(479_400, 356, 11.10),
-    "benchmarks, validation, tools": Budget(13_510, 93, 0.00),
+    "benchmarks, validation, tools": Budget(12_170, 93, 0.00),
     "README and docs": Budget(93_200, 39, 0.00),
     "C": Budget(186, 2, 0.00),
     "other code": Budget(1_005, 11, 0.00),
