@@ -32,13 +32,6 @@ if TYPE_CHECKING:
         fused_attention_ns,
     )
     from daydream.model.blocks import block_of_layers, repeated_blocks
-    from daydream.model.buckets import (
-        BUCKET_MB,
-        MIB,
-        Gradients,
-        compute_lane,
-        gradients_of,
-    )
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
         backward_chains,
@@ -49,7 +42,15 @@ if TYPE_CHECKING:
     )
     from daydream.model.compiled_calls import GUARDS, compile_cpu_calls, remove_dispatch
     from daydream.model.feature_maps import input_bytes, makers_and_users
-    from daydream.model.gradients import ACCUMULATE
+    from daydream.model.gradients import (
+        ACCUMULATE,
+        BUCKET_MB,
+        MIB,
+        Gradients,
+        compute_lane,
+        first_parameter_uses,
+        gradients_of,
+    )
     from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         DOUBT_OF_CONVOLUTIONS,
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
         update_calls,
         update_of,
     )
-    from daydream.model.parameter_use_order import first_parameter_uses
     from daydream.model.parameters import (
         CompiledPart,
         autograd_node_count,
