@@ -28,12 +28,12 @@ def mcp(
         skill: Print the SKILL.md for agents, and end.
         skill_path: Print where that file is, and end.
     """
-    from daydream.agents import skill as skills
+    from daydream.agents import SKILL
     from daydream.agents.root import Root
     from daydream.errors import MissingPackageError
 
     if skill or skill_path:
-        click.echo(str(skills.skill_path()) if skill_path else skills.skill(), nl=skill_path)
+        click.echo(SKILL if skill_path else SKILL.read_text(encoding="utf-8"), nl=skill_path)
         return
     folder = Root(root)
     try:

@@ -60,7 +60,7 @@ def sql(
 
 
 def _show_schema(out: Output) -> None:
-    from daydream.integrations.sql_tables import TABLES
+    from daydream.integrations.sql import TABLES
     from daydream.report.blocks import Block, Facts, Title
 
     entries = [

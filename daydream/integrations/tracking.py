@@ -37,11 +37,8 @@ def figures(found: Result) -> dict[str, float]:
         times = {"before": start}  # of a prediction; of a recording it is the side's own
         for name, side in {"predicted" if one.prediction else "before": one, "after": two}.items():
             if not side.reason:
-                times |= {
-                    name: side.step_ns,
-                    f"{name}_low": side.low_ns,
-                    f"{name}_high": side.high_ns,
-                }
+                times |= {name: side.step_ns}
+                times |= {f"{name}_low": side.low_ns, f"{name}_high": side.high_ns}
         before = one.simulated_ns if start is None else start
         ratios = {
             "speedup": before / two.simulated_ns if two.simulated_ns else None,
@@ -95,17 +92,13 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
         raise DaydreamError(
             "no run of Weights & Biases has begun: call wandb.init() first, or give run="
         )
-    page = wandb.Html(_page(found), inject=False)
-    run.log(
-        {
-            **{prefix + name: value for name, value in figures(found).items()},
-            f"{prefix}comparison": page,
-        }
-    )
-    run.config.update(
-        {prefix + name: text for name, text in _texts(found).items()},
-        allow_val_change=True,
-    )
+    values: dict[str, Any] = {
+        **figures(found),
+        "comparison": wandb.Html(_page(found), inject=False),
+    }
+    run.log({prefix + name: value for name, value in values.items()})
+    texts = {prefix + name: text for name, text in _texts(found).items()}
+    run.config.update(texts, allow_val_change=True)
 
 
 def _texts(found: Result) -> dict[str, str]:
