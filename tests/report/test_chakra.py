@@ -13,8 +13,7 @@ from shared import shared_trace
 import daydream
 from daydream import DaydreamError, Graph, OutputError, simulate
 from daydream.costs.network.simulated_times import node_of
-from daydream.report.chakra.file import write_chakra
-from daydream.report.chakra.schema import message_class
+from daydream.report.chakra import message_class, write_chakra
 from daydream.simulate.timeline import Timeline
 
 COMP, COMM_COLL = 4, 7
