@@ -13,7 +13,6 @@ from daydream.optimizations._gradient_collectives import (
     sized_all_reduces,
     waiting_ns,
 )
-from daydream.optimizations._products import itemsizes
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import PROTOCOLS, floor_ns, memory_bandwidth, workers_of
@@ -66,7 +65,7 @@ def compression(
         raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = sized_all_reduces(graph)
     if rank is None:
-        wide = itemsizes(reduced) > WIDTH
+        wide = reduced.itemsize > WIDTH
         if not wide.any():
             graph.does_not_apply("its gradients are reduced in 16 bits or less already")
         reduced = reduced[wide]
@@ -74,7 +73,7 @@ def compression(
     if rank is not None:
         _in_factors(graph, reduced, rank, lane, rate)
         return
-    left, nbytes = WIDTH / itemsizes(reduced), reduced.bytes
+    left, nbytes = WIDTH / reduced.itemsize, reduced.bytes
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
     narrow = {"duration_ns": _scaled(reduced, left), "dtype": dtype, "bytes": nbytes * left}
     _replace(reduced, lane, {"cast down": cast, "cast up": cast}, [narrow])
@@ -106,7 +105,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     lane, rate = _compute(graph)
-    width, nbytes = itemsizes(reduced), reduced.bytes
+    width, nbytes = reduced.itemsize, reduced.bytes
     sent = ratio * nbytes / width
     share = members * sent * (width + INDEX_BYTES) / (2 * nbytes)
     gathered = (reduced.duration_ns * share).clip(LEAST_NS)
@@ -127,7 +126,7 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     tensors, matrices, compressed, left, right = (
         reduced.group_by([*range(len(reduced))]).total(each) for each in zip(*factors, strict=True)
     )
-    width, nbytes = itemsizes(reduced), reduced.bytes
+    width, nbytes = reduced.itemsize, reduced.bytes
     elements = nbytes / width
     rest = elements - compressed
     # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
@@ -189,7 +188,7 @@ def _factors(graph: Graph, of_step: Groups, rank: int) -> tuple[Selection, list[
     """
     gradients = gradients_of(graph)
     shapes = [(shapes_in(text) or [[]])[0] if text else [] for text in gradients.nodes.shapes]
-    nbytes = [prod(shape) * width for shape, width in zip(shapes, itemsizes(gradients.nodes), strict=True)]
+    nbytes = [prod(shape) * width for shape, width in zip(shapes, gradients.nodes.itemsize, strict=True)]
     if not all(shapes) or nbytes != gradients.nbytes.tolist():
         raise NotApplicableError("the shapes of this trace's gradients are unknown; record it with shapes")
     found: dict[int, list[int]] = {}

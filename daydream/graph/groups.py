@@ -126,18 +126,18 @@ class Groups(NotebookTables):
         within = (seen[1:] > before) & (seen[:-1] < through)
         return Groups(self.by_group, np.where(within, self._number, -1), self.keys)
 
-    def take(self, places: np.ndarray) -> Groups:
+    def take(self, places: Sequence[int] | np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
-        chosen = places.tolist()
+        chosen = np.asarray(places, np.int64).tolist()
         ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in chosen)])
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
-        number = np.repeat(np.arange(len(chosen)), self.sizes[places])
+        number = np.repeat(np.arange(len(chosen)), self.sizes[chosen])
         return Groups(tasks, number, [self.keys[place] for place in chosen])
 
     def match(self, keys: Iterable[Any]) -> Groups:
         """Return the groups that have these keys, in their order; what no group has is left out."""
         place = {key: number for number, key in enumerate(self.keys)}
-        return self.take(np.array([place[key] for key in keys if key in place], np.int64))
+        return self.take([place[key] for key in keys if key in place])
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.

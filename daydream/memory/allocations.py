@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
@@ -205,7 +206,7 @@ class Allocations:
 
     # How it is changed
 
-    def resize(self, which: np.ndarray, nbytes: np.ndarray | int) -> None:
+    def resize(self, which: np.ndarray, nbytes: npt.ArrayLike) -> None:
         """Give some allocations (bool, shape (rows,)) other sizes, in bytes before rounding."""
         self["bytes"][which] = rounded(
             np.broadcast_to(nbytes, int(which.sum())), self["device"][which]
@@ -214,6 +215,10 @@ class Allocations:
     def scale(self, which: np.ndarray, factor: float | np.ndarray) -> None:
         """Multiply the sizes of some allocations (bool, shape (rows,))."""
         self.resize(which, np.rint(self["bytes"][which] * factor).astype(np.int64))
+
+    def hold_until(self, rows: np.ndarray, places: np.ndarray) -> None:
+        """Let some allocations (int, shape (n,)) end at these places at the earliest; one may come twice."""
+        np.maximum.at(self["end"], rows, places)
 
     def become(self, which: np.ndarray, kind: str) -> None:
         """Let some allocations (bool, shape (rows,)) be of another kind."""
