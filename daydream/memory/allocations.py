@@ -221,7 +221,7 @@ class Allocations:
         np.maximum.at(self["end"], rows, places)
 
     def become(self, which: np.ndarray, kind: str) -> None:
-        """Let some allocations (bool, shape (rows,)) be of another kind."""
+        """Let some allocations (bool, shape (rows,), or int) be of another kind."""
         self["kind"][which] = KINDS.index(kind)
 
     def remove(self, which: np.ndarray) -> None:
@@ -229,10 +229,11 @@ class Allocations:
         self.columns = {name: column[~which] for name, column in self.columns.items()}
 
     def add(self, like: np.ndarray, **columns: Any) -> None:
-        """Add allocations: copies of these rows (int, shape (n,)) with some columns changed.
+        """Add allocations: copies of these rows (bool, or int, shape (n,)) with some columns changed.
 
         `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
+        like = np.flatnonzero(like) if like.dtype == bool else like
         added = {name: self[name][like] for name in TYPES}
         for name, given in columns.items():
             values = (
@@ -340,6 +341,11 @@ class Parts:
     def __len__(self) -> int:
         return len(self.first)
 
+    def begins(self, keys: np.ndarray, otherwise: float) -> np.ndarray:
+        """Return where the parts with these keys begin, shape (n,), or what stands for none."""
+        at = self.find(keys)
+        return np.where(at >= 0, np.append(self.first, otherwise)[at], otherwise)
+
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return which part has each of these keys, shape (n, columns): int64, -1 for none."""
         number = {tuple(key): place for place, key in enumerate(self.keys.tolist())}
@@ -385,7 +391,7 @@ class Moved:
         self.parts, self.before, self.turns = parts, before, turns
         self.gap = before - place_before(held, before)
 
-    def __call__(self, place: np.ndarray, part: np.ndarray, turn: int = 0) -> np.ndarray:
+    def __call__(self, place: Any, part: Any, turn: int = 0) -> np.ndarray:
         """Return where places of parts are in a turn: float64, shape (n,)."""
         share = (place - self.parts.first[part]) / (self.parts.until[part] - self.parts.first[part])
         found: np.ndarray = self.before[part] - self.gap[part] * (
@@ -443,7 +449,11 @@ def place_before(held: Allocations, places: np.ndarray) -> np.ndarray:
 
 
 def put_away(
-    held: Allocations, rows: np.ndarray, gone: np.ndarray, back: np.ndarray, left: float = 0.0
+    held: Allocations,
+    rows: npt.ArrayLike,
+    gone: npt.ArrayLike,
+    back: npt.ArrayLike,
+    left: float = 0.0,
 ) -> None:
     """Let allocations (int64, shape (n,)) be gone from one place to another, but for a part that stays there.
 
@@ -457,6 +467,7 @@ def put_away(
     Returns:
         None; `held` is changed.
     """
+    rows, gone, back = np.asarray(rows, np.int64), np.asarray(gone), np.asarray(back)
     away = (gone < back) & (gone > held["begin"][rows]) & (back < held["end"][rows])
     rows, gone, back = rows[away], gone[away], back[away]
     if left:
