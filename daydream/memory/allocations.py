@@ -216,9 +216,9 @@ class Allocations:
         """Multiply the sizes of some allocations (bool, shape (rows,))."""
         self.resize(which, np.rint(self["bytes"][which] * factor).astype(np.int64))
 
-    def hold_until(self, rows: np.ndarray, places: np.ndarray) -> None:
+    def hold_until(self, rows: npt.ArrayLike, places: npt.ArrayLike) -> None:
         """Let some allocations (int, shape (n,)) end at these places at the earliest; one may come twice."""
-        np.maximum.at(self["end"], rows, places)
+        np.maximum.at(self["end"], np.asarray(rows, np.int64), places)
 
     def become(self, which: np.ndarray, kind: str) -> None:
         """Let some allocations (bool, shape (rows,), or int) be of another kind."""
@@ -228,12 +228,13 @@ class Allocations:
         """Take some allocations (bool, shape (rows,)) out of the program."""
         self.columns = {name: column[~which] for name, column in self.columns.items()}
 
-    def add(self, like: np.ndarray, **columns: Any) -> None:
+    def add(self, like: npt.ArrayLike, **columns: Any) -> None:
         """Add allocations: copies of these rows (bool, or int, shape (n,)) with some columns changed.
 
         `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
-        like = np.flatnonzero(like) if like.dtype == bool else like
+        given = np.asarray(like)
+        like = np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64)
         added = {name: self[name][like] for name in TYPES}
         for name, given in columns.items():
             values = (
@@ -346,6 +347,11 @@ class Parts:
         at = self.find(keys)
         return np.where(at >= 0, np.append(self.first, otherwise)[at], otherwise)
 
+    def next(self, which: np.ndarray) -> np.ndarray:
+        """Return the part that begins where each ends, -1 if none of `which` (bool) does: int64."""
+        begins = {first: place for place, first in enumerate(self.first.tolist()) if which[place]}
+        return np.array([begins.get(until, UNKNOWN) for until in self.until.tolist()], np.int64)
+
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return which part has each of these keys, shape (n, columns): int64, -1 for none."""
         number = {tuple(key): place for place, key in enumerate(self.keys.tolist())}
@@ -432,7 +438,7 @@ def repeat(
     return np.arange(count, count + len(rows))
 
 
-def place_before(held: Allocations, places: np.ndarray) -> np.ndarray:
+def place_before(held: Allocations, places: npt.ArrayLike) -> np.ndarray:
     """Return the last place before each of these where anything begins or ends.
 
     Args:
