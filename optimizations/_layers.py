@@ -292,10 +292,9 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     """Take away what training the layers holds: gradients, states, and what was saved for them alone."""
     block, end_block = block_of_rows(held, layers)
     trained = trained_parameters(held.graph)
-    paths = zip(held.texts("layer"), block.tolist(), strict=True)
-    frozen = {path for path, one in paths if one >= 0 and path is not None}
-    idle, first = _ahead_of(held.graph, set(trained.tensors) - frozen)
     paths = held.texts("layer")
+    frozen = {path for path, one in zip(paths, block.tolist(), strict=True) if one >= 0 and path is not None}
+    idle, first = _ahead_of(held.graph, set(trained.tensors) - frozen)
     is_idle, ends_idle = ([path in idle for path in held.texts("layer", at=at)] for at in ("begin", "end"))
     still = [path not in idle for path in paths]
 

@@ -268,7 +268,8 @@ def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: An
             if inputs[place] >= 0:
                 away.append((inputs[place], forward.first[places[at + 1]], backward.first[use]))
     if away:
-        put_away(held, *map(list, zip(*away, strict=True)))
+        rows, gone, back = zip(*away, strict=True)
+        put_away(held, rows, gone, back)
     renumber(held)
 
 

@@ -439,7 +439,7 @@ def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **opti
         layers = set(held.trace.values("layer", rows.tolist())) - {None}
         narrower, sizes = held.where(kind="parameter"), []
         for number in narrower.nonzero()[0].tolist():
-            known = held.parameter(number) if held["parameter"][number] >= 0 else {"layer": None}
+            known: Any = held.parameter(number) if held["parameter"][number] >= 0 else {"layer": None}
             narrower[number] = known["layer"] in layers and len(known["shape"]) > 1
             if narrower[number]:
                 sizes.append(int(held["bytes"][number]) // (itemsize(known["dtype"]) or 4))

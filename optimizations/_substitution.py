@@ -281,13 +281,16 @@ def set_times(graph: Graph, layers: str, chosen: Selection, times: dict[str, flo
     ratio; an operator takes it a call, its kernels together. A time of 0 removes.
     Raises `GraphError` for names that are neither.
     """
-    found = {name: [chosen.where(layer=name), chosen[chosen.op == name]] for name in times}
-    named = {name: [*each, chosen[chosen.name == name]] for name, each in found.items()}
+    named = {
+        name: (chosen.where(layer=name), chosen[chosen.op == name], chosen[chosen.name == name])
+        for name in times
+    }
     if unknown := [name for name, each in named.items() if not any(map(len, each))]:
         raise GraphError(
             f"layers {layers!r} have no layer, operator or kernel {', '.join(map(repr, unknown))}"
         )
     gone = chosen[:0]
+    ratio: Any
     for name, time in times.items():
         in_layer, of_operator, kernels = (each - gone for each in named[name])
         if len(in_layer):

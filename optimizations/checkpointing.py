@@ -245,7 +245,8 @@ def _keep_random_state(held: Allocations, again: Any, gone: Any, moved: Moved) -
     `until` is of shape (parts,), NaN for parts that run once only. torch.utils.checkpoint does so
     (`preserve_rng_state`); for parts on a GPU these states are in host memory, too.
     """
-    parts, of_part = moved.parts, {}
+    parts = moved.parts
+    of_part: dict[int, int] = {}
     for row, one in enumerate(parts.of.tolist()):
         if one >= 0 and again[one] >= 0 and held["device"][row] < 0:
             of_part.setdefault(one, row)

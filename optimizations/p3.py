@@ -223,7 +223,6 @@ def _update(
     by_server = update == "server" or not len(device | calls)
     parts = None if by_server else _parts(graph, gradients, place, device, calls)
     if not by_server and parts is None:
-        waiting = dict(zip(gradients.step_and_rank, users.ids.tolist(), strict=True))
         by_step = (device if len(device) else calls).group_by("step", "rank")
         first: dict[tuple[int, int], list[int]] = {}
         for key, nodes in gradients.nodes.group_by("step", "rank").items():

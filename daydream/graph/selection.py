@@ -135,9 +135,7 @@ class Selection(NotebookTables):
 
     # choosing
 
-    def where(
-        self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any
-    ) -> Selection:
+    def where(self, test: Callable[[Selection], Any] | None = None, **where: Any) -> Selection:
         """Return the tasks that match the words and pass `test`, a function from this selection to a mask.
 
         Words are columns; besides them `on` (cpu or gpu) and `within`, a regular expression on

@@ -233,16 +233,16 @@ class Allocations:
 
         `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
-        given = np.asarray(like)
-        like = np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64)
-        added = {name: self[name][like] for name in TYPES}
+        chosen = np.asarray(like)
+        rows = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+        added = {name: self[name][rows] for name in TYPES}
         for name, given in columns.items():
             values = (
                 given
                 if not isinstance(given, str)
                 else (KINDS if name == "kind" else PHASES).index(given)
             )
-            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
+            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(rows))
         added["bytes"] = rounded(added["bytes"], added["device"])
         self.append(added)
 
@@ -473,13 +473,14 @@ def put_away(
     Returns:
         None; `held` is changed.
     """
-    rows, gone, back = np.asarray(rows, np.int64), np.asarray(gone), np.asarray(back)
-    away = (gone < back) & (gone > held["begin"][rows]) & (back < held["end"][rows])
-    rows, gone, back = rows[away], gone[away], back[away]
+    held_rows, begins, ends = np.asarray(rows, np.int64), np.asarray(gone), np.asarray(back)
+    away = (begins < ends) & (begins > held["begin"][held_rows]) & (ends < held["end"][held_rows])
+    held_rows, begins, ends = held_rows[away], begins[away], ends[away]
     if left:
-        held.add(rows, bytes=np.rint(held["bytes"][rows] * left), begin=gone, end=back)
-    held.add(rows, begin=back, phase="backward")
-    held["end"][rows] = gone
+        nbytes = np.rint(held["bytes"][held_rows] * left)
+        held.add(held_rows, bytes=nbytes, begin=begins, end=ends)
+    held.add(held_rows, begin=ends, phase="backward")
+    held["end"][held_rows] = begins
 
 
 def renumber(held: Allocations) -> None:

@@ -253,7 +253,7 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
     return found
 
 
-def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.ndarray:
+def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np.ndarray:
     """Return which allocations are as large as what the next call of the forward pass works on.
 
     Args:
