@@ -31,7 +31,7 @@ import numpy as np
 from event_programs import IDLE, Program, annotation, identities, joined, nothing, programs
 
 from daydream.collect.derive.build import derive
-from daydream.collect.live.capture import MARKER_NAME, WarmMemory, prepared_profiler, read_profile
+from daydream.collect.live.capture import MARKER_NAME, prepared_profiler, read_profile, warm_memory
 from daydream.collect.live.layer_hooks import LayerHooks
 from daydream.collect.live.recording_cost import (
     CLASSES,
@@ -107,7 +107,7 @@ class _Calibration:
                 if profiler.profile_memory and self._memory is None:
                     self._memory = MemoryCost(steps, programs(), _run)
                     stack.callback(self._memory.close)
-                warm = WarmMemory(WARM_BYTES)
+                warm = warm_memory(WARM_BYTES)
                 profiler.start_trace()
                 try:
                     for _ in range(ROUNDS_AT_A_TIME):

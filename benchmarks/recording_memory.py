@@ -91,12 +91,12 @@ def _measured(name: str) -> str:
 
 def _window(step: Any, kind: str) -> tuple[float, float]:
     """Return the median CPU time of a step in ns, and memory events a step."""
-    from daydream.collect.live.capture import WarmMemory, prepared_profiler
+    from daydream.collect.live.capture import prepared_profiler, warm_memory
     from daydream.collect.live.layer_hooks import LayerHooks
 
     if kind == PLAIN:
         return _timed(step), 0.0
-    profiler, hooks, warm = prepared_profiler(memory=kind == MEMORY), LayerHooks(), WarmMemory()
+    profiler, hooks, warm = prepared_profiler(memory=kind == MEMORY), LayerHooks(), warm_memory()
     hooks.install()
     profiler.start_trace()
     taken = _timed(step)

@@ -1,6 +1,6 @@
 """What runs inside the user's process around the recording: it begins with torch and ends with the process.
 
-The recording itself is `daydream.collect.live.session`. Here is how a process ends, so that what was
+The recording itself is `daydream.collect.live.recorder`. Here is how a process ends, so that what was
 captured is saved, and how it tells the command line what it does.
 
 Which of the processes that a script starts are recorded too: its ranks and workers, and no others.
@@ -198,7 +198,7 @@ class Child:
     """A recording in this process, from the import of torch to the end of the process."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        from daydream.collect.live.session import Session
+        from daydream.collect.live.recorder import Recorder
 
         self._folder = folder
         self._name = str(settings["name"])
@@ -207,7 +207,7 @@ class Child:
         self._ended = False
         self._place = rank_and_world()
         self._termination = SaveOnTermination(self._terminated)
-        self.session = Session(
+        self.session = Recorder(
             self._path(),
             steps=settings["steps"],
             warmup=settings["warmup"],
@@ -332,7 +332,7 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         return None
 
     def alternate(optimizers: list[Any]) -> Any:
-        from daydream.collect.live.unprofiled import Alternating, settle_device
+        from daydream.collect.live.timed_steps import Alternating, settle_device
 
         return Alternating(
             lambda: lazy.ask("real_change", change["names"], change["options"], optimizers),
