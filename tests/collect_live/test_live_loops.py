@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from itertools import count
@@ -298,6 +299,36 @@ def test_a_script_that_ends_early_leaves_what_was_captured(tmp_path: Path) -> No
 
     assert covered(trace) == [False, True, True]
     assert trace.metadata["notes"] == ["2 steps of 3 could be measured before the loop ended."]
+
+
+def test_ctrl_c_in_our_hook_comes_behind_it_without_what_we_handled(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        try:
+            os.environ[text]
+        except KeyError:
+            if text.startswith("capturing: step 1"):
+                signal.raise_signal(signal.SIGINT)
+            told.append(text)
+
+    iteration = train(*MODELS["mlp"]())
+    recorder = Recorder(tmp_path / "trace.parquet", warmup=2, on_progress=tell)
+    recorder.install()
+
+    def interrupted() -> None:
+        for _ in range(40):
+            iteration()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted()
+    recorder.finish("Ctrl-C")
+
+    assert "capturing: step 1 of 3" in told
+    assert caught.value.__context__ is None
+    assert recorder.trace is not None
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2])

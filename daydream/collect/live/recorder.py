@@ -60,11 +60,14 @@ SKIPPED = "its update was skipped: the gradient scaler found infinite gradients"
 def held_interruptions() -> Iterator[None]:
     """Hold Ctrl-C back inside, and raise it at the end; whoever presses it again later does not wait.
 
-    In the midst of our work it would leave a profiler half started or a trace half written. Only where a
-    handler in Python would be called, and only on the main thread, where they are.
+    In the midst of our work it would leave a profiler half started or a trace half written, or come while
+    an exception is handled that nobody should see (`os.environ.get`, `Path.__str__`): the script's traceback
+    would begin with that one. Only where a handler in Python would be called, and only on the main thread,
+    where they are.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    held = getattr(handler, "__module__", "") == __name__
+    if held or not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[float] = []
@@ -245,6 +248,11 @@ class Recorder:
         """Go on after an optimizer step or a backward pass."""
         if self._finished or self.own_profilers.ours_starts or is_loader_worker():
             return
+        with held_interruptions():
+            self._on_own_marker(which, skipped=skipped)
+
+    def _on_own_marker(self, which: int, *, skipped: bool) -> None:
+        """Go on, unless this is a forked child that records nothing."""
         if os.getpid() != self._pid:
             self._on_fork()
             if os.getpid() != self._pid:
