@@ -33,7 +33,7 @@ from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # What else a call of a family may be made of: the slow path of `_foreach_add_` is `add_` for each tensor.
 DONE_BY = {
@@ -103,8 +103,8 @@ class Calls:
         trace = self.trace
         names = trace.text("name")
         self._take_what_is_told()
-        told = np.array([bool(operator(name).formula) for name in names] + [False])
-        rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        told = of_rows(trace, "name", lambda name: bool(operator(name).formula))
+        rows = self.rows[told[self.rows] & (trace["shapes"][self.rows] >= 0)]
         rows = rows[self.which[rows] < 0]
         if not len(rows):
             return
@@ -193,9 +193,9 @@ class Calls:
         for kind in {amount.family for amount in self.amounts}:
             doing = {kind, *DONE_BY.get(kind, ())}
             inner = np.isin(self.which, _places(self.families, doing))
-            calculates = _above(parent, np.flatnonzero(inner & (flop != 0)))
+            calculates = rows_above(parent, np.flatnonzero(inner & (flop != 0)))
             wraps |= (family == kind) & np.where(
-                flop == 0, _above(parent, np.flatnonzero(inner)), calculates
+                flop == 0, rows_above(parent, np.flatnonzero(inner)), calculates
             )
         return wraps
 
@@ -255,7 +255,7 @@ class Calls:
         """Mask of host rows under which device work was launched: their own work is done there."""
         trace = self.trace
         parent = np.asarray(trace["parent"], np.int64)
-        return _above(parent, np.flatnonzero(self.on_device))
+        return rows_above(parent, np.flatnonzero(self.on_device))
 
     def by_row(self) -> RowWork:
         """Return the work of each row, device or operator."""
@@ -357,7 +357,14 @@ class Calls:
         return names * (len(self.trace.text("grid")) + 1) + grids
 
 
-def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def of_rows(
+    trace: Trace, column: str, tell: Callable[[str], object], *, none: object = False
+) -> np.ndarray:
+    """Return what `tell` gives for the text of each row of a trace, `none` where it has none: shape (rows,)."""
+    return np.array([*map(tell, trace.text(column)), none])[trace[column]]
+
+
+def rows_above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Mask of the rows around any of these."""
     above = np.zeros(len(parent), bool)
     up = parent[rows]
@@ -385,8 +392,8 @@ _makers: WeakKeyDictionary[Trace, tuple[np.ndarray, np.ndarray, np.ndarray]] = W
 def nodes(trace: Trace) -> np.ndarray:
     """Return a mask of the rows that are autograd nodes, worked out once: bool, not to be written to."""
     if trace not in _nodes:
-        fits = np.array([*(bool(NODE.search(text)) for text in trace.text("name")), False])
-        _nodes[trace] = fits[trace["name"]] & trace.is_kind("operator", "annotation")
+        fits = of_rows(trace, "name", lambda name: bool(NODE.search(name)))
+        _nodes[trace] = fits & trace.is_kind("operator", "annotation")
         _nodes[trace].flags.writeable = False
     return _nodes[trace]
 
@@ -397,12 +404,8 @@ def innermost_makers(trace: Trace, rows: np.ndarray) -> np.ndarray:
     A node's own calls make no nodes, so have no sequence number; those of a forward
     pass that a checkpoint runs again inside a node have one.
     """
-    decides = nodes(trace) | (np.asarray(trace["sequence"], np.int64) >= 0)
-    parent = np.asarray(trace["parent"], np.int64)
-    up = np.asarray(rows, np.int64)
-    while (climbing := (up >= 0) & ~decides[up]).any():
-        up = np.where(climbing, parent[up], up)
-    return up
+    decides = nodes(trace) | (trace["sequence"] >= 0)
+    return enclosing(trace["parent"], decides, np.asarray(rows, np.int64), inner=True)
 
 
 def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -441,12 +444,8 @@ def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def nodes_above(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return the nearest node around each row, -1 for none."""
-    is_node = nodes(trace)
     parent = np.asarray(trace["parent"], np.int64)
-    up = parent[rows]
-    while (climbing := (up >= 0) & ~is_node[up]).any():
-        up = np.where(climbing, parent[up], up)
-    return up
+    return enclosing(parent, nodes(trace), parent[rows], inner=True)
 
 
 WORK = "work."  # begins the names of its arrays
