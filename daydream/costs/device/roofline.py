@@ -438,11 +438,13 @@ class Change:
         waves = grids.filled(1.0, resident=True) / grids.filled(blocks, resident=True)
         found = self.body * grids.work(self.flop_factor, self.bytes_factor) * waves
         # Arithmetic is each unit's own, and the last wave leaves some idle; memory is there for all.
-        for share, old_ns, new_ns, used in zip(
-            reachable, now, after, (grids.filled, grids.busy), strict=True
-        ):
-            already = old_ns / (np.maximum(self.body, 1e-3) * used(1.0))
-            found = np.maximum(found, new_ns / np.maximum(share, already) / used(blocks))
+        places = (
+            (grids.filled(1.0), grids.filled(blocks)),
+            (grids.busy(1.0), grids.busy(blocks)),
+        )
+        for share, old_ns, new_ns, (used, then) in zip(reachable, now, after, places, strict=True):
+            already = old_ns / (np.maximum(self.body, 1e-3) * used)
+            found = np.maximum(found, new_ns / np.maximum(share, already) / then)
         return found
 
     def _by_constants(self) -> tuple[np.ndarray, np.ndarray]:
