@@ -34,10 +34,8 @@ from daydream.costs.kernels import (
     grid_blocks,
     is_matrix,
     peaks,
-    recorded_duration_ns,
     units_of,
     work,
-    work_of_rows,
 )
 from daydream.costs.resize.new_shapes import output_tiles, tile_elements
 from daydream.costs.workload.operator import itemsize
@@ -60,59 +58,15 @@ UNDER_LOAD = (
 )  # formats that `Device.sustained_peak` speaks of
 
 
-def good_share(
-    share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float
-) -> float | None:
-    """Return the share of a peak that the good ones of some kernels reach, None if all are short."""
+def reachable(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float:
+    """Return the part of a peak that good kernels of a sort reach, at least what nothing holds up reaches."""
     long = where & (share > 0) & (duration_ns > 3 * LATENCY_SHARE * floor)
     if not long.any():
-        return None
+        return LEAST_REACHABLE
     order = np.argsort(share[long])
     weight = np.cumsum(duration_ns[long][order])
-    return float(share[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])])
-
-
-def reachable(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float:
-    """Return what good kernels of a sort reach, but at least what kernels reach that nothing holds up."""
-    found = good_share(share, duration_ns, where, floor)
-    return float(np.clip(found or LEAST_REACHABLE, LEAST_REACHABLE, 1.0))
-
-
-def reachable_when_full(
-    graph: Graph, selection: Selection, matrix: np.ndarray, full: np.ndarray, device: Device
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the parts of peak arithmetic and of bandwidth that each kernel may reach on a full device.
-
-    What good kernels of its family reach where the recorded grid was `full`, else good kernels that the
-    same resource binds; not more than is known to hold under load. As recorded: what edits
-    made of a kernel's time or work is no evidence.
-    """
-    rows = graph.row[selection.ids]
-    count = len(rows)
-    if not len(graph.recorded):
-        return np.full(count, LEAST_REACHABLE), np.full(count, LEAST_REACHABLE)
-    work = work_of_rows(graph.recorded, rows)
-    codes = np.where(rows >= 0, graph.recorded["dtype"][np.maximum(rows, 0)], -1)
-    dtypes = np.array([*graph.recorded.text("dtype"), None], dtype=object)[codes]
-    formats = formats_of(dtypes, selection.name, matrix, device)
-    duration, floor = recorded_duration_ns(selection).astype(np.float64), floor_ns(graph)
-    body = np.maximum(duration - np.minimum(floor, duration), 1e-3)
-    flop_ns = np.nan_to_num(np.where(work.flop > 0, work.flop / peaks(formats, device), 0.0))
-    bytes_ns = np.where(work.nbytes > 0, work.nbytes / device.bandwidth, 0.0)
-    share, by_flop = np.maximum(flop_ns, bytes_ns) / body, flop_ns >= bytes_ns
-
-    arithmetic, traffic = device.sustained_peak or 1.0, device.sustained_bandwidth or 1.0
-    most = np.where(is_among(formats, UNDER_LOAD), arithmetic, 1.0)
-    families = work.family.astype(str)
-    found = []
-    for bound, limit in ((by_flop, most), (~by_flop, np.full(count, traffic))):
-        reached = np.full(count, reachable(share, duration, bound, floor))
-        for family in np.unique(families).tolist():
-            best = good_share(share, duration, bound & full & (families == family), floor)
-            if best is not None:
-                reached[families == family] = best
-        found.append(np.minimum(reached, limit))
-    return found[0], found[1]
+    found = share[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])]
+    return float(np.clip(found, LEAST_REACHABLE, 1.0))
 
 
 # The least of all GPUs since Volta ("CUDA C++ Programming Guide", table Technical Specifications per
@@ -150,7 +104,6 @@ class Grids:
         # The grid of a persistent kernel does not tell its work.
         tiles = output_tiles(graph, names, task_work.call)
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
-        recorded_blocks = blocks
         if graph.resized:
             from daydream.costs.resize.prior_resizes import grown_by
 
@@ -158,8 +111,6 @@ class Grids:
             blocks = blocks * self.growth(flop, nbytes, results)
         self.blocks = np.where(recorded > 0, blocks, UNKNOWN)
         self.resident = self._resident(graph, names, task_work, recorded, threads)
-        # With as many blocks as the device holds at once, or more, when the trace was recorded.
-        self.full = recorded_blocks >= self.units * self.resident
 
     def work(self, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return by how much each kernel's work grows, of products that is their arithmetic."""
@@ -384,7 +335,11 @@ class Change:
         terms = terms * room
         ratio = np.where(self.matrix, self.flop_factor * slower / kept, streaming) * room
         if resized.any() and not self.other_device:
-            limit = reachable_when_full(self.graph, self.selection, self.matrix, grids.full, source)
+            most = np.where(is_among(formats, UNDER_LOAD), source.sustained_peak or 1.0, 1.0)
+            limit = (
+                np.minimum(arithmetic, most),
+                np.minimum(traffic, source.sustained_bandwidth or 1.0),
+            )
             now_and_then = (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns)
             beside = self._beside(grids, blocks, limit, *now_and_then)
             terms = np.where(known & self.more & (grids.resident > 1), beside, terms)
@@ -425,7 +380,7 @@ class Change:
         self,
         grids: Grids,
         blocks: np.ndarray,
-        reachable: tuple[np.ndarray, np.ndarray],
+        limit: tuple[np.ndarray | float, ...],
         now: tuple[np.ndarray, np.ndarray],
         after: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
@@ -442,7 +397,7 @@ class Change:
             (grids.filled(1.0), grids.filled(blocks)),
             (grids.busy(1.0), grids.busy(blocks)),
         )
-        for share, old_ns, new_ns, (used, then) in zip(reachable, now, after, places, strict=True):
+        for share, old_ns, new_ns, (used, then) in zip(limit, now, after, places, strict=True):
             already = old_ns / (np.maximum(self.body, 1e-3) * used)
             found = np.maximum(found, new_ns / np.maximum(share, already) / then)
         return found
