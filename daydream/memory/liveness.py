@@ -17,8 +17,10 @@ from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.memory.allocations import (
+    AFTER,
     BEFORE,
     GRANULE,
+    STEP,
     Allocations,
     Parts,
     parts_of,
@@ -137,7 +139,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
         parts: parts of the forward pass.
 
     Returns:
-        places, float64, shape (n,); the end of the part where no node tells the call.
+        places, int64, shape (n,); the end of the part where no node tells the call.
     """
     trace = held.trace
     start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
@@ -160,9 +162,10 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
-    return place_before(
-        held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
+    found: np.ndarray = place_before(
+        np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
     )
+    return found
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -173,12 +176,13 @@ def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
         rows: which of them, int64, shape (n,).
 
     Returns:
-        places, float64, shape (n,).
+        places, int64, shape (n,).
     """
     calls = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
     begins = np.sort(calls.first)
     at = np.searchsorted(begins, held["begin"][rows], side="right")
-    return place_before(held, np.append(begins, [begins[-1:] + 1] * 2)[at + 1])
+    found: np.ndarray = place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
+    return found
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -189,7 +193,7 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
         rows: which of them, int64, shape (n,); none from before the recording.
 
     Returns:
-        places, float64, shape (n,).
+        places, int64, shape (n,).
     """
     inside = np.flatnonzero(held["begin"] > BEFORE)
     order = inside[np.lexsort((held["begin"][inside], held["rank"][inside]))]
@@ -203,13 +207,13 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
     last = np.where(changes, np.arange(len(order)), len(order))
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
-    begins = np.append(held["begin"][order], np.inf)
+    begins = np.append(held["begin"][order], AFTER)
     behind = np.where(
-        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1
+        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + STEP
     )
-    found = np.full(len(held), np.inf)
-    found[order] = behind
-    return place_before(held, found[rows])
+    found = np.full(len(held), AFTER)
+    found[order] = place_before(behind)
+    return found[rows]
 
 
 def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
@@ -306,8 +310,8 @@ class KeptCalls:
 
     Attributes:
         calls: the calls as parts of the program; the last of their keys is the row of the trace.
-        done: where the call is done, float64, shape (calls,).
-        node: where its autograd node is done, float64, shape (calls,); -inf where it has none.
+        done: where the call is done, int64, shape (calls,).
+        node: where its autograd node is done, int64, shape (calls,); `BEFORE` where it has none.
         input: row of the table that holds what it reads, int64, shape (calls,); -1 if not known.
         output: row of the table that holds its result, likewise.
         besides: what else each row is that a call made and left: the call, -1 for none; int64, shape (rows,).
@@ -335,7 +339,7 @@ class KeptCalls:
         chosen = (self.input >= 0) & (True if which is None else which)
         rows = self.input[chosen]
         own = self.freed_by[rows] >= 0
-        ends = np.full(len(held), -np.inf)
+        ends = np.full(len(held), BEFORE)
         np.maximum.at(ends, rows[own], self.done[chosen][own])
         found = np.unique(rows[own])
         held["end"][found] = np.minimum(held["end"][found], ends[found])
@@ -373,7 +377,7 @@ class KeptCalls:
         like = np.full(len(self), UNKNOWN)
         mine = np.flatnonzero(self.calls.of >= 0)
         like[self.calls.of[mine][::-1]] = mine[::-1]
-        have = np.isfinite(self.node)
+        have = self.node > BEFORE
         begin, end = self.calls.first[have], self.node[have]
         held.add(like[have], bytes=nbytes[have], begin=begin, end=end, kind="activation")
 
@@ -391,10 +395,9 @@ def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> Kep
     calls = parts_of(held, made & (in_phase(held, "forward") | in_phase(held, "loss")), call)
     nodes = parts_of(held, made & in_phase(held, "backward"), call)
     at = nodes.find(calls.keys)
-    node = np.where(at >= 0, take(nodes.until, at, 0), -np.inf)
-    node[at >= 0] = place_before(held, node[at >= 0])
-    done = place_before(held, calls.until)
-    stays = np.flatnonzero((calls.of >= 0) & (held["end"] > np.append(done, np.inf)[calls.of]))
+    node = np.where(at >= 0, place_before(take(nodes.until, at, 0)), BEFORE)
+    done = place_before(calls.until)
+    stays = np.flatnonzero((calls.of >= 0) & (held["end"] > np.append(done, AFTER)[calls.of]))
     order = stays[np.lexsort((held["begin"][stays], -held["bytes"][stays], calls.of[stays]))]
     first = np.unique(calls.of[order], return_index=True)
     output = np.full(len(calls), UNKNOWN)

@@ -20,7 +20,16 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
-from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    STEP,
+    Allocations,
+    Parts,
+    between,
+    parts_of,
+    place_before,
+)
 from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
 from daydream.memory.liveness import (
     calls_that_made,
@@ -103,7 +112,6 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     half &= ~resize_scratch(held, np.flatnonzero(half))[:size]
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     add_scratch(held, np.flatnonzero(half | casts))
-    renumber(held)
 
 
 def hold_8_bits(held: Allocations) -> None:
@@ -126,7 +134,7 @@ def hold_8_bits(held: Allocations) -> None:
     like = np.full(len(products), UNKNOWN)
     rows = np.flatnonzero(products.of >= 0)
     like[products.of[rows]] = rows
-    ends = place_before(held, products.until)
+    ends = place_before(products.until)
     held.add(
         like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary"
     )
@@ -138,7 +146,6 @@ def hold_8_bits(held: Allocations) -> None:
     held.scale(
         saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum())))
     )
-    renumber(held)
 
 
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
@@ -160,13 +167,11 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
         np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
     )
     begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    turn = np.empty(len(rows))
+    turn = np.empty(len(rows), np.int64)
     turn[order] = np.arange(len(rows)) - begins
-    shift = (turn + 1) / (3 * (len(rows) + 1))  # less than to the next place
-    held.add(
-        rows, bytes=held["recorded_bytes"][rows] // 2, end=behind + 1.1 * shift, kind="temporary"
-    )
-    held["begin"][rows] = behind + shift
+    at = between(behind + STEP, turn + 1, len(rows) + 1)
+    held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=at + 1, kind="temporary")
+    held["begin"][rows] = at
 
 
 def _cast_values(
@@ -227,7 +232,7 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     backward = held["phase"][rows] == PHASES.index("backward")
     begin = held["begin"][rows]
     behind = next_call(held, rows)
-    first, done = np.full(len(found), np.inf), np.full(len(found), -np.inf)
+    first, done = np.full(len(found), AFTER), np.full(len(found), BEFORE)
     np.minimum.at(first, group[~backward], begin[~backward])
     np.maximum.at(done, group[backward], behind[backward])
     leader = np.full(len(found), UNKNOWN)
@@ -236,9 +241,7 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     leader[group[order]] = rows[order]
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
-    ends = np.where(
-        passes.of >= 0, place_before(held, take(passes.until, passes.of, 0)), held["end"]
-    )
+    ends = np.where(passes.of >= 0, place_before(take(passes.until, passes.of, 0)), held["end"])
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.

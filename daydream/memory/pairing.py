@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
 from daydream.memory.enclosing import Moments, moments, take
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
@@ -127,8 +127,8 @@ def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> A
         "rank": events["rank"][of],
         "device": events["device"][of],
         "bytes": np.abs(events["bytes"][of]),
-        "begin": np.where(begin >= 0, begin, BEFORE),
-        "end": np.where(end >= 0, end, AFTER),
+        "begin": np.where(begin >= 0, begin * EVENT, BEFORE),
+        "end": np.where(end >= 0, end * EVENT, AFTER),
         "kind": np.full(len(of), KINDS.index("unknown")),
         "parameter": np.full(len(of), UNKNOWN),
     }
@@ -179,7 +179,7 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
     The CPU's total is none: PyTorch counts there what it saw while it recorded, so that what came while it
     did and went later stays in it (`ProfiledCPUMemoryReporter`, c10/core/CPUAllocator.cpp).
     """
-    found: dict[str, list[float]] = {name: [] for name in columns}
+    found: dict[str, list[int]] = {name: [] for name in columns}
     pairs = sorted(set(zip(events["rank"].tolist(), events["device"].tolist(), strict=True)))
     for rank, device in pairs:
         if device == HOST:

@@ -10,7 +10,7 @@ import numpy as np
 from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
 from daydream.memory.enclosing import innermost, rows_that, take
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, recorded_reserved, reserved_for
@@ -149,7 +149,7 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
     ).having(holders=_holders(held, then, layers))
 
 
-def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | None]:
+def _moment(held: Allocations, place: int) -> tuple[int, str | None, str | None]:
     """Return step, phase and layer of the request at a place."""
     rows = np.flatnonzero(held["begin"] == place)
     if place == BEFORE or not len(rows):
@@ -190,12 +190,7 @@ def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -
         return None
     # What was freed and not seen to come had been there; rows that were added end between events.
     on = on_device(held, rank, device)
-    seen = (
-        on
-        & (held["begin"] == BEFORE)
-        & np.isfinite(held["end"])
-        & (held["end"] == np.floor(held["end"]))
-    )
+    seen = on & (held["begin"] == BEFORE) & (held["end"] < AFTER) & (held["end"] % EVENT == 0)
     start = int(held["bytes"][seen].sum())
     return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
 
@@ -282,6 +277,6 @@ def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) 
         return "fused-cross-entropy"
     if kind == "temporary":
         return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"
-    if kind == "gradient" and held["begin"][row] == BEFORE and held["end"][row] == AFTER:
+    if kind == "gradient" and held.lasting[row]:
         return "zero-grad-none"
     return SMALLER.get(kind) if trained or kind == "activation" else None
