@@ -254,17 +254,14 @@ def _as_their_like(held: Allocations, kinds: np.ndarray) -> np.ndarray:
         parts = [held[name][rows] for name in ("rank", "device", "bytes")]
         parts += [phase[rows], op, layer, step[rows]]
         keys = zip(*(part.tolist() for part in parts), strict=True)
-        seen: dict[tuple[int, ...], list[int]] = {}
-        nth = []
+        alike: dict[tuple[int, ...], list[int]] = {}
         for number, key in zip(rows.tolist(), keys, strict=True):
-            alike = seen.setdefault(key, [])
-            nth.append((number, key, len(alike)))
-            alike.append(number)
-        for number, key, place in nth:
-            if cut[number]:
-                alike = seen.get((*key[:-1], key[-1] + neighbour), [])
-                if place < len(alike) and whole[alike[place]]:
-                    found[number] = kinds[alike[place]]
+            alike.setdefault(key, []).append(number)
+        for key, mine in alike.items():
+            others = alike.get((*key[:-1], key[-1] + neighbour), [])
+            for number, other in zip(mine, others, strict=False):
+                if cut[number] and whole[other]:
+                    found[number] = kinds[other]
     return found
 
 

@@ -15,11 +15,10 @@ import numpy as np
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Argument, elements, parse_shapes
+from daydream.costs.workload.shapes import elements
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
-    GRANULE,
     STEP,
     Allocations,
     Parts,
@@ -27,9 +26,17 @@ from daydream.memory.allocations import (
     place_before,
     rounded,
 )
-from daydream.memory.enclosing import has_tensors, innermost, outermost, rows_that, take
+from daydream.memory.enclosing import (
+    arguments_of,
+    has_tensors,
+    innermost,
+    outermost,
+    rows_that,
+    take,
+)
 from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.trace import Trace
 
 
 def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.ndarray:
@@ -229,18 +236,14 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
         rows of the table, int64, shape (parts,); -1 where none is.
     """
     trace = held.trace
-    names, shapes, dtypes = trace.text("name"), trace.text("shapes"), trace.text("dtype")
     wanted = held.where(kind=("activation", "temporary", "input")) & (held["begin"] > BEFORE)
     by_size: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
     found = np.full(len(parts), UNKNOWN, np.int64)
     for place, (rank, turn, *_, row) in enumerate(parts.keys.tolist()):
-        code, dtype = int(trace["shapes"][row]), int(trace["dtype"][row])
-        first = first_factor(names[int(trace["name"][row])], shapes[code] if code >= 0 else "")
-        nbytes = elements(first) * ((itemsize(dtypes[dtype]) if dtype >= 0 else None) or 4)
+        nbytes = _read_bytes(trace, row)
         key = (rank, turn, nbytes)
         if key not in by_size:
-            on_gpu = -(-nbytes // GRANULE) * GRANULE
-            size = np.where(held["device"] >= 0, on_gpu, nbytes)
+            size = rounded(np.full(len(held), nbytes), held["device"])
             rows = np.flatnonzero(
                 wanted
                 & (held["recorded_bytes"] == size)
@@ -282,26 +285,25 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.nd
         own = readers[rank[readers] == rank[call]] if call >= 0 else readers[:0]
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
-            nbytes[place] = _read_bytes(held, int(own[at]))
+            nbytes[place] = _read_bytes(trace, int(own[at]))
     fits: np.ndarray = (
         rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
     )
     return fits
 
 
-def _read_bytes(held: Allocations, row: int) -> int:
-    trace = held.trace
-    name = trace.text("name")[int(trace["name"][row])]
-    nbytes = elements(first_factor(name, trace.text("shapes")[int(trace["shapes"][row])]))
+def _read_bytes(trace: Trace, row: int) -> int:
+    """Return the bytes of the first tensor that a call works on, of the one behind the bias of `addmm`."""
     dtype = int(trace["dtype"][row])
-    return nbytes * ((itemsize(trace.text("dtype")[dtype]) if dtype >= 0 else None) or 4)
+    width = itemsize(trace.text("dtype")[dtype]) if dtype >= 0 else None
+    return first_elements(trace, row) * (width or 4)
 
 
-def first_factor(name: str, shapes: str) -> Argument:
-    """Return the tensor that a call works on: its first argument, or of `addmm` the one behind the bias."""
-    arguments = parse_shapes(shapes) or []
-    place = operator(name).first
-    return arguments[place] if place < len(arguments) else ()
+def first_elements(trace: Trace, row: int) -> int:
+    """Return the elements of that tensor."""
+    arguments = arguments_of(trace, row)
+    place = operator(trace.text("name")[int(trace["name"][row])]).first
+    return elements(arguments[place]) if place < len(arguments) else 0
 
 
 @dataclass(frozen=True)

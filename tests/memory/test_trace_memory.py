@@ -15,9 +15,8 @@ from view_text import view_text
 import daydream
 from daydream.memory.allocations import BEFORE, EVENT
 from daydream.memory.lifetimes import allocations
-from daydream.memory.pairing import paired
+from daydream.memory.pairing import paired, recorded_memory
 from daydream.memory.prediction import MemoryChange, memory_after
-from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_of
 from daydream.memory.views import held_over_time
 from daydream.report.html.page import page
