@@ -16,10 +16,11 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
 from daydream.memory.before import add_held_before
-from daydream.memory.enclosing import Moments, innermost, moments, rows_that, take
+from daydream.memory.enclosing import Moments, moments, rows_that, take
 from daydream.memory.pairing import paired
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
@@ -131,7 +132,8 @@ class _Lifetimes:
 
 def under(held: Allocations, pattern: re.Pattern[str]) -> np.ndarray:
     """Return what was asked for within a row whose name matches: bool, shape (rows,)."""
-    return innermost(held.trace, held["begin_row"], rows_that(held.trace, pattern.search)) >= 0
+    hits = rows_that(held.trace, pattern.search)
+    return enclosing(held.trace["parent"], hits, held["begin_row"], inner=True) >= 0
 
 
 def _passes(held: Allocations, when: Moments) -> tuple[np.ndarray, np.ndarray]:

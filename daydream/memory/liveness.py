@@ -16,6 +16,7 @@ from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
+from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
@@ -29,8 +30,6 @@ from daydream.memory.allocations import (
 from daydream.memory.enclosing import (
     arguments_of,
     has_tensors,
-    innermost,
-    outermost,
     rows_that,
     take,
 )
@@ -110,7 +109,7 @@ def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np
     if forward:
         mine = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
         up[mine] = forward_rows(held.trace, up[mine])
-    return innermost(held.trace, up, rows)
+    return enclosing(held.trace["parent"], rows, up, inner=True)
 
 
 def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = None) -> np.ndarray:
@@ -132,7 +131,7 @@ def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = N
     backward = np.flatnonzero(in_phase(held, "backward")[every] & (up >= 0))
     call = forward_rows(trace, up[backward])
     up[backward] = np.where(call >= 0, call, up[backward])
-    return outermost(trace, up, hits)
+    return enclosing(trace["parent"], hits, up, inner=False)
 
 
 def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
@@ -424,6 +423,7 @@ def _freed_by(held: Allocations, pattern: str, calls: Parts) -> np.ndarray:
     up = np.full(len(held), UNKNOWN)
     rows = np.flatnonzero(in_phase(held, "backward", at="end") & (held["end_row"] >= 0))
     up[rows] = forward_rows(trace, held["end_row"][rows])
-    found = outermost(trace, up, rows_that(trace, re.compile(pattern).search))
+    hits = rows_that(trace, re.compile(pattern).search)
+    found = enclosing(trace["parent"], hits, up, inner=False)
     keys = np.stack([held["rank"], held["repeat"], found], axis=1)
     return calls.find(keys)

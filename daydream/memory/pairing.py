@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import distinct_rows, run_starts
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
 from daydream.memory.enclosing import Moments, moments, take
 from daydream.results import Record
@@ -55,11 +56,10 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     """Say how many allocations are at an address that is held: the free between is missing."""
     known = (begin >= 0) & (events["address"][begin] >= 0)
     first, last = begin[known], np.where(end[known] >= 0, end[known], len(events))
-    keys = [events[name][first] for name in ("address", "device", "rank")]
-    order = np.lexsort((first, *keys))
+    _, place = distinct_rows([events[name][first] for name in ("address", "device", "rank")])
+    order = np.lexsort((first, place))
     first, last = first[order], last[order]
-    place = first_of_each([key[order] for key in keys])
-    above = np.cumsum(place) * (len(events) + 1)  # keeps the places apart
+    above = place[order] * (len(events) + 1)  # keeps the places apart
     held_until = np.maximum.accumulate(above + last)
     odd = int((above[1:] + first[1:] < held_until[:-1]).sum())
     if not odd:
@@ -68,15 +68,6 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     found = counted(odd, "allocation", "allocations")
     missing = "frees are missing, and less may be held than the events add up to"
     return [f"{found} {were} that had not been freed: {missing}."]
-
-
-def first_of_each(keys: list[np.ndarray]) -> np.ndarray:
-    """Return which elements differ from the one before in some key: bool, shape (n,)."""
-    found = np.zeros(len(keys[0]), bool)
-    found[:1] = True
-    for key in keys:
-        found[1:] |= key[1:] != key[:-1]
-    return found
 
 
 def _totals(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
@@ -157,15 +148,13 @@ def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
     where = np.where(address >= 0, address, -2 - np.abs(nbytes))[
         event
     ]  # without an address: by size
-    keys = (where, events["device"][event], events["rank"][event])
-    order = np.lexsort((event, *keys))
-    event, step = event[order], change[event[order]]
-    first = first_of_each([key[order] for key in keys])
+    _, place = distinct_rows([events["rank"][event], events["device"][event], where])
+    order = np.lexsort((event, place))
+    event, place, step = event[order], place[order], change[event[order]]
     height = np.cumsum(step) + (step < 0)  # of a free: the height it comes from
-    own = np.cumsum(first)
-    by_height = np.lexsort((event, height, own))
+    by_height = np.lexsort((event, height, place))
     event, step = event[by_height], step[by_height]
-    first = first_of_each([own[by_height], height[by_height]])
+    first = run_starts(place[by_height]) | run_starts(height[by_height])
     opens = step > 0
     closed = opens & np.append((step < 0) & ~first, False)[1:]
     begins = np.where(opens, event, UNKNOWN)

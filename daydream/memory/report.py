@@ -9,9 +9,10 @@ import numpy as np
 
 from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
-from daydream.memory.enclosing import innermost, rows_that, take
+from daydream.memory.enclosing import rows_that, take
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
@@ -249,7 +250,7 @@ def operators(held: Allocations) -> list[str | None]:
     tells = trace.is_kind("operator") & ~rows_that(
         trace, lambda name: "allocates" in operator(name).traits
     )
-    row = innermost(trace, held["begin_row"], tells)
+    row = enclosing(trace["parent"], tells, held["begin_row"], inner=True)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = take(trace["name"], row).tolist()
     return [

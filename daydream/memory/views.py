@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET, UnsetType, field
 
+from daydream.graph.calls import enclosing
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, GRANULE, KINDS, Allocations, on_device
-from daydream.memory.enclosing import argument_bytes, innermost, rows_that
+from daydream.memory.enclosing import argument_bytes, rows_that
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import INSTANCE, NOWHERE, operators
 from daydream.results import Record
@@ -134,14 +135,13 @@ def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ranges = "autograd::", "torch::"  # such as autograd's nodes, around operators
     operators = rows_that(trace, lambda text: "::" in text and not text.startswith(ranges))
     operators &= trace.is_kind("operator")
-    rows = np.flatnonzero(
-        operators & (innermost(trace, np.asarray(trace["parent"], np.int64), operators) < 0)
-    )
+    parent = trace["parent"]
+    rows = np.flatnonzero(operators & (enclosing(parent, operators, parent, inner=True) < 0))
     asked = np.zeros(len(trace), np.int64)
     begun = np.flatnonzero((held["begin"] > BEFORE) & (held["begin_row"] >= 0))
     outer = np.zeros(len(trace), bool)
     outer[rows] = True
-    row = innermost(trace, held["begin_row"][begun], outer)
+    row = enclosing(parent, outer, held["begin_row"][begun], inner=True)
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
