@@ -13,7 +13,7 @@ from daydream.costs.counters.listing import counted_in
 from daydream.errors import GraphError
 from daydream.graph.calls import Coverage, has_device_work
 from daydream.graph.tables import KERNEL, step_rank
-from daydream.memory.recorded import recorded_memory
+from daydream.memory.pairing import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
 from daydream.simulate.critical_path import has_cpu
 from daydream.trace.recorded_time import recorded_time
