@@ -204,11 +204,11 @@ STAND_INS = {  # how files begin that stand in for the one that was meant, and w
 
 WHOLE_PROGRAM = "{} is the whole recording of one program; give it alone"
 FORMATS = {  # the first that recognizes a file
-    "inspector": Format(is_inspector, "executorch.inspector:read_inspector", whole=WHOLE_PROGRAM),
+    "inspector": Format(is_inspector, "executorch:read_inspector", whole=WHOLE_PROGRAM),
     "parquet": Format(
         lambda _path, head: head[:4] == PARQUET_MAGIC, "", whole="a parquet trace is whole; give it alone"
     ),
-    "etdump": Format(lambda _path, head: is_etdump(head), "executorch.etdump:read_executorch", whole=WHOLE_PROGRAM),
+    "etdump": Format(lambda _path, head: is_etdump(head), "executorch:read_executorch", whole=WHOLE_PROGRAM),
     "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys.reader:read_database"),
     "rocprof-csv": Format(
         lambda _path, head: is_rocprof_table(head), "rocprof:read_tables", runs="rocprof:runs_of_tables"

@@ -25,6 +25,7 @@ from math import prod
 import msgspec
 from msgspec import Struct
 
+from daydream.collect.importers.row_builder import parts_of
 from daydream.collect.importers.xplane.space import (
     INT,
     INTS,
@@ -34,7 +35,6 @@ from daydream.collect.importers.xplane.space import (
     Plane,
     Schema,
     decode,
-    parts_of,
 )
 from daydream.lazy import regex
 from daydream.trace.valid import LARGEST_AMOUNT

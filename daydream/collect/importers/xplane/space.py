@@ -117,19 +117,6 @@ def decode(data: bytes, where: Place, schema: Schema, deepest: int = 9) -> dict[
     return found
 
 
-def parts_of(text: str, mark: str) -> list[str]:
-    """Return the parts of a text between marks; those in parentheses part nothing."""
-    parts = [""]
-    depth = 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == mark and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
 def damaged(path: object) -> TraceError:
     """Return the error of a file whose fields do not fit together."""
     return TraceError(
