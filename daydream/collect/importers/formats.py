@@ -279,22 +279,17 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        folder = profile_of(path)
-        children = [child for child in folder.iterdir() if child.name.endswith(SUFFIXES)]
-        raw = [
-            child for child in children if child.suffix != ".parquet"
-        ]  # not what was imported from them
-        spaces = [child for child in raw if child.name.endswith(SPACES)]
-        others = [child for child in raw if not child.name.endswith(TABLES)]
-        tables = [
-            child for child in raw if child not in others and is_rocprof_table(head_of(child))
-        ]
-        found = (
-            spaces
-            or others
-            or tables
-            or [child for child in children if child.suffix == ".parquet"]
-        )
+        sorts: tuple[list[Path], ...] = ([], [], [], [])
+        for child in profile_of(path).iterdir():
+            if child.name.endswith(SPACES):
+                sorts[0].append(child)
+            elif child.suffix == ".parquet":  # what was imported from the others
+                sorts[3].append(child)
+            elif child.name.endswith(TABLES):
+                sorts[2].extend([child] if is_rocprof_table(head_of(child)) else [])
+            elif child.name.endswith(SUFFIXES):
+                sorts[1].append(child)
+        found = next(filter(None, sorts), None)
         if not found:
             raise TraceError(
                 f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
