@@ -23,7 +23,7 @@ VIEWS = {
     "MemoryReport": ("memory", "report"),
     "MemoryView": ("memory", "uses"),
     "Largest": ("memory", "largest"),
-    "Overview": ("overview", "overview"),
+    "Info": ("info", "info"),
     "Trace": ("nouns", "trace"),
     "Graph": ("nouns", "graph"),
     "Selection": ("nouns", "selection"),
