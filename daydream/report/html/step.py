@@ -227,16 +227,18 @@ def step_sections(
         times = f"{time_text(before.step_ns)} before, {time_text(after.step_ns)} after the change"
         sides = [before, after]
         which = f"{before.name}{other}, {times}."
+    held = [] if memory is None else _memory(replay, memory, found)
     blocks: list[Block] = [
         Title("Timeline", "timeline"),
         Drawing("timelines", timelines(replay, found)),
+        *([] if found is not None else held),
         Title("Where the time goes", "breakdown", ON_PATH),
         *_parts(replay, found),
         *([] if ranking is None else _ranked(ranking)),
         *_kernels(sides, which),
         *_layers(sides, which),
         *_ranks(replay),
-        *([] if memory is None else _memory(replay, memory, found)),
+        *([] if found is None else held),
         *roofline(replay.graph),
     ]
     on_path = [_chosen(each, "name", "on_path") for each in sides]
