@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from daydream import Graph, GraphError, Selection
 from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
-from daydream.memory import Allocations, unchanged
+from daydream.memory import AFTER, BEFORE, Allocations, unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
@@ -231,12 +229,12 @@ def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
     """Let inputs be on the device from when those of the step before are."""
     inputs = held.where(kind="input", on="gpu")
     rows = (inputs & (held["recorded_bytes"] >= least_kb * 1024)).nonzero()[0].tolist()
-    first: dict[tuple[int, int], float] = {}
+    first: dict[tuple[int, int], int] = {}
     for row in rows:
         step = held["rank"][row], held["step"][row]
-        first[step] = min(held["begin"][row], first.get(step, inf))
+        first[step] = min(held["begin"][row], first.get(step, AFTER))
     for row in rows:
-        held["begin"][row] = first.get((held["rank"][row], held["step"][row] - 1), -inf)
+        held["begin"][row] = first.get((held["rank"][row], held["step"][row] - 1), BEFORE)
 
 
 COMMANDS = {

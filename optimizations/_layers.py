@@ -27,7 +27,6 @@ from daydream.memory import (
     input_of_parts,
     parts_of,
     place_before,
-    renumber,
     repeat,
     scale_owned,
     used_until,
@@ -111,7 +110,7 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
     mate = backward.find(forward.keys)
     for each in sorted(set(copies.values()) - {0}):
         mine, behind = (((parts.of >= 0) & (times == each)).nonzero()[0] for parts in (forward, backward))
-        there, back = Moved(held, forward, forward.until, each), Moved(held, backward, backward.first, each)
+        there, back = Moved(forward, forward.until, each), Moved(backward, backward.first, each)
         node, end = mate[forward.of[mine]], held["end"][mine]
         inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
         _hand_to_copies(held, back, sorted(set(backward.of[behind].tolist())))
@@ -129,7 +128,6 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
     for number, copied in copies.items():
         share += copied * trained.part(of_block.get(number, set()))[1]
     scale_owned(held, block >= 0, _copies_of(block, copies), share)
-    renumber(held)
 
 
 def _hand_to_copies(held: Allocations, back: Moved, parts: list[int]) -> None:
@@ -322,7 +320,6 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     joint = update & held.where(kind="temporary") & [path is None for path in paths]
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
-    renumber(held)
 
 
 def _read_until(held: Allocations, pattern: str, which: Any) -> list[tuple[int, float]]:
@@ -334,7 +331,7 @@ def _read_until(held: Allocations, pattern: str, which: Any) -> list[tuple[int, 
     )
     node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
     known = (node >= 0) & (inputs >= 0)
-    until = place_before(held, backward.until[node[known]])
+    until = place_before(backward.until[node[known]])
     return list(zip(inputs[known].tolist(), until.tolist(), strict=True))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
-from math import inf
 from typing import Any, Literal
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import Operator, floor_ns, link_bandwidth, nodes_that, operators_that
 from daydream.memory import (
+    BEFORE,
     Allocations,
     calls_that_made,
     in_phase,
@@ -18,7 +18,6 @@ from daydream.memory import (
     let_states_shrink,
     parts_of,
     put_away,
-    renumber,
     until_next_call,
 )
 from daydream.model import MIB, UPDATE_RULES, input_bytes, makers_and_users, update_of
@@ -242,9 +241,8 @@ def _hold_encoded(held: Allocations, *, ratio: float) -> None:
     made = (call >= 0) & in_phase(held, "forward") & held.where(kind="activation")
     forward = parts_of(held, made, held["step"], call)
     rows = (forward.of >= 0).nonzero()[0]
-    back = backward.begins(forward.keys, -inf)[forward.of[rows]]
+    back = backward.begins(forward.keys, BEFORE)[forward.of[rows]]
     put_away(held, rows, until_next_call(held, rows), back, left=1 / ratio)
-    renumber(held)
 
 
 def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: Any) -> None:
@@ -270,7 +268,6 @@ def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: An
     if away:
         rows, gone, back = zip(*away, strict=True)
         put_away(held, rows, gone, back)
-    renumber(held)
 
 
 def _hold_no_states(held: Allocations, *, bucket_mb: float, **options: Any) -> None:

@@ -6,13 +6,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from math import inf
 from statistics import median
 from typing import Any, Literal
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import Allocations, parts_of, place_before, renumber, unchanged
+from daydream.memory import AFTER, Allocations, parts_of, place_before, unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -204,7 +203,7 @@ def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
     known = AT_ONCE.get(kind or "")
     count = held.among(0, 1, 2) if known is None else known + (decays and kind != "adagrad")
     held.remove(temporary)
-    gradient, ends = held.where(kind="gradient"), place_before(held, steps.until)
+    gradient, ends = held.where(kind="gradient"), place_before(steps.until)
     begin, end, rank = held["begin"], held["end"], held["rank"]
     for key, first, until in zip(steps.keys.tolist(), steps.first, ends, strict=True):
         there = (gradient & (rank == key[0]) & (begin < first) & (end > first)).nonzero()[0]
@@ -258,18 +257,17 @@ def zero_grad_none(graph: Graph) -> None:
 
 def _memory_zero_grad_none(held: Allocations) -> None:
     """Let a backward pass make the gradients, and zero_grad free them."""
-    lasting = held.where(kind="gradient") & (held["begin"] == -inf) & (held["end"] == inf)
+    lasting = held.where(kind="gradient") & held.lasting
     made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))
-    begins: dict[int, list[float]] = {}
+    begins: dict[int, list[int]] = {}
     for rank, begin in sorted(zip(held["rank"][zeroed], held["begin"][zeroed], strict=True)):
         begins.setdefault(rank, []).append(begin)
     for row in made.nonzero()[0].tolist():
-        behind = [*begins.get(held["rank"][row], []), inf]
+        behind = [*begins.get(held["rank"][row], []), AFTER]
         held["end"][row] = behind[bisect_left(behind, held["begin"][row])]
     held.become(made, "gradient")
     held.remove(lasting)
-    renumber(held)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, in_phase, kept_calls, renumber, unchanged
+from daydream.memory import Allocations, in_phase, kept_calls, unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
 
@@ -452,7 +452,6 @@ def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **opti
     for kept in (0, 1) if operands == "both" else (1,):
         products.add(held, [pair[kept] * each for pair, each in zip(shapes, width, strict=True)])
         products.add(held, [pair[kept] * MASK_BYTES for pair in shapes])
-    renumber(held)
 
 
 def _two_operands(shapes: str | None) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from daydream import FileError, Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import in_place, replace_cost
-from daydream.memory import Allocations, KeptCalls, kept_calls, renumber
+from daydream.memory import Allocations, KeptCalls, kept_calls
 from daydream.model import backward_chains, remove_with_operators
 from daydream.transforms import read_text, stages
 
@@ -108,7 +108,6 @@ def _memory_replace(
         calls.keep(held, calls.output)
     else:
         _take_out(held, calls)
-    renumber(held)
 
 
 def _take_out(held: Allocations, calls: KeptCalls) -> None:

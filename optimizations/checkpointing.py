@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from math import inf
 from typing import Any
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import take_measured, work
 from daydream.memory import (
+    AFTER,
+    BEFORE,
     Allocations,
     Moved,
     Parts,
@@ -24,7 +25,6 @@ from daydream.memory import (
     place_before,
     put_away,
     read_behind,
-    renumber,
     repeat,
     until_next_call,
     used_until,
@@ -185,7 +185,7 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     runs_again = again >= 0
     if not runs_again.any():
         raise NotApplicableError(f"no layer of {layers or '*'!r} holds anything for its backward pass")
-    places = backward.begins(forward.keys, inf)  # before them parts run once more
+    places = backward.begins(forward.keys, AFTER)  # before them parts run once more
     mine = ((forward.of >= 0) & runs_again[forward.of]).nonzero()[0]
     part, end = forward.of[mine], held["end"][mine]
     comes, done = places[part], backward.until[again[part]]
@@ -197,9 +197,9 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     goes = saved & ~output
     following = forward.next(runs_again)[part]
     # As recorded, before any place goes: the next block runs once more behind what the one before frees.
-    moved, gone = Moved(held, forward, places), place_before(held, backward.until)
+    moved, gone = Moved(forward, places), place_before(backward.until)
     leads, next_part = following >= 0, again[following]
-    input_until, kept = place_before(held, comes), end.copy()
+    input_until, kept = place_before(comes), end.copy()
     input_until[leads] = gone[next_part][leads]
     kept[leads] = end.clip(backward.first[next_part])[leads]
     let_go = _of_cut_steps(held, forward, again)
@@ -220,7 +220,6 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     inputs = [(row, one) for one, row in enumerate(_inputs(held, forward)) if row >= 0 and runs_again[one]]
     held.hold_until([row for row, _ in inputs], gone[again[[one for _, one in inputs]]])
     _keep_random_state(held, again, gone, moved)
-    renumber(held)
 
 
 def _of_cut_steps(held: Allocations, forward: Parts, again: Any) -> Any:
@@ -234,7 +233,7 @@ def _of_cut_steps(held: Allocations, forward: Parts, again: Any) -> Any:
     )
     cut = [step not in steps and block in blocks for step, block in keys]
     mine = ((forward.of >= 0) & [part >= 0 and cut[part] for part in forward.of.tolist()]).nonzero()[0]
-    behind = held["end"][mine] == inf
+    behind = held["end"][mine] == AFTER
     output = _outputs(held, mine, forward.of[mine], calls_that_made(held, "", mine), behind)
     return mine[behind & ~output]
 
@@ -242,7 +241,7 @@ def _of_cut_steps(held: Allocations, forward: Parts, again: Any) -> Any:
 def _keep_random_state(held: Allocations, again: Any, gone: Any, moved: Moved) -> None:
     """Keep the state of the CPU's random numbers with each part, and the current one while that runs again.
 
-    `until` is of shape (parts,), NaN for parts that run once only. torch.utils.checkpoint does so
+    `until` is of shape (parts,), `BEFORE` for parts that run once only. torch.utils.checkpoint does so
     (`preserve_rng_state`); for parts on a GPU these states are in host memory, too.
     """
     parts = moved.parts
@@ -265,7 +264,7 @@ def _forward_ends(held: Allocations, rows: Any, forward: Parts) -> Any:
     recording tells.
     """
     used = used_until(held, rows, forward)
-    until = place_before(held, forward.until[forward.of[rows]])
+    until = place_before(forward.until[forward.of[rows]])
     sums, expected = held.where(op=SUM)[rows], used.copy()
     expected[sums] = until[sums]
     return held.among(used, expected, until)
@@ -313,16 +312,14 @@ def _free_outputs(held: Allocations, *, op: str, layer: str | None) -> None:
     rows = (made & in_phase(held, "backward", at="end")).nonzero()[0]
     if not len(rows):
         raise NotApplicableError(f"no operator {op!r} leaves anything for the backward pass")
-    begins = [-inf, *sorted(node.first.tolist())]
-    ends = held["end"][rows].tolist()
-    back = place_before(
-        held, [begins[bisect_left(begins, end) - 1] for end in ends]
-    )  # of the node it ends in
+    begins = [BEFORE, *sorted(node.first.tolist())]
+    ends = held["end"][rows]
+    node_begins = [begins[bisect_left(begins, end) - 1] for end in ends.tolist()]  # of the node it ends in
+    back = place_before(0 * ends + node_begins)
     calls = parts_of(held, made, held["step"], call)
     inputs = input_of_parts(held, calls)[calls.of[rows]]
     held.hold_until(inputs[inputs >= 0], back[inputs >= 0])
     put_away(held, rows, until_next_call(held, rows), back)
-    renumber(held)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 from daydream.optimizations._gradient_collectives import REDUCTIONS
 
 from daydream import Graph, GraphError, Selection
-from daydream.memory import Allocations, Moved, Parts, next_call, parts_of, renumber, repeat
+from daydream.memory import STEP, Allocations, Moved, Parts, next_call, parts_of, repeat
 from daydream.transforms import need_room, stages
 
 STAGE = stages.WORK
@@ -70,7 +70,7 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     """Let the passes of a step run `batches` times, into the gradients of the first."""
     passes = parts_of(held, held.where(phase=PASSES), held["step"])
     turns = batches - 1  # right before the recorded one
-    moved = Moved(held, passes, passes.first, turns)
+    moved = Moved(passes, passes.first, turns)
     mine = (passes.of >= 0).nonzero()[0]
     part, begin, end = passes.of[mine], held["begin"][mine], held["end"][mine]
     gradient = held.where(kind="gradient", phase="backward")[mine]
@@ -91,7 +91,6 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     held.add(mine[gradient], end=added[gradient], kind="temporary")
     held["begin"][mine[gradient]] = first[gradient]
     _end_with_first(held, passes, moved)
-    renumber(held)
 
 
 def _goes_on(held: Allocations, passes: Parts) -> Any:
@@ -99,12 +98,13 @@ def _goes_on(held: Allocations, passes: Parts) -> Any:
     part, end = passes.of, held["end"]
     own = (part >= 0) & (part + 1 < len(passes))
     following = (part + 1) * own
-    length = passes.until - passes.first
+    events = (passes.until - passes.first) // STEP
     behind = end - passes.first[following]
     in_next = own & (behind >= 0) & (end < passes.until[following])
+    at = passes.first[part] + behind // STEP * events[part] // events[following] * STEP
     found = end.copy()
     found[part >= 0] = held["begin"][part >= 0]
-    found[in_next] = (passes.first[part] + behind * length[part] / length[following])[in_next]
+    found[in_next] = at[in_next]
     return found
 
 

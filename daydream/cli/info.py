@@ -31,10 +31,7 @@ def info(request: TraceRequest, out: Output) -> None:
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
-    from msgspec import convert
-
-    from daydream.report.info import Info
-    from daydream.report.overview import overview
+    from daydream.report.info import overview
     from daydream.report.view import view
 
     with working() as progress:
@@ -44,7 +41,7 @@ def info(request: TraceRequest, out: Output) -> None:
     note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
     out.emit(
-        convert(found.to_json(), Info),
+        found,
         lambda: view(found, verbose=out.verbose),
         then=then,
         trace=request.trace,
