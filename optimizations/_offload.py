@@ -282,7 +282,6 @@ COMMANDS = {
     "vdnn": {"CODE": "torch.autograd.graph.save_on_cpu(pin_memory=True)", "memory": _hold_no_inputs},
     "offload-optimizer": {
         "CODE": '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}  # of DeepSpeed',
-        "EXCLUDES": {"fused-adam", "fused-optimizer", "foreach-optimizer"},
         "memory": _hold_no_states,
     },
 }

@@ -347,14 +347,14 @@ COMMANDS = {
         "apply": _apply_fused_optimizer,
     },
     "fused-adam": {
-        "EXCLUDES": {"foreach-optimizer", "fused-optimizer", "offload-optimizer"},
+        "EXCLUDES": {"foreach-optimizer", "offload-optimizer"},
         "CODE": "torch.optim.AdamW(parameters, fused=True)",
         "memory": _memory_fused_optimizer,
         "apply": _apply_fused_optimizer,
         "OPTIMIZERS": {"Adam", "AdamW"},
     },
     "foreach-optimizer": {
-        "EXCLUDES": {"fused-adam", "fused-optimizer", "offload-optimizer"},
+        "EXCLUDES": {"offload-optimizer"},
         # On a CPU the same operators run one by one: measured five times, it gained nothing.
         "NEEDS_GPU": True,
         "CODE": "torch.optim.AdamW(parameters, foreach=True)  # or your optimizer",

@@ -496,7 +496,7 @@ COMMANDS = {
         "tool": _rounds,
     },
     "fp8": {
-        "EXCLUDES": {"amp", "tf32"},
+        "EXCLUDES": {"amp"},
         "CODE": "torchao.float8.convert_to_float8_training(model)",
         "memory": _hold_casts,
     },

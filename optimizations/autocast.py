@@ -38,7 +38,6 @@ from daydream.transforms import stages
 STAGE = stages.PRECISION
 COMMANDS = {
     "amp": {"EXCLUDES": {"autocast"}},  # the same change
-    "autocast": {"EXCLUDES": {"amp", "tf32"}},
 }
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
 

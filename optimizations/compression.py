@@ -241,11 +241,10 @@ def _keep_unsent(held: Allocations, **options: Any) -> None:
 
 COMMANDS = {
     "compression": {
-        "EXCLUDES": {"dgc", "blueconnect"},
+        "EXCLUDES": {"dgc"},
         "CODE": "model.register_comm_hook(group, default_hooks.fp16_compress_hook)",
     },
     "dgc": {
-        "EXCLUDES": {"compression", "blueconnect"},
         "CODE": "model.register_comm_hook(state, top_k_hook)  # a hook of your own",
         "memory": _keep_unsent,
     },

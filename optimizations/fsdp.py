@@ -28,7 +28,7 @@ from daydream.model import (
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = {"ddp", "p3", "tictac"}
+EXCLUDES = {"ddp", "p3"}
 CODE = "torch.distributed.fsdp.fully_shard(model)"
 
 LANE = "shards"  # one lane: collectives of one group run one behind the other

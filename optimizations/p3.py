@@ -14,7 +14,6 @@ from daydream.model import MIB, Gradients, first_parameter_uses, gradients_of, u
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = {"ddp"}
 COMMANDS = {"tictac": {"EXCLUDES": {"ddp", "fsdp", "p3"}}}
 OF_JOBS = True
 

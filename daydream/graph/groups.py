@@ -98,8 +98,7 @@ class Groups(NotebookTables):
         Numbers of your own, one for each task that was grouped, are summed alike.
         """
         if not isinstance(column, str):
-            known = self.number >= 0
-            return np.bincount(self.number[known], np.asarray(column)[known], len(self))
+            return np.bincount(self.number + 1, column, len(self) + 1)[1:]
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")

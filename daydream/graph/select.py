@@ -195,20 +195,15 @@ def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
     ]
 
 
-def _itemsizes(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return the bytes of an element of each task's type, 4 where that is not known."""
-    return of_tasks(
-        graph.tasks(ids), "dtype", lambda dtype: lazy.ask("itemsize", dtype) or 4, np.int64
-    )
-
-
 DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
     "layer_index": layer_order,
     "grad_bytes": lambda graph, ids: lazy.ask("gradient_bytes", graph, ids),
     "instance": instances,
     "call": lambda graph, ids: instances(graph, ids, inner=True),
     "input_elements": _input_elements,
-    "itemsize": _itemsizes,
+    "itemsize": lambda graph, ids: of_tasks(
+        graph.tasks(ids), "dtype", lambda dtype: lazy.ask("itemsize", dtype) or 4, np.int64
+    ),
     "measured_duration_ns": lambda graph, ids: _of_trace(graph, "duration_ns", ids),
     "rank": lambda graph, ids: graph.ranks[graph.lane[ids]],
 }
