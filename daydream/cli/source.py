@@ -154,13 +154,18 @@ class TraceRequest:
             self._attach(trace)
         return trace
 
-    def replay(self, progress: Progress) -> Replay:
-        """Return the replay of the steps that stand for the trace."""
+    def replay(
+        self, progress: Progress, *, typical: bool = True, table: str | None = None
+    ) -> Replay:
+        """Return the replay of the trace, of a long one where `typical` of the steps that stand for it.
+
+        `table` is a file of measured times.
+        """
         import daydream
 
-        trace = self.load(progress, typical=True)
+        trace = self.load(progress, typical=typical)
         progress(f"replaying {self.trace}")
-        return daydream.replay(trace)
+        return daydream.replay(trace, table=table)
 
     def ask_rows(self, doing: str, ask: Callable[[Trace], T]) -> T:
         """Return what a question about the trace's rows gives, which needs no replay."""
