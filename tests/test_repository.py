@@ -66,6 +66,25 @@ def test_one_command_does_all_of_it(heading):
     assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
 
 
+def test_nothing_tells_anybody_to_install_a_package_of_our_name_from_an_index():
+    by_name = (
+        r"(pip3? install|uvx|pipx (run|install)|uv (pip install|add)) (-\S+ )*['\"]?daydream(-sim)?\b(?!/)"
+    )
+    install = re.compile(by_name)
+    allowed = re.compile(r"daydream-sim(\[[a-z,]+\])? @ git")
+    texts = [path for path in files() if path.suffix in {".md", ".py", ".yml", ".yaml", ".toml", ".ipynb"}]
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in texts
+        if path != Path(__file__)
+        for line in content(path).splitlines()
+        if install.search(line + " ") and not allowed.search(line)
+    ]
+
+    assert found == []
+    assert install.search("pip install 'daydream[mcp]'")
+
+
 def test_the_quick_start_asks_what_the_readme_shows_first():
     (command,) = blocks("sh", section("Quick start"))
 

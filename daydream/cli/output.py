@@ -180,7 +180,7 @@ class Output:
                 write_html(path, result, ranking=ranking, memory=memory, force=self.force)
                 lines.append(f"wrote {path}   open it in a browser")
             elif path.endswith(".et"):
-                from daydream.report.chakra.file import write_chakra
+                from daydream.report.chakra import write_chakra
 
                 written = write_chakra(path, result.timeline, force=self.force)
                 lines.append(f"wrote {', '.join(map(str, written.files))}")

@@ -27,7 +27,7 @@ LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
 SLOW = (
     "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
-    "with a C compiler, `pip install` daydream again (in a checkout: pip install -e .)"
+    "with a C compiler, run pip install -e . in daydream's checkout again"
 )
 T = TypeVar("T")
 

@@ -30,8 +30,8 @@ def sql(
     daydream sql --schema
 
     TRACE is a parquet trace or anything `daydream import` accepts. Tables are read-only, and no
-    other file is accessible. Times are in ns; unknown values are null. Needs the package duckdb:
-    pip install 'daydream[sql]'.
+    other file is accessible. Times are in ns; unknown values are null. Needs the package duckdb, of the
+    extra `sql`.
 
     Args:
         schema: Show the tables and their columns.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, MissingPackageError
 from daydream.trace.memory_events import COLUMNS, MAY_BE_UNKNOWN
 from daydream.trace.schema import FIELDS
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 MOST_ROWS = 10_000  # of an answer, if not asked otherwise
-MISSING = "the package `duckdb` is not installed.\nInstall it with: pip install 'daydream[sql]'"
 # Nothing but the trace: no file, no network, no extension, no variable of the program.
 ALONE: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
@@ -203,7 +202,7 @@ def database(trace: Trace) -> DuckDBPyConnection:
     try:
         import duckdb
     except ImportError:
-        raise DaydreamError(MISSING) from None
+        raise MissingPackageError("duckdb", "sql") from None
     connection = duckdb.connect(":memory:", config=ALONE)
     for name, table in arrow_tables(trace).items():
         connection.register(name, table)

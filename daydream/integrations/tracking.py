@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, MissingPackageError
 from daydream.predict.compare import Difference
 from daydream.predict.prediction import Prediction
 from daydream.transforms.real_change import code_of
 
 Result: TypeAlias = Difference | Prediction
 LONGEST_TAG = 4_000  # characters of a tag; MLflow takes 5,000
-MISSING = "the package `{0}` is not installed.\nInstall it with: pip install 'daydream[{1}]'"
 
 
 def figures(found: Result) -> dict[str, float]:
@@ -65,7 +64,7 @@ def log_to_mlflow(found: Result, *, prefix: str = "daydream.", step: int | None 
     try:
         import mlflow
     except ImportError:
-        raise DaydreamError(MISSING.format("mlflow", "mlflow")) from None
+        raise MissingPackageError("mlflow", "mlflow") from None
     mlflow.log_metrics({prefix + name: value for name, value in figures(found).items()}, step=step)
     mlflow.set_tags({prefix + name: text[:LONGEST_TAG] for name, text in _texts(found).items()})
     mlflow.log_dict({"schema": 1, **found.to_json()}, "daydream/comparison.json")
@@ -87,7 +86,7 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
     try:
         import wandb
     except ImportError:
-        raise DaydreamError(MISSING.format("wandb", "wandb")) from None
+        raise MissingPackageError("wandb", "wandb") from None
     run = wandb.run if run is None else run
     if run is None:
         raise DaydreamError(

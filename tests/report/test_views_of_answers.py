@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from functools import cache, partial
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from graph.small_traces import call, launched, op, trace
 from html_document import Document
+from markupsafe import escape
 from shared import shared_replay
 from view_text import view_text
 

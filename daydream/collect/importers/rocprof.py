@@ -35,11 +35,12 @@ from daydream.collect.importers.formats import (
     columns_of,
     table_of,
 )
-from daydream.collect.importers.kineto.values import device_of, small_ids
 from daydream.collect.importers.row_builder import (
     NO_TIME,
     RowBuilder,
+    device_of,
     pop_column,
+    small_ids,
     whole,
 )
 from daydream.errors import TraceError

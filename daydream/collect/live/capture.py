@@ -39,7 +39,7 @@ from daydream.collect.derive.layers import AUTOGRAD_THREADS
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.importers.kineto.reader import read_kineto
-from daydream.collect.importers.kineto.values import outer_first
+from daydream.collect.importers.row_builder import outer_first
 from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks, Look, add_cpu_times
 from daydream.collect.live.loss import label_outside, set_loss_phase
 from daydream.collect.live.run_metadata import describe_run

@@ -19,6 +19,7 @@
     const size = Math.abs(value);
     return `${value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3)} ${unit}`;
   };
+  spans.time = time;
 
   // What is at a place of a chart: the span there, or the next one within a few pixels.
   function at(u, t) {

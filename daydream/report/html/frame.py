@@ -10,23 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from daydream.errors import GraphError
-from daydream.report.html.page import PROGRAMS, head, scripts
-from daydream.report.html.render import data, element
+from daydream.report.blocks import Drawing
+from daydream.report.html.render import page_of
 from daydream.report.html.timelines import timelines
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
 
 MOST_SPANS = 2_000  # of one timeline: more than a cell is wide in pixels
-STYLE = (
-    "body{padding:0 8px}.toolbar{margin-top:4px}#timelines{min-height:0}.chart{max-height:330px}"
-)
 LANE, HEAD, AROUND, HIGHEST = (
     38,
     90,
     130,
     390,
-)  # pixels: of a lane, above a chart, around both; a chart
+)  # pixels: a lane, above a chart, around both; a chart
 
 
 @dataclass(frozen=True)
@@ -56,20 +53,11 @@ def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFr
             f"{comparison.optimization} cannot be predicted from this trace, because {comparison.reason}: "
             "there is no timeline after it"
         )
-    said = timelines(comparison.replay, comparison, most)
-    page = "".join(
-        [
-            head("daydream", STYLE),
-            element("div", id="timelines"),
-            data("timeline-data", said),
-            *scripts(PROGRAMS[:-1]),
-            "</body></html>",
-        ]
-    )
+    drawn = timelines(comparison.replay, comparison, most)
     height = AROUND + sum(
-        min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in said["timelines"]
+        min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in drawn["timelines"]
     )
-    # Not `element`: what is printed of a text there has no line breaks, which end comments of a program.
+    page = page_of("timelines", [Drawing("timelines", drawn)], frame=True)
     text = page.replace("&", "&amp;").replace('"', "&quot;")
     frame = (
         f'<iframe sandbox="allow-scripts" title="timelines before and after" srcdoc="{text}" '

@@ -7,7 +7,6 @@ uPlot (MIT license, `assets/uPlot.LICENSE`), copied with its license into every 
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from daydream.files.atomic import write_whole
@@ -17,8 +16,8 @@ from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
 from daydream.report.format import answer_text, listed, speedup_of
-from daydream.report.html.render import Html, element, page_html
-from daydream.report.html.step import bound_colors, step_sections
+from daydream.report.html.render import page_of
+from daydream.report.html.step import step_sections
 from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
 from daydream.report.views.ranking import best_of, named
@@ -38,11 +37,12 @@ if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.predict.rank import Ranking
 
-# The page may run what stands in it and load nothing at all.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "report.js")
-MEMORY_PROGRAM = "memory.js"
-TITLES = {"Difference": "comparison", "MemoryReport": "memory", "MemoryView": "memory"}
+TITLES = {
+    "Difference": "comparison",
+    "MemoryReport": "memory",
+    "MemoryView": "memory",
+    "Replay": "report",
+}
 
 
 def write(
@@ -83,53 +83,14 @@ def page(
     title = TITLES.get(name, name.lower())
     if isinstance(result, Prediction):
         title = f"what if: {result.optimization}"
-    if memory is not None and isinstance(result, Replay):
+    elif memory is not None:
         title = "memory"
-    blocks: list[Block] = [*_answer(result, ranking), *([Drawing(drawing)] if drawing else [])]
-    if replay is not None:
-        blocks += step_sections(replay, found, ranking, memory)
-    programs: tuple[str, ...] = PROGRAMS if replay is not None else PROGRAMS[-1:]
-    programs += (MEMORY_PROGRAM,) if replay is not None and memory is not None else ()
-    header = element(
-        "header",
-        element("p", "daydream", class_="brand"),
-        element("h1", title),
-        _about(replay) if replay is not None else "",
-    )
-    return "\n".join(
-        [
-            head(f"daydream {title}"),
-            element("main", header, page_html(blocks), _footer(charts=replay is not None)),
-            *scripts(programs),
-            "</body></html>\n",
-        ]
-    )
-
-
-def head(title: str, style: str = "") -> str:
-    """Return a page up to its body, with its policy and style."""
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            element("title", title),
-            f"<style>{asset('uPlot.min.css')}{bound_colors()}{asset('report.css')}{style}</style></head><body>",
-        ]
-    )
-
-
-def scripts(names: tuple[str, ...]) -> list[str]:
-    """Return programs of a page, with the license of uPlot where it is one of them."""
-    license_ = [f"<!--\nuPlot\n{asset('uPlot.LICENSE')}-->"] if names[0].startswith("uPlot") else []
-    return [*license_, *(f"<script>{asset(name)}</script>" for name in names)]
-
-
-def asset(name: str) -> str:
-    """Return the text of a file that ships beside the report."""
-    return (files("daydream.report") / "assets" / name).read_text("utf-8")
+    blocks: list[Block] = [*_answer(result, ranking)]
+    if drawing:
+        blocks.append(Drawing("", drawing))
+    if replay is None:
+        return page_of(title, blocks)
+    return page_of(title, [*blocks, *step_sections(replay, found, ranking, memory)], _about(replay))
 
 
 def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
@@ -169,19 +130,11 @@ def _answer(result: object, ranking: Ranking | None) -> list[Block]:
     return list(view(result, verbose=True))
 
 
-def _about(replay: Replay) -> Html:
+def _about(replay: Replay) -> str:
     trace = replay.graph.trace
     metadata = trace.metadata if trace is not None else {}
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
-    tasks = int(replay.graph.alive.sum())
-    lanes = len(replay.graph.lanes)
+    tasks = counted(int(replay.graph.alive.sum()), "task")
     said = [str(metadata.get("source") or ""), listed([name for name in names if name])]
-    said.append(f"{counted(tasks, 'task')} on {counted(lanes, 'lane')}")
-    return element("p", " · ".join(part for part in said if part), class_="about")
-
-
-def _footer(*, charts: bool) -> Html:
-    from daydream import __version__
-
-    said = " · charts by uPlot, MIT license, which is in this file" if charts else ""
-    return element("footer", f"daydream {__version__}{said}")
+    said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
+    return " · ".join(part for part in said if part)

@@ -31,10 +31,9 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.format import percent, printable, time_text
-from daydream.report.html import roofline
+from daydream.report.format import printable, time_text
 from daydream.report.html.path import StepPath, Total
-from daydream.report.html.render import Html, data, element, joined
+from daydream.report.html.roofline import roofline
 from daydream.report.html.timelines import timelines
 from daydream.report.timeline import measured_window
 from daydream.report.views.breakdown import (
@@ -62,13 +61,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 MOST_POINTS = 4_000  # of one line: more than pixels, and each keeps the highest value it stands for
 MOST_RANKS = 8  # side by side
-LEAST_DRAWN = 0.002  # of all work: layers that are drawn
 UNKNOWN = "(unknown)"
-WITH_MOUSE = (
-    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both. "
-    "Select a row of a table below to find its tasks here."
-)
-WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
 ON_PATH = (
     "Mean of the steps. Only time on the critical path counts, the red line in the timeline: hidden work does "
     "not."
@@ -102,15 +95,9 @@ def step_sections(
         times = f"{time_text(before.step_ns)} before, {time_text(after.step_ns)} after the change"
         sides = [before, after]
         which = f"{before.name}{other}, {times}."
-    drawn = joined(
-        element("p", WITH_MOUSE, class_="help with-mouse"),
-        element("p", WITH_FINGERS, class_="help with-fingers"),
-        element("div", id="timelines"),
-        data("timeline-data", timelines(replay, found)),
-    )
     blocks: list[Block] = [
         Title("Timeline", "timeline"),
-        Drawing(drawn),
+        Drawing("timelines", timelines(replay, found)),
         Title("Where the time goes", "breakdown", ON_PATH),
         *_parts(replay, found),
         *([] if ranking is None else _ranked(ranking)),
@@ -118,9 +105,8 @@ def step_sections(
         *_layers(sides, which),
         *_ranks(replay),
         *([] if memory is None else _memory(replay, memory, found)),
+        *roofline(replay.graph),
     ]
-    if picture := roofline.picture(replay.graph):
-        blocks += [Title("Roofline", "roofline", roofline.HELP), Drawing(picture)]
     on_path = [_chosen(each, "name", "on_path") for each in sides]
     times_on = Kind.COUNT("times"), lambda _name, total: total.on_path
     blocks += [
@@ -130,11 +116,10 @@ def step_sections(
     for place, each in enumerate(sides):
         blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
         blocks += [_in_order(each)]
-    chart = element("div", id="steps-chart"), data("steps-data", _step_times(replay, found))
     return [
         *blocks,
         Title("How well the replay fits", "replay"),
-        Drawing(joined(*chart)),
+        Drawing("steps-chart", _step_times(replay, found)),
         steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps"),
         Facts(graph_facts(replay, replay.to_json())),
         Title("Assumptions and notes", "notes"),
@@ -159,28 +144,10 @@ def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     table = breakdown(*sides, names=SIDES if found else ("replayed",))
     used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
-    key = [
-        element("span", element("i", "", style=f"background: var({_variable(each)})"), each.awaited)
-        for each in bounds
-    ]
     moved = moved_bound(*sides) if len(sides) > 1 else ""
     tables = [part for part in table.split() if part.columns[0].title != BY_LAYER]
-    legend = element("div", element("span", "the step waits for"), *key, class_="legend")
-    return [*([Text(moved)] if moved else []), Beside(tables), Drawing(legend)]
-
-
-def _variable(bound: Any) -> str:
-    return f"--bound-{bound.value.lower()}"
-
-
-def bound_colors() -> str:
-    """Return the colors of what a step waits for as the page's style defines them, on light and on dark."""
-    bounds = dict.fromkeys(cause.bound for cause in PathCause)
-    light, dark = (
-        " ".join(f"{_variable(bound)}: {getattr(bound, which)};" for bound in bounds)
-        for which in ("light", "dark")
-    )
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    said = [Text(moved)] if moved else []
+    return [*said, Beside(tables), Drawing("legend", list(bounds))]
 
 
 def _ranked(ranking: Ranking) -> list[Block]:
@@ -267,34 +234,12 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
         (Kind.TIME("CPU work"), lambda _name, total: total.cpu_ns),
         (Kind.COUNT("tasks"), lambda _name, total: total.tasks),
     ]
-    drawn = [Drawing(_icicle(totals[-1]))] if known else []
     title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
+    work = {name or UNKNOWN: each.device_ns for name, each in totals[-1].items()}
+    if not any(work.values()):
+        work = {name or UNKNOWN: each.cpu_ns for name, each in totals[-1].items()}
+    drawn = [Drawing("icicle", work)] if known else []
     return [title, *drawn, _largest("layers", one, totals, "path_ns", extra)]
-
-
-def _icicle(totals: Mapping[str | None, Total]) -> Html:
-    """Return the layers nested as the modules are, as wide as the time of their work."""
-    of = "device_ns" if any(each.device_ns for each in totals.values()) else "cpu_ns"
-    time: Counter[tuple[str, ...]] = Counter()
-    for layer, total in totals.items():
-        parts = tuple((layer or UNKNOWN).split("."))
-        for depth in range(len(parts) + 1):
-            time[parts[:depth]] += getattr(total, of)
-    whole = max(time[()], 1)
-    shown = [parts for parts, ns in time.items() if ns >= LEAST_DRAWN * whole]
-
-    def box(parts: tuple[str, ...]) -> Html:
-        inside = [each for each in shown if each and each[:-1] == parts]
-        name = ".".join(parts)
-        said = f"{name or 'all work'}: {time_text(time[parts])}, {percent(time[parts] / whole)}"
-        button = element(
-            "button", parts[-1] if parts else said, type="button", data_find=name, title=said
-        )
-        own = element("i", "", style=f"flex:{time[parts] - sum(time[each] for each in inside)}")
-        row = element("div", *map(box, inside), own, class_="row") if inside else ""
-        return element("div", button, row, style=f"flex:{time[parts]}")
-
-    return element("div", box(()), class_="icicle")
 
 
 def _ranks(replay: Replay) -> list[Block]:
@@ -354,8 +299,7 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     chart: dict[str, Any] = {"length": 0, "lines": []}
     if trace is not None:
         chart = memory_chart(trace, measured_window(replay.graph, replay.settled.typical()[0]))
-    drawn = joined(element("div", id="memory-chart"), data("memory-data", chart))
-    blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing(drawn)]
+    blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing("memory-chart", chart)]
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
         blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))

@@ -31,7 +31,7 @@ from daydream.collect.importers.executorch.inspector import (
     recording_of,
 )
 from daydream.collect.importers.formats import ETDUMP_MAGIC, Options, is_etdump
-from daydream.collect.importers.kineto.values import plain_text
+from daydream.collect.importers.row_builder import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, reading
 from daydream.handles.builder import layer_path, operator_name, source_line

@@ -22,7 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.importers.formats import COLUMN, Options
-from daydream.collect.importers.kineto.values import plain_text
+from daydream.collect.importers.row_builder import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, opened, too_large
 from daydream.handles.builder import layer_path, operator_name, source_line
