@@ -110,4 +110,4 @@ def explain(
     done = written or (best is None and whatif is not None)
     then = [] if done else [*words, *request.words]
     head, record = {"trace": request.trace}, explain_json(found)
-    out.answer(found, head, document=record, written=written, then=then)
+    out.answer(found, head, document=record, written=written, then=then, words=request.words)

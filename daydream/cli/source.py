@@ -135,6 +135,7 @@ class TraceRequest:
 
             found = cached_trace(entry)
             if found is not None and (typical or "typical_run" not in found.metadata):
+                found.file = Path(self.trace).name if Path(self.trace).is_file() else None
                 return found
         steps = TYPICAL if typical and self.steps is None else self.steps
         trace = daydream.load(

@@ -69,7 +69,7 @@ def overview(found: Overview, *, verbose: bool = False) -> list[Block]:
     optimizers = metadata.get("optimizers", [])
     buckets = metadata.get("ddp", [])
     facts = {
-        "trace": _recorded(said),
+        "trace": _recorded(found, said),
         "device": _device(found, said),
         "software": ", ".join(f"{name} {value!s}" for name, value in versions.items()),
         "model": _model(metadata.get("parameters", [])),
@@ -110,11 +110,11 @@ def overview(found: Overview, *, verbose: bool = False) -> list[Block]:
     return [*blocks, Text(listed(hidden), "-v adds: ", aside=True)] if hidden else blocks
 
 
-def _recorded(said: dict[str, Any]) -> str:
+def _recorded(overview: Overview, said: dict[str, Any]) -> str:
     ranks = said["ranks"] or [0]
     world = said["world_size"]
     names = listed(list(map(str, ranks))) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
-    text = f"{said['source'] or 'unknown'!s}, {time_text(said['span_ns'])}, "
+    text = f"{overview.trace.origin}, {time_text(said['span_ns'])}, "
     text += f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
     return text + (f" of {world}" if world and world > ranks[-1] else "")
 
