@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from size import size
 
-TOOLS = ROOT / "daydream" / "instrument" / "tools"
+TOOLS = ROOT / "daydream" / "instrument" / "tools.py"
 BY_HAND = Path(__file__).with_name("by_hand.py")
 OWN = Path(__file__).with_name("own_changes")
 OF = {  # what a tool is made of
@@ -69,9 +69,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the page."""
-    own, hand = dict[str, int](), parts(BY_HAND)
-    for path in TOOLS.glob("[!_]*.py"):
-        own |= parts(path)
+    own, hand = parts(TOOLS), parts(BY_HAND)
     rows = [
         f"| `{name}` | {sum(own[one] for one in of)} | {hand.get(name, '-')} |" for name, of in OF.items()
     ]
