@@ -25,7 +25,7 @@ from tables import keep
 
 import daydream
 from daydream.costs import work
-from daydream.model.compiled_calls import fused_loops
+from daydream.model.compiled_calls import _compilable, _library_calls, fused_bodies_ns
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -183,7 +183,11 @@ Pair = tuple[str, str, str]  # the pass and two layers; of one layer alone both 
 def predicted_pairs(eager: Any, roots: set[str]) -> set[Pair]:
     """Return the layers whose work is predicted to be in one loop, two by two, each also with itself."""
     graph = daydream.build(eager)
-    loops = fused_loops(graph)
+    compiled, accumulate = _compilable(graph)
+    library = compiled.where(within=_library_calls(graph))
+    others = graph.select(kind="cpu") - compiled - accumulate
+    loops = (compiled - library).stretches(others | library, on_lane=True)
+    loops = loops.where(fused_bodies_ns(graph, loops) > 0)  # views and dispatch alone make no loop
     tasks = loops.by_group
     works = work(graph, tasks).family != None  # noqa: E711 - an array
     works &= ~((tasks.phase == "backward") & np.isin(tasks.op.astype(str), SUM_OF_GRADIENTS))

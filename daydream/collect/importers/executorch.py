@@ -1,9 +1,9 @@
-"""Tables of ExecuTorch's Inspector (`to_dataframe`), saved as parquet or JSON, as a `Recording`.
+"""ExecuTorch: ETDump files with their ETRecord, and tables of its Inspector, without torch or executorch.
 
-A row of such a table is an event of the program, with its time in each run (`raw`, in the unit that other
-columns have in their names) and when it began in each (`start_time`, in ns).
-
-Rows of an ExecuTorch recording, whichever file they come from, as a `Recording`.
+A row of a table (`to_dataframe`, saved as parquet or JSON) is an event of the program, with its time in each
+run (`raw`, in the unit that other columns have in their names) and when it began in each (`start_time`, ns).
+An ETDump (`.etdp`) is what the runtime logged, a FlatBuffers file of schema ED00, read by the numbers of its
+fields, every place checked. An ETRecord (`etrecord.py`) says what it was compiled from.
 
 Rows overlap: `Method::execute` holds `OPERATOR_CALL` and `DELEGATE_CALL`, these hold what the kernel or the
 delegate logged. They stand in one another as rows of a thread do, so that each keeps the time that
@@ -13,18 +13,19 @@ no row within it has, and all together last as long as `Method::execute`.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.importers.formats import COLUMN, Options
-from daydream.collect.importers.row_builder import plain_text
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.etrecord import KERNEL, is_kernel, of_kernel, read_etrecord
+from daydream.collect.importers.formats import COLUMN, ETDUMP_MAGIC, Options, is_etdump
+from daydream.collect.importers.row_builder import RowBuilder, plain_text
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular, most_unpacked, opened, too_large
+from daydream.files.input_files import check_regular, most_unpacked, opened, reading, too_large
 from daydream.handles.builder import layer_path, operator_name, source_line
 from daydream.lazy import regex
 from daydream.text import counted
@@ -35,11 +36,9 @@ from daydream.trace.valid import LONGEST_NS
 CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")
 STAGES = ("Method::", "Program::")
 """What the runtime names its own stages by; no kernel has two colons in its name."""
-KERNEL = "native_call_"  # stands before the kernel's name
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One interval: what ran, and what the map of debug handles knows it by (empty: nothing)."""
 
     name: str
@@ -47,25 +46,6 @@ class Row:
     end_ns: int
     delegated: bool = False
     identifier: str = ""
-
-
-def kernel_of(name: str) -> str:
-    """Return the operator in a kernel's name, without its overload: `addmm` of `native_call_addmm.out`."""
-    return name.removeprefix(KERNEL).partition(".")[0]
-
-
-def is_kernel(handle: Handle, kernel: str) -> bool:
-    """Return whether a handle is of the operator that a kernel's name tells."""
-    return handle.operator.rpartition("::")[2] == kernel
-
-
-def of_kernel(handles: Sequence[Handle], name: str) -> list[Handle]:
-    """Return of an event's operators the one whose kernel it is, all if it is none of theirs.
-
-    An instruction stands for all operators of its debug handles, as Inspector says; a linear layer becomes a
-    transposition and a product, of one debug handle.
-    """
-    return [one for one in handles if is_kernel(one, kernel_of(name))] or list(handles)
 
 
 def recording_of(
@@ -99,25 +79,33 @@ def recording_of(
         raise TraceError(
             f"{path}: its times lie more than 13 days apart; they are not nanoseconds of one clock."
         )
-    names: dict[str, int] = {}
-    columns = {
-        "start_ns": np.array([row.start_ns - origin for row in rows], np.int64),
-        "duration_ns": narrow(np.array([row.end_ns - row.start_ns for row in rows], np.int64)),
-        "name": np.array([names.setdefault(row.name, len(names)) for row in rows], np.int32),
-        "kind": np.array([not row.name.startswith(STAGES) for row in rows], np.int8),
-        "pid": np.zeros(len(rows), np.int64),
-        "tid": np.zeros(len(rows), np.int64),
+    builder = RowBuilder()
+    kinds = ["annotation" if row.name.startswith(STAGES) else "operator" for row in rows]
+    nowhere = np.zeros(len(rows), np.int64)
+    unknown = [row for row in rows if row.delegated and row.identifier not in entries]
+    used = _handles_of(rows, entries, unknown)
+    places = {
+        identifier: place for place, identifier in enumerate(dict.fromkeys(filter(None, used)))
     }
-    metadata: dict[str, Any] = {
-        "source": plain_text(path.name),
-        "vendor": "cpu",
-        "origin_ns": min(origin, 2**62),
-        "notes": notes,
-    }
-    recording = Recording(
-        columns, {"name": list(names), "kind": ["annotation", "operator"]}, metadata
+    builder.add(
+        builder.coded("kind", kinds),
+        np.array([row.start_ns - origin for row in rows], np.int64),
+        np.array([row.end_ns - origin for row in rows], np.int64),
+        name=builder.coded("name", [row.name for row in rows]),
+        pid=nowhere,
+        tid=nowhere,
+        handle=np.array([places.get(identifier, UNKNOWN) for identifier in used]),
     )
-    _add_handles(recording, rows, entries, rule)
+    recording = builder.recording(path, "", vendor="cpu", origin_ns=min(origin, 2**62), notes=notes)
+    if places:
+        kept: dict[Identifier, Sequence[Handle]] = {each: entries[each] for each in places}
+        recording.handles = DebugHandleMap(kept, rule=rule)
+    if unknown:
+        names = len({row.name for row in unknown})
+        recording.note(
+            f"{counted(len(unknown), 'row')} of delegates ({counted(names, 'name')}) without debug handles: "
+            "their operators have the delegate's names, and their layers are unknown."
+        )
     return recording
 
 
@@ -140,36 +128,21 @@ def _on_one_clock(rows: Sequence[Row], notes: list[str]) -> Sequence[Row]:
     return kept
 
 
-def _add_handles(
-    recording: Recording, rows: Sequence[Row], entries: Mapping[str, Sequence[Handle]], rule: str
-) -> None:
-    """Set the map of debug handles and each row's place in it, and note the rows of delegates without.
+def _handles_of(
+    rows: Sequence[Row], entries: Mapping[str, Sequence[Handle]], unknown: Sequence[Row]
+) -> list[str]:
+    """Return what each row is known by in the map, empty where it has no handles.
 
     A `DELEGATE_CALL` of several operators whose delegate says what it ran, but not of which operators, has no
     handles: its operators would be taken for those of each row in it.
     """
-    unknown = [row for row in rows if row.delegated and row.identifier not in entries]
     starts = np.array([row.start_ns for row in unknown], dtype=object)
-    used: dict[Identifier, Sequence[Handle]] = {}
-    places: dict[str, int] = {}
-    column = np.full(len(rows), UNKNOWN, np.int32)
-    for index, row in enumerate(rows):
-        if row.identifier not in entries:
-            continue
-        inside = np.searchsorted(starts, [row.start_ns, row.end_ns])
-        if row.name in CALLS and inside[0] < inside[1]:
-            continue
-        column[index] = places.setdefault(row.identifier, len(places))
-        used[row.identifier] = entries[row.identifier]
-    if used:
-        recording.columns["handle"] = column
-        recording.handles = DebugHandleMap(used, rule=rule)
-    if unknown:
-        names = len({row.name for row in unknown})
-        recording.note(
-            f"{counted(len(unknown), 'row')} of delegates ({counted(names, 'name')}) without debug handles: "
-            "their operators have the delegate's names, and their layers are unknown."
-        )
+    found = []
+    for row in rows:
+        first, last = np.searchsorted(starts, [row.start_ns, row.end_ns])
+        hidden = row.name in CALLS and first < last
+        found.append(row.identifier if row.identifier in entries and not hidden else "")
+    return found
 
 
 def _depth(row: Row) -> int:
@@ -359,3 +332,177 @@ def _of_parquet(path: Path, most: int) -> list[dict[str, Any]]:
             f"{path} is not a readable parquet file ({str(error).splitlines()[0][:100]})."
         ) from None
     return records
+
+
+LONGEST_NAME = 4_096
+
+
+TEXT = ""
+PROFILED = {
+    0: ("name", TEXT),
+    2: ("instruction", "i"),
+    3: ("number", "i"),
+    4: ("text", TEXT),
+    6: ("start", "Q"),
+    7: ("end", "Q"),
+}
+RUN = {3: ("events", [{0: ("profiled", PROFILED)}])}
+DUMP = {1: ("runs", [RUN])}
+"""Tables of `etdump_schema_flatcc.fbs`: what each field is, by its number: a number of a `struct` code, a
+text, a table (a dictionary) or tables (a list of one)."""
+
+
+class _Buffer:
+    """The bytes of a FlatBuffers file; what is read beyond their end raises `TraceError`."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.tables = 0
+        self._texts: dict[int, str] = {}
+
+    def number(self, code: str, at: int) -> int:
+        """Return the little-endian number that lies at a place."""
+        if not 0 <= at <= len(self.data) - struct.calcsize("<" + code):
+            raise self.damaged()
+        found: int = struct.unpack_from("<" + code, self.data, at)[0]
+        return found
+
+    def text(self, at: int) -> str:
+        """Return the text whose length lies at a place, cut where it is longer than any name."""
+        if at not in self._texts:  # names are shared by the events that have them
+            size = self.number("I", at)
+            if at + 4 + size > len(self.data):
+                raise self.damaged()
+            part = self.data[at + 4 : at + 4 + min(size, LONGEST_NAME)]
+            self._texts[at] = part.decode(errors="replace")
+        return self._texts[at]
+
+    def table(self, at: int, schema: Mapping[int, tuple[str, Any]]) -> dict[str, Any]:
+        """Return the fields of a table that it has, by their names."""
+        slots = at - self.number("i", at)
+        size = self.number("H", slots)
+        found: dict[str, Any] = {}
+        for field, (name, kind) in schema.items():
+            slot = 4 + 2 * field
+            offset = self.number("H", slots + slot) if slot + 2 <= size else 0
+            if not offset:
+                continue
+            place = at + offset
+            if isinstance(kind, str) and kind:
+                found[name] = self.number(kind, place)
+                continue
+            place += self.number("I", place)
+            if isinstance(kind, list):
+                count = self.number("I", place)
+                self.tables += count
+                if place + 4 + 4 * count > len(self.data) or self.tables * SMALLEST > len(
+                    self.data
+                ):
+                    raise self.damaged()  # or vectors overlap
+                places = range(place + 4, place + 4 + 4 * count, 4)
+                found[name] = [self.table(one + self.number("I", one), kind[0]) for one in places]
+            else:
+                found[name] = self.table(place, kind) if kind else self.text(place)
+        return found
+
+    def damaged(self) -> TraceError:
+        """Return the error of a file whose places do not lead where they should."""
+        return TraceError(
+            f"{self.path} is cut off or damaged: it points beyond its end. Record it again."
+        )
+
+
+SMALLEST = 8  # bytes of a run or an event
+
+
+class ProfileEvent(NamedTuple):
+    """An interval as the runtime logged it; what is unset is -1 or empty."""
+
+    name: str = ""
+    instruction: int = -1
+    number: int = -1  # what a delegate calls its part, or
+    text: str = ""
+    start: int = 0
+    end: int = 0
+
+    @property
+    def delegate(self) -> int | str:
+        """What the delegate that logged it calls its part; -1 or empty where none logged it."""
+        return self.number if self.number != -1 else self.text
+
+    @property
+    def row(self) -> Row:
+        """The row of a trace: named by what the delegate says, as Inspector does, else by the event's name."""
+        delegated = self.delegate not in (-1, "")
+        identifier = "" if self.instruction < 0 else str(self.instruction)
+        if self.name.startswith(STAGES):  # which are logged with any instruction
+            identifier = ""
+        elif delegated and identifier:
+            identifier += f":{self.delegate}"
+        name = str(self.delegate) if delegated else self.name or "unnamed"
+        return Row(name, self.start, self.end, delegated, identifier)
+
+
+def read_events(path: Path) -> list[ProfileEvent]:
+    """Return the profiling events of an ETDump, run by run. Raises `TraceError` if it is none, or damaged."""
+    with reading(path):
+        data = path.read_bytes()
+    if not is_etdump(data[:12]):
+        raise TraceError(
+            f"{path} is no ETDump: it has no mark of the schema ED00. Give what write_etdump wrote."
+        )
+    if data[8:12] == ETDUMP_MAGIC:
+        size = int.from_bytes(data[:4], "little")
+        if size > len(data) - 4:
+            raise TraceError(
+                f"{path} is cut off: it has {len(data) - 4:,} of {size:,} bytes. Copy or record it again."
+            )
+        data = data[4 : 4 + size]
+    buffer = _Buffer(data, path)
+    runs = buffer.table(buffer.number("I", 0), DUMP).get("runs", ())
+    events = [event for run in runs for event in run.get("events", ())]
+    return [ProfileEvent(**event["profiled"]) for event in events if "profiled" in event]
+
+
+NO_RECORD = (
+    "No ETRecord was given: operators have the runtime's names, and layers are unknown. Give the program's "
+    "with --etrecord."
+)
+NANOSECONDS = (
+    "The times of an ETDump have no unit; they were taken for nanoseconds, which is what ExecuTorch's clock "
+    "on Linux, macOS and Android counts."
+)
+
+
+def read_executorch(path: Path, options: Options) -> list[Recording]:
+    """Return the recording of an ETDump. Raises `TraceError` if one of the two files is not usable."""
+    events = read_events(path)
+    rows = [event.row for event in events]
+    notes = [NANOSECONDS]
+    entries: dict[str, list[Handle]] = {}
+    if options.etrecord is None:
+        notes.append(NO_RECORD)
+    else:
+        record = read_etrecord(options.etrecord, max_unpacked=options.max_unpacked)
+        kernels = {}
+        # `OPERATOR_CALL` and the kernel within share an instruction; the kernel's name tells more.
+        pairs = zip(events, rows, strict=True)
+        for event, row in sorted(pairs, key=lambda pair: not pair[0].name.startswith(KERNEL)):
+            if event.name.startswith(KERNEL):
+                kernels[row.identifier] = event.name
+            if row.identifier and row.identifier not in entries:
+                handles = record.handles(event.instruction, event.delegate, event.name)
+                if handles:
+                    entries[row.identifier] = handles
+        right = sum(
+            any(is_kernel(handle, kernel) for handle in entries.get(identifier, ()))
+            for identifier, kernel in kernels.items()
+        )
+        if not entries or 2 * right < len(kernels):  # as where it is another program's
+            are = "is" if len(kernels) == 1 else "are"
+            notes.append(
+                f"Only {right} of {counted(len(kernels), 'kernel')} {are} among the operators of their debug "
+                f"handles in {plain_text(options.etrecord.name)}: give the ETRecord of this program."
+            )
+    return [recording_of(rows, entries, path, notes, rule="bytes")]

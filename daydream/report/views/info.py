@@ -16,7 +16,7 @@ from daydream.report.views.explanation import counted_sentences
 from daydream.text import bytes_text, counted
 
 if TYPE_CHECKING:
-    from daydream.report.overview import Overview
+    from daydream.report.info import Info
     from daydream.trace.trace import Trace
 
 MOST_STREAMS = 6
@@ -58,195 +58,179 @@ QUESTIONS = {
 TOLD = ("lr", "momentum", "betas", "weight_decay", "foreach", "fused")
 
 
-def overview(found: Overview, *, verbose: bool = False) -> list[Block]:
+def info(found: Info, *, verbose: bool = False) -> list[Block]:
     """Return whether a trace is good enough, and what it holds; `verbose` all of it, and every note."""
-    said = found.to_json()
     metadata = found.trace.metadata
-    versions = {
-        name.removesuffix("_version").replace("_", " "): value
-        for name, value in said["versions"].items()
-    }
-    optimizers = metadata.get("optimizers", [])
-    buckets = metadata.get("ddp", [])
     facts = {
-        "trace": _recorded(said),
-        "device": _device(found, said),
-        "software": ", ".join(f"{name} {value!s}" for name, value in versions.items()),
+        "trace": _recorded(found),
+        "device": _device(found),
+        "software": ", ".join(
+            f"{name.removesuffix('_version').replace('_', ' ')} {value!s}"
+            for name, value in found.versions.items()
+        ),
         "model": _model(metadata.get("parameters", [])),
-        "optimizer": "\n".join(map(_optimizer, optimizers)),
-        "buckets": "\n".join(filter(None, map(_buckets, buckets))),
+        "optimizer": "\n".join(map(_optimizer, metadata.get("optimizers", []))),
+        "buckets": "\n".join(filter(None, map(_buckets, metadata.get("ddp", [])))),
         "collectives": _collectives(found.trace),
         "unprofiled": _unprofiled(metadata),
-        "events": _events(said),
-        "lanes": _lanes(said),
-        "steps": _steps(found, said),
-        "launches": _launches(found, said),
-        "synchronization": _waits(found, said),
-        "phases": _phases(found, said),
-        "memory": _memory(found, said, verbose=verbose),
-        "counters": _counters(found, said, verbose=verbose),
+        "events": f"{found.rows:,}: "
+        + ", ".join(
+            counted(number, *NOUNS.get(kind, (kind,)))
+            for kind, number in found.rows_by_kind.items()
+        ),
+        "lanes": _lanes(found),
+        "steps": _steps(found),
+        "launches": _launches(found),
+        "synchronization": _waits(found),
+        "phases": _phases(found),
+        "memory": _memory(found, verbose=verbose),
+        "counters": _counters(found, verbose=verbose),
         "kept": _kept(found) if verbose else "",
     }
-    known = {name: text for name, text in facts.items() if text}
-    verdicts = said["verdicts"]
-    answers = [
-        (title, f"{verdicts[name]['answer']}: {verdicts[name]['why']}")
-        for name, title in QUESTIONS.items()
-    ]
+    known = [each for each in facts.items() if each[1]]
+    verdicts = {title: found.verdicts[name] for name, title in QUESTIONS.items()}
     headline = whole_recording(found.trace)
-    notes = [each for each in dict.fromkeys(said["notes"]) if each not in headline]
-    hidden = [] if verbose else [name for name in known if name in DETAILS]
-    shown = [fact for fact in known.items() if fact[0] not in hidden]
+    notes = [each for each in dict.fromkeys(found.notes) if each not in headline]
     first = notes if verbose else notes[:MOST_NOTES]
+    hidden = [] if verbose else [name for name, _ in known if name in DETAILS]
     blocks: list[Block] = [
         *map(Text, headline),
         Title("good enough for"),
-        Facts(answers, answers=True),
+        Facts(
+            [(title, f"{each.answer}: {each.why}") for title, each in verdicts.items()],
+            answers=True,
+        ),
         Title("recorded"),
-        Facts(shown),
+        Facts([each for each in known if each[0] not in hidden]),
         Notes(first),
     ]
     hidden += [counted(len(notes) - len(first), "note")] if notes[len(first) :] else []
     return [*blocks, Text(listed(hidden), "-v adds: ", aside=True)] if hidden else blocks
 
 
-def _recorded(said: dict[str, Any]) -> str:
-    ranks = said["ranks"] or [0]
-    world = said["world_size"]
+def _recorded(found: Info) -> str:
+    ranks = found.ranks or [0]
+    world = found.world_size
     names = listed(list(map(str, ranks))) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
-    text = f"{said['source'] or 'unknown'!s}, {time_text(said['span_ns'])}, "
+    text = f"{found.trace.origin}, {time_text(found.span_ns)}, "
     text += f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
     return text + (f" of {world}" if world and world > ranks[-1] else "")
 
 
-def _device(overview: Overview, said: dict[str, Any]) -> str:
-    devices = said["devices"]
-    busy = said["device_busy"]
-    if not overview.on_device:
-        return f"no device work was recorded{': CPU only' if overview.covered else ''}"
-    used = sorted({stream["device"] for stream in said["streams"]})
+def _device(found: Info) -> str:
+    devices = found.devices
+    busy = found.device_busy
+    if not found.on_device:
+        return f"no device work was recorded{': CPU only' if found.covered else ''}"
+    used = sorted({stream.device for stream in found.streams})
     names = {device.get("id"): str(device.get("name") or "") for device in devices}
     known = [names.get(number, "") for number in used]
     known = [*dict.fromkeys(filter(None, known if any(known) else names.values()))]
-    text = listed(known) or " ".join(["unnamed", *filter(None, [said["vendor"]]), "device"])
-    numbers = listed(list(map(str, used)))
-    text += f", {'device' if len(used) == 1 else 'devices'} {numbers}"
+    text = listed(known) or " ".join(["unnamed", *filter(None, [found.vendor]), "device"])
+    text += f", {'device' if len(used) == 1 else 'devices'} {listed(list(map(str, used)))}"
     text += f" of {len(devices)}" if len(devices) > len(used) else ""
     return text if busy is None else f"{text}, busy {busy:.0%} of the covered steps"
 
 
-def _events(said: dict[str, Any]) -> str:
-    kinds = said["rows_by_kind"].items()
-    found = (counted(number, *NOUNS.get(kind, (kind,))) for kind, number in kinds)
-    return f"{said['rows']:,}: {', '.join(found)}"
-
-
-def _lanes(said: dict[str, Any]) -> str:
-    streams = sorted(said["streams"], key=lambda stream: -stream["busy_ns"])
-    shown = [
-        f"{stream['name']} ({counted(stream['tasks'], 'task')}, {time_text(stream['busy_ns'])})"
+def _lanes(found: Info) -> str:
+    streams = sorted(found.streams, key=lambda stream: -stream.busy_ns)
+    shown = ", ".join(
+        f"{stream.name} ({counted(stream.tasks, 'task')}, {time_text(stream.busy_ns)})"
         for stream in streams[:MOST_STREAMS]
-    ]
-    more = f" and {len(streams) - len(shown)} more" if streams[len(shown) :] else ""
-    return (
-        "; ".join([counted(said["threads"], "CPU thread"), *filter(None, [", ".join(shown)])])
-        + more
     )
+    more = len(streams) - MOST_STREAMS
+    text = "; ".join(filter(None, [counted(found.threads, "CPU thread"), shown]))
+    return text + (f" and {more} more" if more > 0 else "")
 
 
-def _steps(overview: Overview, said: dict[str, Any]) -> str:
-    steps = said["steps"]
-    covered = overview.covered
-    time = said["recorded_time"]
-    share = f" ({time['covered_share']:.0%} of the recording)" if time and covered else ""
-    source = said["step_source"] or "unknown"
-    text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
-    if covered:
-        times = [int(step["measured_ns"]) for step in covered]
-        text += (
-            f"\nas recorded {time_text(round(fmean(times)))}"  # the mean, as in all other answers
-        )
-        if len(covered) > 1:
-            middle = time_text(round(median(times)))
-            text += f" on average, {middle} in the median, {range_text(min(times), max(times))}"
+def _steps(found: Info) -> str:
+    time = found.recorded_time
+    share = f" ({time.covered_share:.0%} of the recording)" if time and found.covered else ""
+    source = found.step_source or "unknown"
+    text = f"{len(found.steps):,}, {found.covered:,} covered{share}, from {source}"
+    times = [step.measured_ns or 0 for step in found.steps if step.covered]
+    if times:  # the mean, as in all other answers
+        text += f"\nas recorded {time_text(round(fmean(times)))}"
+    if len(times) > 1:
+        middle = time_text(round(median(times)))
+        text += f" on average, {middle} in the median, {range_text(min(times), max(times))}"
     reasons: dict[str, list[str]] = {}
-    for step in steps:
-        if not step["covered"]:
-            reasons.setdefault(str(step["why_not"]), []).append(str(step["name"]))
+    for step in found.steps:
+        if not step.covered:
+            reasons.setdefault(str(step.why_not), []).append(str(step.name))
     for reason, names in list(reasons.items())[:MOST_REASONS]:
         who = shortened(names[0], 40) if len(names) == 1 else f"{len(names)} steps"
         text += f"\n{who} not covered: {reason}"
     return text
 
 
-def _launches(overview: Overview, said: dict[str, Any]) -> str:
-    total = said["device_rows"]
-    depth = said["queue_depth"]
+def _launches(found: Info) -> str:
+    total = found.device_rows
     if not total:
         return "none: no device work"
-    text = f"{total - said['orphans']:,} of {total:,} device tasks have the call that launched them"
-    if depth is None:
+    text = f"{total - found.orphans:,} of {total:,} device tasks have the call that launched them"
+    if found.queue_depth is None:
         return text
-    learned = overview.graph.facts.queue_learned
+    learned = found.graph.facts.queue_learned
     how = "as measured here" if learned else "assumed: it was never full"
-    return f"{text}; a stream holds {depth:,} launches ({how})"
+    return f"{text}; a stream holds {found.queue_depth:,} launches ({how})"
 
 
-def _waits(overview: Overview, said: dict[str, Any]) -> str:
-    waits = said["event_waits"]
-    unresolved = said["unresolved_syncs"]
-    how = ", ".join(f"{number:,} {name}" for name, number in waits.items() if number)
+def _waits(found: Info) -> str:
+    unresolved = found.unresolved_syncs
+    how = ", ".join(f"{number:,} {name}" for name, number in found.event_waits.items() if number)
     text = "no stream waits for another"
     if how:
-        text = f"a stream waits for another {counted(sum(waits.values()), 'time')} ({how})"
-    calls = len(set(overview.graph.syncs["task"].tolist())) + unresolved
+        times = counted(sum(found.event_waits.values()), "time")
+        text = f"a stream waits for another {times} ({how})"
+    calls = len(set(found.graph.syncs["task"].tolist())) + unresolved
     unknown = f", {unresolved:,} of them for unknown work" if unresolved else ""
     return f"{text}; {counted(calls, 'CPU call')} may wait for the device{unknown}"
 
 
-def _phases(overview: Overview, said: dict[str, Any]) -> str:
-    shares = said["phases"]
-    assumed = said["phases_assumed"]
-    if not shares:
+def _phases(found: Info) -> str:
+    if not found.phases:
         return "none known"
-    shares = {**shares, "unknown": 1 - sum(shares.values())}
+    shares = {**found.phases, "unknown": 1 - sum(found.phases.values())}
     parts = [f"{name} {percent(share)}" for name, share in shares.items() if share >= LEAST_SHOWN]
+    assumed = found.phases_assumed
     guess = f" ({percent(assumed)} assumed forward)" if assumed >= LEAST_SHOWN else ""
-    return f"of the {overview.time_of} {', '.join(parts)}{guess}"
+    return f"of the {found.work} {', '.join(parts)}{guess}"
 
 
-def _kept(overview: Overview) -> str:
+def _kept(found: Info) -> str:
     """Return whether the replay is kept for the next question; nothing where that was not to be."""
-    entry = overview.trace.cache
+    entry = found.trace.cache
     folder = cache_folder()
     if entry is None or folder is None:
         return ""
     size = entry_bytes(entry.key)
-    where = str(folder)
     if size is not None:
-        return f"the replay, for the next question: {bytes_text(size)} in {where}"
-    why = f"no step replays, {where} cannot be written, or it is more than {bytes_text(MOST_BYTES)}"
+        return f"the replay, for the next question: {bytes_text(size)} in {folder}"
+    why = (
+        f"no step replays, {folder} cannot be written, or it is more than {bytes_text(MOST_BYTES)}"
+    )
     return f"nothing for the next question: {why}"
 
 
-def _counters(overview: Overview, said: dict[str, Any], *, verbose: bool) -> str:
+def _counters(found: Info, *, verbose: bool) -> str:
     """Return what was counted of kernels; where nothing was, how to give it, if there is room for all."""
-    found = said["counters"]
-    if found is None:
-        return NO_COUNTERS if verbose and overview.has_kernels else ""
-    text = f"of {found['kernels']:,} of {counted(found['of'], 'kernel')}: {', '.join(found['quantities'])}"
-    text += f"; sums of kernels {'; '.join(found['windows'])}" if found["windows"] else ""
-    return "\n".join([text, *(counted_sentences(overview.trace) if verbose else [])])
+    known = found.counters
+    if known is None:
+        return NO_COUNTERS if verbose and "kernel" in found.rows_by_kind else ""
+    text = f"of {known['kernels']:,} of {counted(known['of'], 'kernel')}: {', '.join(known['quantities'])}"
+    text += f"; sums of kernels {'; '.join(known['windows'])}" if known["windows"] else ""
+    return "\n".join([text, *(counted_sentences(found.trace) if verbose else [])])
 
 
-def _memory(overview: Overview, said: dict[str, Any], *, verbose: bool) -> str:
+def _memory(found: Info, *, verbose: bool) -> str:
     """Return what was recorded of memory; that nothing was is said where there is room for all."""
-    events = overview.trace.memory
-    metadata = overview.trace.metadata
-    if events is None:
+    events = found.trace.memory
+    metadata = found.trace.metadata
+    if events is None or found.memory is None:
         without = NO_MEMORY.partition(":")[0] if metadata.get("profiler") else NO_MEMORY
         return (OF_A_RANGE if metadata.get("steps_read") else without) if verbose else ""
-    devices = sorted(said["memory"], key=lambda one: -one["peak_allocated_bytes"])
+    devices = sorted(found.memory, key=lambda one: -one["peak_allocated_bytes"])
     several = len({one["rank"] for one in devices}) > 1
     parts = [counted(len(events), "event")]
     for one in devices if verbose else devices[:1]:
