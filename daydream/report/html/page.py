@@ -138,7 +138,7 @@ def _about(replay: Replay) -> str:
     metadata = trace.metadata if trace is not None else {}
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
     tasks = counted(int(replay.graph.alive.sum()), "task")
-    said = [str(metadata.get("source") or ""), listed([name for name in names if name])]
+    said = [trace.origin if trace is not None else "", listed([name for name in names if name])]
     said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
     return " · ".join(part for part in said if part)
 

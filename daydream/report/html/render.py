@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from daydream import __version__
+from daydream.lazy import regex
 from daydream.report.blocks import Block, Drawing
 from daydream.report.format import printable
 from daydream.report.view import view
@@ -15,6 +16,7 @@ from daydream.simulate.critical_path import Bound
 
 MOST_AT_ONCE = 15  # rows of a page's table that stand there before the rest is asked for
 MOST_NOTES = 4  # likewise
+CODE = regex(r"`([^`]+)`")
 
 
 def render(template: str, blocks: Sequence[Block], *, page: bool = True, **more: Any) -> str:
@@ -53,7 +55,7 @@ def notebook_html(blocks: Sequence[Block]) -> str:
 @cache
 def _templates() -> Any:
     from jinja2 import Environment, FunctionLoader
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     assets = files("daydream.report") / "assets"
 
@@ -64,6 +66,10 @@ def _templates() -> Any:
         text = isinstance(value, str) and not isinstance(value, Markup)
         return printable(value) if text else value
 
+    def prose(text: str) -> Markup:
+        """Return a sentence with what stands in backticks as code."""
+        return Markup(CODE.sub(r"<code>\1</code>", escape(printable(text))))  # noqa: S704 - escaped
+
     found = Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
@@ -71,6 +77,7 @@ def _templates() -> Any:
         lstrip_blocks=True,
         finalize=shown,
     )
+    found.filters["prose"] = prose
     found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     found.globals |= {
         "asset": asset,

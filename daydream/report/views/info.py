@@ -112,7 +112,7 @@ def _recorded(found: Info) -> str:
     ranks = found.ranks or [0]
     world = found.world_size
     names = listed(list(map(str, ranks))) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
-    text = f"{found.source or 'unknown'!s}, {time_text(found.span_ns)}, "
+    text = f"{found.trace.origin}, {time_text(found.span_ns)}, "
     text += f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
     return text + (f" of {world}" if world and world > ranks[-1] else "")
 
