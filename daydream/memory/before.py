@@ -11,7 +11,7 @@ holds from the first one.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -111,7 +111,8 @@ def _clears_gradients(
     return place if place < backward.min() else None
 
 
-Row = tuple[str, int, int]  # kind, bytes, parameter
+Row = tuple[str, int, int]
+"""What is held all the time: kind, bytes, and whose it is, a place among the parameters or -1."""
 
 
 def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[Row]:
@@ -212,22 +213,15 @@ SCALAR_BYTES = 8  # a state's count of steps takes this or less
 ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that count lies on the GPU
 
 
-@dataclass
-class Described:
-    """What the metadata says a device holds all the time: (kind, bytes, parameter) each."""
+def _given(rows: Iterable[Row], device: int) -> list[Row]:
+    """Return rows with the bytes that the device's allocator gives; none of no bytes."""
+    devices = np.array([device])
+    sizes = [(each, int(rounded(np.array([each[1]]), devices)[0])) for each in rows]
+    return [(kind, nbytes, parameter) for (kind, _, parameter), nbytes in sizes if nbytes]
 
-    rows: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def add(self, kind: str, nbytes: int, device: int, parameter: int = UNKNOWN) -> None:
-        """Add one, rounded as the device rounds."""
-        if nbytes > 0:
-            self.rows.append(
-                (kind, int(rounded(np.array([nbytes]), np.array([device]))[0]), parameter)
-            )
-
-    def total(self, kind: str) -> int:
-        """Return the bytes of a kind."""
-        return sum(nbytes for each, nbytes, _ in self.rows if each == kind)
+def _bytes(rows: Iterable[Row]) -> int:
+    return sum(nbytes for _, nbytes, _ in rows)
 
 
 def add_held_before(held: Allocations, events: MemoryEvents) -> None:
@@ -249,8 +243,8 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         if known and device != HOST and len(rest) == 1:
             _split(held, int(rest[0]), described, first_step=first_step)
         else:
-            _add(held, rank, device, described.rows)
-            for said in [] if known or described.rows else not_counted(held.trace, rank, device):
+            _add(held, rank, device, described)
+            for said in [] if known or described else not_counted(held.trace, rank, device):
                 held.note(said)
     _say(held)
 
@@ -258,40 +252,29 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
 # What the metadata tells --------------------------------------------------------------------------
 
 
-def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> Described:
-    trace, found = held.trace, Described()
-    parameters = held.parameters[rank]
-    sizes = [size_of(each) for each in parameters]
+def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> list[Row]:
+    trace, parameters = held.trace, held.parameters[rank]
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
-    for number in mine:
-        found.add("parameter", sizes[number], device, number)
-    for buffer in of_rank(trace, "buffers", rank):
-        if device_of(buffer) == device:
-            found.add("buffer", buffer["bytes"], device)
-    views = False
-    for ddp in of_rank(trace, "ddp", rank):
-        views |= bool(ddp.get("gradient_as_bucket_view"))
-        if mine:  # a bucket lies where the parameters do
-            for bucket in ddp.get("buckets", []):
-                found.add("bucket", bucket["bytes"], device)
+    found = [("parameter", size_of(parameters[number]), number) for number in mine]
+    buffers, replicas = of_rank(trace, "buffers", rank), of_rank(trace, "ddp", rank)
+    found += [("buffer", each["bytes"], UNKNOWN) for each in buffers if device_of(each) == device]
+    if mine:  # a bucket lies where the parameters do
+        buckets = [bucket for ddp in replicas for bucket in ddp.get("buckets", [])]
+        found += [("bucket", bucket["bytes"], UNKNOWN) for bucket in buckets]
     if not first_step:
         for optimizer in of_rank(trace, "optimizers", rank):
-            _add_state(found, optimizer, parameters, sizes, device)
+            found += _states(optimizer, parameters, device)
+    views = any(ddp.get("gradient_as_bucket_view") for ddp in replicas)
     if not views and _keeps_gradients(held, rank, device):
-        for number in mine:
-            found.add("gradient", parameters[number].get("gradient_bytes", 0), device, number)
-    return found
+        sizes = [(parameters[number].get("gradient_bytes", 0), number) for number in mine]
+        found += [("gradient", nbytes, number) for nbytes, number in sizes]
+    return _given(found, device)
 
 
-def _add_state(
-    found: Described,
-    optimizer: dict[str, Any],
-    parameters: list[dict[str, Any]],
-    sizes: list[int],
-    device: int,
-) -> None:
-    """Add the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
-    names = {name for group in optimizer.get("groups", []) for name in group.get("parameters", [])}
+def _states(optimizer: dict[str, Any], parameters: list[dict[str, Any]], device: int) -> list[Row]:
+    """Return the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
+    groups = optimizer.get("groups", [])
+    names = {name for group in groups for name in group.get("parameters", [])}
     trained = [
         number
         for number, each in enumerate(parameters)
@@ -299,24 +282,25 @@ def _add_state(
     ]
     own = optimizer.get("local_state_bytes")
     total = optimizer.get("state_bytes", 0) if own is None else own
-    whole = sum(sizes[number] for number in trained)
+    whole = sum(size_of(parameters[number]) for number in trained)
     times = total // whole if whole else 0
-    mine = [number for number in trained if device_of(parameters[number]) == device]
-    for number in mine:
-        for _ in range(times):
-            found.add("optimizer_state", sizes[number], device, number)
+    found = [
+        ("optimizer_state", size_of(parameters[number]), number)
+        for number in trained
+        if device_of(parameters[number]) == device
+        for _ in range(times)
+    ]
     rest = total - times * whole
-    tensors = sum(group.get("tensors", 0) for group in optimizer.get("groups", []))
+    tensors = sum(group.get("tensors", 0) for group in groups)
     homes = Counter(device_of(parameters[number]) for number in trained)
     home = homes.most_common(1)[0][0] if homes else HOST
     if 0 < rest <= SCALAR_BYTES * tensors:  # a count of steps for each parameter
-        settings = [group.get("settings", {}) for group in optimizer.get("groups", [])]
+        settings = [group.get("settings", {}) for group in groups]
         if not any(one.get(name) for one in settings for name in ON_DEVICE):
             home = HOST
         if home == device != HOST:
             rest = len(trained) * GRANULE
-    if home == device:
-        found.add("optimizer_state", rest, device)
+    return found + [("optimizer_state", rest, UNKNOWN)] * (home == device)
 
 
 def _keeps_gradients(held: Allocations, rank: int, device: int) -> bool:
@@ -347,15 +331,16 @@ def device_of(parameter: dict[str, Any]) -> int | None:
 # Into the table ------------------------------------------------------------------------------------
 
 
-def _split(held: Allocations, row: int, described: Described, *, first_step: bool) -> None:
+def _split(held: Allocations, row: int, described: list[Row], *, first_step: bool) -> None:
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
-    left, fits = int(held["bytes"][row]), []
+    left = int(held["bytes"][row])
+    fits: list[Row] = []
     rank, device = int(held["rank"][row]), int(held["device"][row])
     for kind in ("parameter", "buffer", "bucket", "optimizer_state", "gradient"):
-        total = described.total(kind)
-        if total <= left:
-            fits += [each for each in described.rows if each[0] == kind]
-            left -= total
+        rows = [each for each in described if each[0] == kind]
+        if _bytes(rows) <= left:
+            fits += rows
+            left -= _bytes(rows)
         else:
             held.note(
                 f"The {kind.replace('_', ' ')} bytes of the run's description do not fit into what was held "
@@ -363,7 +348,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
             )
     if not held.parameters[rank]:
         fits = _by_shapes(held, rank, device, left)
-        left -= sum(nbytes for _, nbytes, _ in fits)
+        left -= _bytes(fits)
     if not any(kind == "workspace" for kind, _, _ in fits) and not is_kind(held, "workspace").any():
         for nbytes in workspaces(held.trace, rank, device):
             if nbytes <= left:
@@ -371,7 +356,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
                 left -= nbytes
     if not first_step and not of_rank(held.trace, "optimizers", rank):
         states = by_kind(held, rank, device, fits)
-        total = sum(nbytes for _, nbytes, _ in states)
+        total = _bytes(states)
         if 0 < total <= left:
             fits += states
             left -= total
@@ -385,7 +370,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
     _add(held, rank, device, fits)
 
 
-def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tuple[str, int, int]]:
+def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[Row]:
     """Return parameters as operators' shapes show them, and workspaces, if all of them fit into `most` bytes.
 
     A weight that the last layer may share with an embedding counts twice only where there is room for it
@@ -395,21 +380,18 @@ def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tup
     library = workspaces(held.trace, rank, device)
     for spaces in (library, []):
         for some in (weights, without_head(weights)):
-            found = Described()
-            for number, each in enumerate(some):
-                found.add("parameter", size_of(each), device, number)
-            for nbytes in spaces:
-                found.add("workspace", nbytes, device)
-            if found.rows and sum(nbytes for _, nbytes, _ in found.rows) <= most:
+            found = [("parameter", size_of(each), number) for number, each in enumerate(some)]
+            found = _given([*found, *(("workspace", each, UNKNOWN) for each in spaces)], device)
+            if 0 < _bytes(found) <= most:
                 held.parameters[rank] = some
                 held.note(
                     "The trace lists no parameters: they are read off the shapes of its forward operators."
                 )
-                return found.rows
+                return found
     return []
 
 
-def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, int]]) -> None:
+def _add(held: Allocations, rank: int, device: int, rows: list[Row]) -> None:
     columns: dict[str, Any] = dict.fromkeys(TYPES, UNKNOWN)
     columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER}
     sizes = [nbytes for _, nbytes, _ in rows]
