@@ -308,6 +308,11 @@ def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
 
 
+def device_name(device: int) -> str:
+    """Return what a device is called: `cpu`, `cuda:0`."""
+    return "cpu" if device < 0 else f"cuda:{device}"
+
+
 def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
     """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
     return np.asarray((held["rank"] == rank) & (held["device"] == device))

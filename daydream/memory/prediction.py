@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import TYPES, Allocations, renumber
+from daydream.memory.allocations import TYPES, Allocations, device_name, renumber
 from daydream.results import Record
 
 MIB = 2**20
@@ -134,9 +134,9 @@ def memory_after(
     if reserved is not None:
         reserved_after = after_bytes + reserved - before_bytes
     ranks = len({rank for rank, _ in held.devices()}) > 1
-    from daydream.memory.report import device_bytes  # most traces hold no memory events
+    from daydream.memory.before import device_bytes  # most traces hold no memory events
 
-    name = "cpu" if device < 0 else f"cuda:{device}"
+    name = device_name(device)
     return MemoryPrediction(
         before_bytes,
         after_bytes,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
+from daydream.memory.allocator import Settings
 from daydream.memory.replay import ALLOCATE, FREE, Part, Request, Segment, Usage, usage
-from daydream.memory.settings import Settings
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 from daydream.trace.schema import UNKNOWN
 
