@@ -328,6 +328,16 @@ def freed(held: Allocations) -> np.ndarray:
     return np.asarray(held["end"] < AFTER)
 
 
+def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
+    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
+    events = held.trace.memory
+    if events is None or device < 0:
+        return None
+    mine = on_device(events, rank, device)
+    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
+    return None if most < 0 else most
+
+
 @dataclass(frozen=True)
 class Parts:
     """Parts of the program that some allocations make up.

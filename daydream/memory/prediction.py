@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import TYPES, Allocations, device_name, renumber
+from daydream.memory.allocations import TYPES, Allocations, device_name, recorded_reserved, renumber
 from daydream.results import Record
 
 MIB = 2**20
@@ -200,12 +200,12 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
 
 def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
     """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
-    from daydream.memory.reserved import recorded_reserved, reserved_for
-
     if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
         return recorded
     key = ("reserved", rank, device)
     if key not in held.worked_out:
+        from daydream.memory.reserved import reserved_for  # most recordings tell
+
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
     known: int | None = held.worked_out[key]

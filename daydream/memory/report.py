@@ -36,12 +36,13 @@ from daydream.memory.allocations import (
     Allocations,
     device_name,
     on_device,
+    recorded_reserved,
 )
 from daydream.memory.allocator import Settings
 from daydream.memory.before import device_bytes
 from daydream.memory.enclosing import argument_bytes, rows_that, take
 from daydream.memory.lifetimes import allocations
-from daydream.memory.reserved import contradictory, recorded_reserved, reserved_for
+from daydream.memory.reserved import contradictory, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.results import Record
 from daydream.text import bytes_text, counted
