@@ -80,7 +80,7 @@ class Allocations:
         doubted_cases: those of "least" and "most" that differ from what is expected.
         own_error: what a change may be off besides, of the peak: causes that are not known yet. When changes
             were first predicted, before any miss was mended, nine of ten were within 1.3 % (two models)
-            and 2.1 % (three): docs/memory_accuracy.md.
+            and 2.1 % (three): docs/accuracy.md.
     """
 
     trace: Trace

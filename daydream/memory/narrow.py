@@ -287,9 +287,7 @@ def hold_8_bits(held: Allocations) -> None:
 
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 FLOAT = "float32"
-OWN_ERROR_ON_GPU = (
-    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
-)
+OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/accuracy.md): types are inferred
 
 
 def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
