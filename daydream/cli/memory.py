@@ -11,7 +11,7 @@ from daydream.cli.source import TraceRequest, usage_error, working
 
 
 def _settings(text: str) -> Any:
-    from daydream.memory.settings import settings_of
+    from daydream.memory.allocator import settings_of
 
     return settings_of(text)
 
@@ -97,7 +97,7 @@ def memory(
     elif any(sizes.values()):
         _show_largest(request, out, largest or "batch", capacity)
     elif by is not None:
-        from daydream.memory.views import view_of
+        from daydream.memory.report import view_of
 
         with working() as progress:
             trace = request.load(progress)

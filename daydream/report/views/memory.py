@@ -11,8 +11,8 @@ from daydream.text import bytes_text, capacity_text, counted, listed, memory_uni
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.memory.report import MemoryView
     from daydream.memory.result import DeviceMemory, MemoryReport
-    from daydream.memory.views import MemoryView
     from daydream.predict.memory import Largest, MemoryAnswer
 
 CLOSE = (
