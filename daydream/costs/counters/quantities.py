@@ -99,11 +99,8 @@ class CountedKernel:
         on_amd = any(name.startswith("SQ_") for name in self.metrics)
         if not matrix and not on_amd:
             half = dtype_of_kernel(self.name) in ("float16", "bfloat16")
-            if (
-                half
-                or TENSOR_KERNEL.search(self.name)
-                or _named(self.metrics, "matrix_instructions")
-            ):
+            on_matrix_units = _told(self.metrics, "matrix_instructions")
+            if half or on_matrix_units or TENSOR_KERNEL.search(self.name):
                 return None
         return round(sum(value or 0 for value in vector.values()) + (matrix or 0))
 
