@@ -18,7 +18,7 @@ from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
 from daydream.memory.settings import settings_of
 from daydream.memory.snapshot import read_snapshot
-from daydream.parallel.engines import engine_of
+from daydream.parallel import engine_of
 from daydream.simulate.ranks import slowdown_of
 from daydream.tools.tool import tool
 from daydream.trace.attach import join

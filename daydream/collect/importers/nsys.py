@@ -23,7 +23,7 @@ from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.databases import Database, Named, open_database
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.nsys.waits import (
+from daydream.collect.importers.nsys_waits import (
     SYNC_COLUMNS,
     add_blocked,
     calls_of,

@@ -3,7 +3,7 @@
 Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
 hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
 and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
-phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`amounts.py`).
+phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`hlo.py`).
 Host names are not read.
 
 Which lines of a profile's host are one thread.
@@ -22,8 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.row_builder import RowBuilder, plain_text, whole
-from daydream.collect.importers.xplane.programs import (
+from daydream.collect.importers.hlo import (
     PROGRAMS,
     Told,
     kernel_of,
@@ -32,7 +31,8 @@ from daydream.collect.importers.xplane.programs import (
     programs_of,
     told_by,
 )
-from daydream.collect.importers.xplane.space import (
+from daydream.collect.importers.row_builder import RowBuilder, plain_text, whole
+from daydream.collect.importers.xspace import (
     DamagedError,
     Line,
     Plane,
