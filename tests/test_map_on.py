@@ -209,7 +209,7 @@ def test_engines_that_there_are_not(text):
 def test_without_dask_the_engine_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
 
-    with pytest.raises(DaydreamError, match=r"pip install 'daydream\[dask\]'"):
+    with pytest.raises(DaydreamError, match=r"pip install -e '\.\[dask\]'"):
         engine_of("dask:2")
 
 
