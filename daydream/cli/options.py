@@ -170,7 +170,7 @@ def _contention(text: str) -> str:
 
 
 def _engine(text: str) -> Any:
-    from daydream.parallel.engines import engine_of
+    from daydream.parallel import engine_of
 
     return engine_of(text)
 
