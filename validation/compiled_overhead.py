@@ -40,10 +40,9 @@ def measure(name: str, *, kept: bool) -> dict[str, float]:
     from small_models import MODELS
 
     if kept:
-        from daydream.collect.live.torch_compiler import watch_graph_breaks, watch_provenance
+        from daydream.collect.live.torch_compiler import watch_compiler
 
-        watch_provenance()
-        watch_graph_breaks()
+        watch_compiler(bool)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model, loss = MODELS[name]()
