@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any
 
 from daydream import lazy
-from daydream.collect.live.messages import OWNER, SETTINGS, tell, trace_path
+from daydream.collect.launcher.runner import OWNER, SETTINGS, tell, trace_path
 from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
 from daydream.collect.live.torch_compiler import watch_compiler

@@ -190,12 +190,13 @@ def watch_compiler(tell: Callable[[bool], object]) -> None:
     `tell` is called with True when torch begins to compile, with False when it is done. Kept are the
     provenance of Inductor's graphs, and place and reason of graph breaks and of functions left uncompiled.
     """
-    for module, act in (
-        (COMPILATIONS, lambda: on_compilations(tell)),
-        (INDUCTOR, _begin),
-        (DYNAMO_GRAPHS, lambda: on_graph_breaks(_keep_break)),
-        (DYNAMO_FRAMES, lambda: on_uncompiled_frames(_keep_uncompiled)),
-    ):
+    watched: dict[str, Callable[[], object]] = {
+        COMPILATIONS: lambda: on_compilations(tell),
+        INDUCTOR: _begin,
+        DYNAMO_GRAPHS: lambda: on_graph_breaks(_keep_break),
+        DYNAMO_FRAMES: lambda: on_uncompiled_frames(_keep_uncompiled),
+    }
+    for module, act in watched.items():
         if module in sys.modules:
             act()
         else:
