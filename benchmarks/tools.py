@@ -8,7 +8,7 @@ from time import process_time
 import numpy as np
 
 import daydream
-from daydream.tools.events import Event, Events
+from daydream.tools.tool import Event, Events
 
 ROWS, ROUNDS = 1_000_000, 5
 KINDS = ("operator", "runtime", "kernel", "memcpy")

@@ -20,6 +20,6 @@ class NotebookFigure(NotebookTables):
     def plot(self, **options: Any) -> Any:
         """Return a `matplotlib.figure.Figure`; a step's timeline takes `step`, a number.
 
-        Raises `DaydreamError` if matplotlib is not installed: it comes with `daydream[notebook]`.
+        Raises `DaydreamError` if matplotlib is not installed: it comes with the extra `notebook`.
         """
         return lazy.ask("figure", self, **options)

@@ -8,8 +8,11 @@ DaydreamError                  anything the user can put right; the command line
 │       └── NotApplicableError an optimization has nothing to change in this trace, and says why
 ├── HandleError                a map of debug handles makes no sense or does not fit (also a ValueError)
 ├── UnknownOptimizationError   no optimization of that name (also a LookupError)
+├── MissingPackageError      a package that an extra installs is missing (also an ImportError)
 └── OutputError                a result cannot be written (also an OSError)
 """
+
+INSTALL = "pip install -e '.[{}]' in daydream's checkout"  # on package indexes the name is another project's
 
 
 class DaydreamError(Exception):
@@ -51,6 +54,13 @@ class HandleError(DaydreamError, ValueError):
 
 class UnknownOptimizationError(DaydreamError, LookupError):
     """No optimization has the name that was asked for."""
+
+
+class MissingPackageError(DaydreamError, ImportError):
+    """A package that an extra of daydream installs is missing, or too old."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"the package `{package}` is not installed: {INSTALL.format(extra)}")
 
 
 class OutputError(DaydreamError, OSError):

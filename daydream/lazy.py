@@ -3,7 +3,8 @@
     _HOMES = {"daydream.costs.devices": ("Device", "find_device")}
     __getattr__, __dir__ = lazy.names(__name__, _HOMES)
 
-Type checkers read the same names from imports under `TYPE_CHECKING`, and `__all__`. Regular expressions
+Type checkers read the same names from imports under `TYPE_CHECKING`, and `__all__`; where a package has those
+imports alone, `_HOMES = lazy.imports_of(__file__)`. Regular expressions
 are compiled when they are first used, too: a module that holds a dozen of them costs next to nothing.
 
     MATRIX = regex(r"gemm|conv")
@@ -13,8 +14,8 @@ What lower floors ask of higher ones. The front page gives the functions: no flo
 
 | hook | who asks | what answers |
 |---|---|---|
-| `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.notebook` |
-| `interactive` | a what-if (`interactive`) | `daydream.report.html.frame` |
+| `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.html.render` |
+| `interactive` | a what-if (`interactive`) | `daydream.report.html.page` |
 | `figure` | nouns (`plot`) | `daydream.report.figures` |
 | `fixed_order` | `Graph.to_networkx`, for lanes with a schedule | `daydream.simulate.engine` |
 | `block_of_layers` | `Selection.group_by`, for `block` | `daydream.model.blocks` |
@@ -52,6 +53,20 @@ else:
 
         def __reduce__(self) -> tuple[Any, ...]:  # a worker compiles its own
             return regex, self._given
+
+
+def imports_of(file: str) -> dict[str, tuple[str, ...]]:
+    """Return what a package's source imports under `TYPE_CHECKING`: for each module its names.
+
+    Args:
+        file: the package's `__file__`.
+
+    """
+    with open(file, encoding="utf-8") as source:
+        found = re.findall(
+            r"^    from (\S+) import (?:\(([^)]*)\)|(.*))", source.read(), re.MULTILINE
+        )
+    return {module: tuple(re.findall(r"\w+", several or one)) for module, several, one in found}
 
 
 def names(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -28,7 +28,7 @@ from daydream.model import (
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = frozenset({"ddp", "p3", "tictac"})
+EXCLUDES = {"ddp", "p3", "tictac"}
 CODE = "torch.distributed.fsdp.fully_shard(model)"
 
 LANE = "shards"  # one lane: collectives of one group run one behind the other
@@ -42,10 +42,9 @@ class Calls(NamedTuple):
     unit: int
     parameter: int
 
-    def of(self, parameters: np.ndarray) -> np.ndarray:
-        """Return the time of units with so many parameters, ns."""
-        each: np.ndarray = self.unit + self.parameter * parameters
-        return each
+    def of(self, parameters: int) -> int:
+        """Return the time of a unit with so many parameters, ns."""
+        return self.unit + self.parameter * parameters
 
 
 # Hooks and calls of torch 2.13.0 on an x86 server CPU, one thread: what `benchmarks/sharding_calls.py` finds
@@ -133,15 +132,12 @@ def fsdp(
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     gradients = gradients_of(graph, gradient_mb)
     network = network_of(graph, workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
-    updates = graph.select(on="gpu", phase="optimizer")
-    updates = updates if len(updates) else graph.select(kind="cpu", phase="optimizer")
-    updates.need("optimizer")
-    units = None if stage == 1 else _units(graph, gradients, layers, unit_mb)
-    steps = len(np.unique(gradients.nodes.step))
-
+    device, calls = graph.select(on="gpu", phase="optimizer"), graph.select(kind="cpu", phase="optimizer")
+    updates = (device if len(device) else calls).need("optimizer")
+    steps = len(set(gradients.nodes.step.tolist()))
     share = scaled_time(graph, updates, 1 / workers).duration_ns
-    saved = (updates.total("duration_ns") - share.sum()) / len(np.unique(updates.step))
-    if units is None:
+    saved = (updates.total("duration_ns") - share.sum()) / len(updates.group_by("step"))
+    if stage == 1:
         ddp(
             graph,
             workers=workers,
@@ -152,120 +148,106 @@ def fsdp(
         )
         _gather_behind(updates, gradients.nbytes.sum() / steps, network)
     else:
+        units, what = _units(graph, gradients, layers, unit_mb, workers)
         lane = compute_lane(graph)
-        sharding = _Sharding(
-            units,
-            np.bincount(units.number, _padded_bytes(gradients, workers)),
-            np.bincount(units.number),
-            network,
-            lane,
-            overlap=lane is not None if overlap is None else overlap,
-            ahead=forward_prefetch,
-            python=python,
-        )
-        calls = graph.select(kind="cpu", phase="optimizer")
-        dispatch = _dispatch_ns(graph, calls, gradients) * python
+        hidden = lane is not None if overlap is None else overlap
+        sharding = Sharding(graph, units, network, lane, hidden, forward_prefetch, python)
+        dispatch = _dispatch_ns(graph, calls, gradients) if python else {}
         sharding.scatter(gradients)
         sharding.gather(again=stage == 3)
         graph.covers(workers)
         graph.note(network.describe())
         graph.note(
-            f"{units.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "
-            f"{counted(round(len(units) / steps), 'unit')}: {units.what}."
+            f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "
+            f"{counted(round(len(units) / steps), 'unit')}: {what}."
         )
         if sharding.copies is None:
             graph.note(
                 "Copies before and after the transfers are left out: the trace shows no memory bandwidth."
             )
-        if not sharding.overlap:
+        if not hidden:
             graph.note("Each transfer is waited for where it is asked for: nothing runs meanwhile.")
     updates.set(duration_ns=share)  # last: the update's own rate is what copies go by
-    if units is not None and python:
-        if dispatch.any():
-            calls.set(duration_ns=calls.duration_ns + dispatch)
-        hooks = graph.select(name=r"^ask for ").total("duration_ns") + dispatch.sum()
+    if stage > 1 and python:
+        slower = calls[[task in dispatch for task in calls.ids.tolist()]]
+        if len(slower):
+            slower.set(duration_ns=slower.duration_ns + [dispatch[task] for task in slower.ids.tolist()])
+        hooks = graph.select(name=r"^ask for ").total("duration_ns") + sum(dispatch.values())
         spent = f"{hooks / steps / 1e6:,.3f} ms"
         graph.note(f"Hooks and calls on shards take {spent} of the CPU per step, as on an x86 server.")
     graph.note(f"To update 1/{workers} of the parameters takes {saved / 1e6:,.3f} ms less per step.")
 
 
-@dataclass(frozen=True)
-class Units:
-    """The units of all steps, one after the other in the order in which their gradients are complete.
+class Unit(NamedTuple):
+    """Parameters that are gathered and scattered together, in one step.
 
-    `forward` is the first task of the forward pass that reads a unit's parameters, `backward` the
-    first one of its backward pass, `node` the one that completes its last gradient. The `root`
-    holds what is in no other unit: it is there from the first task of the forward pass to the
-    last of the backward pass, as with torch's `fully_shard`. `step` numbers the steps from 0, `number`
-    is the unit of each gradient.
+    Units are in the order in which their gradients are complete: `last` is the place of the last one. The
+    root holds what is in no other unit: it is there from the first task of the forward pass to the last of
+    the backward pass, as with torch's `fully_shard`. `forward` is the first task of the forward pass that
+    reads a unit's parameters, `backward` the first one of its backward pass; `nbytes` are those of its
+    parameters when the first size of each is filled up to a multiple of the workers.
     """
 
-    forward: Selection
-    backward: Selection
-    node: Selection
-    nbytes: np.ndarray
-    root: np.ndarray
-    step: np.ndarray
-    number: np.ndarray
-    what: str
-
-    def __len__(self) -> int:
-        return len(self.nbytes)
+    last: int
+    turn: int  # 1 of the root, 2 of the unit that begins the forward pass where there is a root, else 0
+    step: int
+    forward: int
+    backward: int
+    node: int
+    nbytes: int
+    parameters: int
 
 
 def _units(
-    graph: Graph, gradients: Gradients, layers: str | None = None, unit_mb: float | None = None
-) -> Units:
-    """Return the units: modules that match `layers`, else runs of `unit_mb` MiB, else what the trace tells.
+    graph: Graph, gradients: Gradients, layers: str | None, unit_mb: float | None, workers: int
+) -> tuple[list[Unit], str]:
+    """Return the units, and what they are.
 
-    That is the blocks that the model repeats, else its outermost modules, else runs of 25 MiB. A
-    backward pass of a unit begins after the gradient before its first one.
+    Modules that match `layers`, else runs of `unit_mb` MiB, else what the trace tells: the blocks that the
+    model repeats, else its outermost modules, else runs of 25 MiB. A backward pass of a unit begins after
+    the gradient before its first one.
     """
     label, what = _labels(graph, gradients, layers, unit_mb)
-    order = graph.columns["order"]
-    users = first_parameter_uses(graph, gradients).ids
-    steps = gradients.nodes.group_by("step", "rank")
+    users, nbytes = first_parameter_uses(graph, gradients), _padded_bytes(gradients, workers)
+    reads = list(zip(users.order.tolist(), users.ids.tolist(), strict=True))
+    of_step: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for place, (step, one) in enumerate(zip(gradients.step_and_rank, label, strict=True)):
+        of_step.setdefault(step, {}).setdefault(one, []).append(place)
     found = []
-    for step in range(len(steps)):
-        here = np.flatnonzero(steps.number == step)
-        units = {one: here[label[here] == one] for one in dict.fromkeys(label[here].tolist())}
-        reads = {one: users[mine][np.argmin(order[users[mine]])] for one, mine in units.items()}
-        earliest = min(reads.values(), key=lambda task: order[task])
-        opening = [one for one, task in reads.items() if task == earliest]
+    for number, units in enumerate(of_step.values()):
+        first = {one: min(reads[place] for place in mine) for one, mine in units.items()}
+        opening = [one for one, read in first.items() if read == min(first.values())]
+        begin, end = min(mine[0] for mine in units.values()), max(mine[-1] for mine in units.values())
         for one, mine in units.items():
             # Of a unit that nothing with parameters runs before, no gradient goes on: torch's hook on it
             # never runs, and it is scattered when the backward pass is over, behind the root.
-            root, head = one < 0, one >= 0 and opening == [one] and -1 in units
-            last = here[-1] if root or head else mine[-1]
-            backward = _begin(graph, gradients, mine[0], opens=mine[0] == here[0])
-            found.append((last, root + 2 * head, earliest if root else reads[one], backward, step, one))
-    found.sort()
-    last, turn, forward, backward, step, one = np.array(found).T
-    place = {key: number for number, key in enumerate(zip(step.tolist(), one.tolist(), strict=True))}
-    number = np.array([place[key] for key in zip(steps.number.tolist(), label.tolist(), strict=True)])
-    nbytes = np.bincount(number, gradients.nbytes).astype(np.int64)
-    nodes = gradients.nodes[last]
-    return Units(graph.tasks(forward), graph.tasks(backward), nodes, nbytes, turn == 1, step, number, what)
+            turn = 1 if one < 0 else 2 if opening == [one] and -1 in units else 0
+            last = end if turn else mine[-1]
+            forward = min(first.values()) if one < 0 else first[one]
+            backward = _begin(graph, gradients, mine[0], opens=mine[0] == begin)
+            node, size = int(gradients.nodes.ids[last]), sum(nbytes[place] for place in mine)
+            found.append(Unit(last, turn, number, forward[1], backward, node, size, len(mine)))
+    return sorted(found), what
 
 
 def _labels(
     graph: Graph, gradients: Gradients, layers: str | None, unit_mb: float | None
-) -> tuple[np.ndarray, str]:
+) -> tuple[list[int], str]:
     """Return a number for the unit of each gradient, -1 for the root, and what the units are."""
     if layers is not None and unit_mb is not None:
         raise GraphError("layers and unit_mb were both given; units are made by one of the two")
-    code = graph.columns["layer"][gradients.nodes.ids]
-    if unit_mb is None and (layers is not None or (code >= 0).any()):
+    if unit_mb is None:
         repeated = [block for family in repeated_blocks(graph) for block in family]
-        label = block_of_layers(graph, layers if layers is not None else repeated or "*")[0][code]
-        if (label >= 0).any():
+        of_layer, _ = block_of_layers(graph, layers if layers is not None else repeated or "*")
+        label = of_layer[graph.columns["layer"][gradients.nodes.ids]].tolist()
+        if max(label) >= 0:
             return label, f"layers {layers!r}" if layers is not None else "blocks" if repeated else "modules"
         if layers is not None:
             raise NotApplicableError(
                 f"no layer that matches {layers!r} has gradients; layers are recorded by `daydream collect`"
             )
     size = BUCKET_MB if unit_mb is None else unit_mb
-    return gradients.buckets(size).number, f"runs of {size:g} MiB"
+    return gradients.buckets(size).number.tolist(), f"runs of {size:g} MiB"
 
 
 def _begin(graph: Graph, gradients: Gradients, first: int, *, opens: bool) -> int:
@@ -284,18 +266,16 @@ def _begin(graph: Graph, gradients: Gradients, first: int, *, opens: bool) -> in
     return int((begins if begins.order[0] <= own.order[0] else own).ids[0])
 
 
-def _padded_bytes(gradients: Gradients, workers: int) -> np.ndarray:
+def _padded_bytes(gradients: Gradients, workers: int) -> list[int]:
     """Return the bytes of each gradient when its first size is filled up to a multiple of the workers.
 
     So torch divides parameters (2.13.0, `_get_dim0_padded_size`). As they are where shapes are not known.
     """
-    found = gradients.nbytes.copy()
-    graph = gradients.nodes.graph
-    rows = call_rows(graph, gradients.nodes.ids, ACCUMULATE.pattern)
-    if graph.trace is None:
-        return found
-    known = np.flatnonzero(rows >= 0)
-    for place, text in zip(known.tolist(), graph.trace.values("shapes", rows[known].tolist()), strict=True):
+    graph, found = gradients.nodes.graph, gradients.nbytes.tolist()
+    rows = call_rows(graph, gradients.nodes.ids, ACCUMULATE.pattern).tolist()
+    known = [place for place, row in enumerate(rows) if row >= 0 and graph.trace is not None]
+    texts = graph.recorded.values("shapes", [rows[place] for place in known]) if known else []
+    for place, text in zip(known, texts, strict=True):
         shapes = shapes_in(text) if text is not None else []
         if shapes and shapes[0][0]:
             first = shapes[0][0]
@@ -303,194 +283,178 @@ def _padded_bytes(gradients: Gradients, workers: int) -> np.ndarray:
     return found
 
 
-def _dispatch_ns(graph: Graph, calls: Selection, gradients: Gradients) -> np.ndarray:
-    """Return how much longer each CPU task of an update takes on sharded parameters, ns.
+def _dispatch_ns(graph: Graph, calls: Selection, gradients: Gradients) -> dict[int, int]:
+    """Return how much longer CPU tasks of an update take on sharded parameters, ns by task.
 
     By the operators that Python calls; those that others call know nothing of shards.
     """
-    found = np.zeros(len(calls), np.int64)
-    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)")
-    if graph.trace is None or not (rows >= 0).any():
-        return found
-    called, first = np.unique(rows, return_index=True)
-    called, first = called[called >= 0], first[called >= 0]
-    names = graph.trace.values("name", called.tolist())
-    lists = np.array([bool(LISTS.match(name or "")) for name in names], bool)
-    found[first] = np.where(lists, 0, UPDATE_CALL)
-    if lists.any():
-        parameters = np.bincount(gradients.nodes.step, minlength=int(calls.step.max()) + 1)
-        _, opens = np.unique(calls.step[first[lists]], return_index=True)
-        opens = first[lists][opens]
-        found[:] = 0
-        found[opens] = UPDATE_IN_LISTS * parameters[calls.step[opens]]
-    return found
+    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)").tolist()
+    first: dict[int, tuple[int, int]] = {}  # by call: its first task, and the step
+    for row, *task in zip(rows, calls.ids.tolist(), calls.step.tolist(), strict=True):
+        if row >= 0:
+            first.setdefault(row, tuple(task))
+    if graph.trace is None or not first:
+        return {}
+    names = graph.trace.values("name", list(first))
+    lists = [task for task, name in zip(first.values(), names, strict=True) if LISTS.match(name or "")]
+    if not lists:
+        return {task: UPDATE_CALL for task, _ in first.values()}
+    opens = {step: task for task, step in reversed(lists)}
+    steps = gradients.nodes.step.tolist()
+    return {task: UPDATE_IN_LISTS * steps.count(step) for step, task in opens.items()}
 
 
-class _Sharding:
-    """Units of a graph, what is known of them, and where transfers and copies go."""
+class Use(NamedTuple):
+    """A pass that needs the parameters of a unit, in the order in which they are gathered."""
 
-    def __init__(
-        self,
-        units: Units,
-        nbytes: np.ndarray,
-        parameters: np.ndarray,
-        network: Network,
-        lane: str | None,
-        *,
-        overlap: bool,
-        ahead: bool,
-        python: bool,
-    ) -> None:
-        self.graph, self.units, self.nbytes, self.parameters = units.node.graph, units, nbytes, parameters
-        self.network, self.lane, self.overlap, self.ahead, self.python = network, lane, overlap, ahead, python
-        on = "cpu" if lane is None else "gpu"
-        self.copies = copies_into_new_ns(self.graph, nbytes, on)
-        self.shards = copies_into_new_ns(self.graph, nbytes / network.workers, on)
+    step: int
+    backward: bool
+    order: int
+    in_root: bool  # False first: the root
+    unit: int
+    task: int
+
+
+@dataclass
+class Sharding:
+    """The units, what is known of them, and where transfers and copies go."""
+
+    graph: Graph
+    units: list[Unit]
+    network: Network
+    lane: str | None
+    overlap: bool
+    ahead: bool
+    python: bool
+
+    def __post_init__(self) -> None:
+        on, workers = "cpu" if self.lane is None else "gpu", self.network.workers
+        self.nbytes = [unit.nbytes for unit in self.units]
+        self.copies = copies_into_new_ns(self.graph, self.nbytes, on)
+        self.shards = copies_into_new_ns(self.graph, [nbytes / workers for nbytes in self.nbytes], on)
 
     def gather(self, *, again: bool) -> None:
         """Gather each unit before its passes."""
-        graph, units = self.graph, self.units
-        of, backward, use = self._uses(again=again)
-        step = units.step[of]
-        opens = np.append(True, np.diff(2 * step + backward) != 0)  # the first of a pass
+        graph, uses = self.graph, self._uses(again=again)
+        of = [use.unit for use in uses]
         # A pass asks for its first unit when it begins; a backward pass may begin with the root.
+        opens = [not at or use[:2] != uses[at - 1][:2] for at, use in enumerate(uses)]
         order = graph.columns["order"]
-        begins = units.backward.ids[np.lexsort((order[units.backward.ids], units.step))]
-        begins = begins[np.unique(np.sort(units.step), return_index=True)[1]]
+        begins: dict[int, tuple[int, int]] = {}
+        for unit in self.units:
+            begin = int(order[unit.backward]), unit.backward
+            begins[unit.step] = min(begins.get(unit.step, begin), begin)
 
-        taken = self._copy(graph.tasks(use), "copy parameters", self.copies, of)
-        early = ~opens & (backward | self.ahead)  # asked for when the one before it has been taken over
-        ask = np.empty(len(of), np.int64)
-        hooks = [passes.of(self.parameters[of]) for passes in (FORWARD, BACKWARD)]
-        calls = np.where(backward, hooks[1], hooks[0]) * self.python
-        first = np.where(backward & opens & (begins[step] != use), begins[step], taken.ids)
-        for these, place in ((np.flatnonzero(~early), first), (np.flatnonzero(early), np.roll(taken.ids, 1))):
-            if len(these):
-                beside = graph.insert_before if place is first else graph.insert_after
-                ask[these] = beside(
-                    graph.tasks(place[these]), "ask for parameters", kind="cpu", duration_ns=calls[these]
-                ).ids
-        asked = graph.tasks(ask)
-        done = (
-            None
-            if self.overlap
-            else graph.insert_after(asked, "wait for parameters", kind="cpu", duration_ns=0)
-        )
-        ready = asked
+        taken = self._copy([use.task for use in uses], "copy parameters", of)
+        asked = [0] * len(uses)
+        for early in (False, True):
+            these = [
+                at for at, use in enumerate(uses) if early == (not opens[at] and (use.backward or self.ahead))
+            ]
+            beside, calls = [], []
+            for at in these:  # early ones when the one before has been taken over
+                use, begin = uses[at], begins[uses[at].step][1]
+                at_begin = use.backward and opens[at] and begin != use.task
+                beside.append(taken[at - 1] if early else begin if at_begin else taken[at])
+                hook = BACKWARD if use.backward else FORWARD
+                calls.append(hook.of(self.units[use.unit].parameters) * self.python)
+            if these:
+                insert = graph.insert_after if early else graph.insert_before
+                new = insert(graph.tasks(beside), "ask for parameters", kind="cpu", duration_ns=calls)
+                for at, task in zip(these, new.ids.tolist(), strict=True):
+                    asked[at] = task
+        ask = ready = graph.tasks(asked)
+        if not self.overlap:
+            done = graph.insert_after(ask, "wait for parameters", kind="cpu", duration_ns=0)
         if self.shards is not None:
             where = {} if self.lane is None else {"lane": INTO, "kind": "kernel"}
-            ready = graph.insert_after(asked, "copy shard", duration_ns=self.shards[of], **where)
-        nbytes = self.nbytes[of] / self.network.workers
-        gathered = graph.insert_after(
-            ready,
-            "all-gather",
-            kind="collective",
-            lane=LANE,
-            gap_ns=0,
-            launched=self.lane is not None,
-            before=taken,
-            duration_ns=_times(self.network, "all_gather", nbytes),
-            collective="all_gather",
-            bytes=nbytes,
-        )
+            ready = graph.insert_after(ask, "copy shard", duration_ns=self.shards[of], **where)
+        nbytes = [self.nbytes[one] / self.network.workers for one in of]
+        gathered = self._transfer(ready, "all-gather", nbytes, before=taken)
+        begun = (ready if self.shards is not None else gathered).ids.tolist()
         # Memory of the unit before the last one is free in the forward pass, of the last one in the backward.
-        held = np.arange(len(of)) - np.where(backward, 1, 2)
-        own = np.maximum.accumulate(np.where(opens, np.arange(len(of)), 0))
-        frees = np.flatnonzero((held >= own) | backward & (step[np.maximum(held, 0)] == step))
-        if len(frees):
-            begun = ready if self.shards is not None else gathered
-            graph.link(taken[held[frees]], begun[frees])
+        opened = 0
+        for at, use in enumerate(uses):
+            opened = at if opens[at] else opened
+            before = at - (1 if use.backward else 2)
+            if before >= opened or (use.backward and uses[max(before, 0)].step == use.step):
+                graph.link(taken[before], begun[at])
         if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
-            starts = asked[opens & ~backward] if self.overlap else asked
-            starts.wait_for(self.lane, on=INTO if self.shards is not None else LANE)
-        if done is not None:
-            self._stand_still(done)
+            starts = [not self.overlap or (opens[at] and not use.backward) for at, use in enumerate(uses)]
+            ask[starts].wait_for(self.lane, on=INTO if self.shards is not None else LANE)
+        if not self.overlap:
+            self._block(done)
 
     def scatter(self, gradients: Gradients) -> None:
         """Scatter the gradients of each unit when they are there and the unit before it is done."""
-        graph, units = self.graph, self.units
-        ends = graph.tasks(np.unique(gradients.ends().ids))
+        graph = self.graph
+        ends = graph.tasks(sorted(set(gradients.ends().ids.tolist())))
         end = graph.insert_after(ends, "wait for reduce-scatters", kind="cpu", duration_ns=0)
-        every = np.arange(len(units))
-        into = self._copy(units.node, "copy gradients", self.copies, every, behind=True)
-        graph.insert_before(
-            into, "ask for gradients", kind="cpu", duration_ns=SCATTER.of(self.parameters) * self.python
-        )
-        done = (
-            None
-            if self.overlap
-            else graph.insert_after(into, "wait for gradients", kind="cpu", duration_ns=0)
-        )
-        scattered = graph.insert_after(
-            into,
-            "reduce-scatter",
-            kind="collective",
-            lane=LANE,
-            gap_ns=0,
-            collective="reduce_scatter",
-            duration_ns=_times(self.network, "reduce_scatter", self.nbytes),
-            bytes=self.nbytes,
-            launched=self.lane is not None,
-        )
-        same = np.flatnonzero(units.step[1:] == units.step[:-1])
-        if len(same):
-            graph.link(scattered[same], into[same + 1])
-        self._stand_still(end if done is None else end | done)
+        nodes = [unit.node for unit in self.units]
+        into = graph.tasks(self._copy(nodes, "copy gradients", range(len(nodes)), behind=True))
+        calls = [SCATTER.of(unit.parameters) * self.python for unit in self.units]
+        graph.insert_before(into, "ask for gradients", kind="cpu", duration_ns=calls)
+        if not self.overlap:
+            end = end | graph.insert_after(into, "wait for gradients", kind="cpu", duration_ns=0)
+        scattered = self._transfer(into, "reduce-scatter", self.nbytes)
+        for (at, unit), (behind, other) in pairwise(enumerate(self.units)):
+            if unit.step == other.step:
+                graph.link(scattered[at], into[behind])
+        self._block(end)
 
-    def _uses(self, *, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, as they are gathered, the unit, whether for its backward pass, and the first task of it."""
-        units, columns = self.units, self.graph.columns
-        of = np.concatenate([np.arange(len(units)), np.flatnonzero(~units.root & again)])
-        backward = np.arange(len(of)) >= len(units)
-        use = np.where(backward, units.backward.ids[of], units.forward.ids[of])
-        turn = np.lexsort((~units.root[of], columns["order"][use], backward, units.step[of]))
-        known = (columns["launch"][use[turn]] >= 0) | (self.lane is None)  # else launched before the window
-        turn = turn[known]
-        return of[turn], backward[turn], use[turn]
+    def _uses(self, *, again: bool) -> list[Use]:
+        columns, found = self.graph.columns, []
+        for number, unit in enumerate(self.units):
+            root = unit.turn == 1
+            tasks = [unit.forward, unit.backward] if again and not root else [unit.forward]
+            for backward, task in enumerate(tasks):
+                if self.lane is None or columns["launch"][task] >= 0:  # else launched before the window
+                    place = int(columns["order"][task])
+                    found.append(Use(unit.step, bool(backward), place, not root, number, task))
+        return sorted(found)
 
-    def _copy(
-        self,
-        beside: Selection,
-        name: str,
-        durations: np.ndarray | None,
-        of: np.ndarray,
-        *,
-        behind: bool = False,
-    ) -> Selection:
+    def _copy(self, beside: list[int], name: str, of: Any, *, behind: bool = False) -> list[int]:
         where: dict[str, Any] = (
             {"kind": "cpu"} if self.lane is None else {"kind": "kernel", "lane": self.lane}
         )
         insert = self.graph.insert_after if behind else self.graph.insert_before
-        return insert(beside, name, duration_ns=0 if durations is None else durations[of], **where)
+        time = 0 if self.copies is None else self.copies[of]
+        return insert(self.graph.tasks(beside), name, duration_ns=time, **where).ids.tolist()
 
-    def _stand_still(self, calls: Selection) -> None:
+    def _transfer(self, beside: Selection, name: str, nbytes: list[Any], before: Any = None) -> Selection:
+        return _transfer(beside, name, nbytes, self.network, launched=self.lane is not None, before=before)
+
+    def _block(self, calls: Selection) -> None:
         """Let the CPU, or the GPU's compute, wait for the transfers that were asked for before."""
         calls.wait_for(LANE) if self.lane is None else calls.wait_for(LANE, on=self.lane)
 
 
 def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
     """Gather all parameters after each step's update; what comes then waits."""
-    graph = updates.graph
-    lane = compute_lane(graph)
+    lane = compute_lane(updates.graph)
     last = updates.group_by("step").last()
-    end = graph.insert_after(last, "wait for parameters", kind="cpu", duration_ns=0)
-    share = nbytes / network.workers
-    graph.insert_after(
-        last,
-        "all-gather",
-        kind="collective",
-        lane=LANE,
-        gap_ns=0,
-        collective="all_gather",
-        bytes=share,
-        duration_ns=network.time_ns("all_gather", share),
-        launched=lane is not None,
-    )
+    end = updates.graph.insert_after(last, "wait for parameters", kind="cpu", duration_ns=0)
+    share = [nbytes / network.workers] * len(last)
+    _transfer(last, "all-gather", share, network, launched=lane is not None)
     end.wait_for(LANE) if lane is None else end.wait_for(LANE, on=lane)
 
 
-def _times(network: Network, collective: str, nbytes: np.ndarray) -> list[int]:
-    return [network.time_ns(collective, each) for each in nbytes.tolist()]
+def _transfer(
+    beside: Selection, name: str, nbytes: list[Any], network: Network, *, launched: bool, before: Any = None
+) -> Selection:
+    collective = name.replace("-", "_")
+    return beside.graph.insert_after(
+        beside,
+        name,
+        kind="collective",
+        lane=LANE,
+        gap_ns=0,
+        launched=launched,
+        before=before,
+        duration_ns=[network.time_ns(collective, each) for each in nbytes],
+        collective=collective,
+        bytes=nbytes,
+    )
 
 
 def memory(

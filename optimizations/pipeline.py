@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import (
@@ -22,6 +22,13 @@ from daydream.memory import Allocations, block_of_rows, in_phase, parts_of
 from daydream.model import joint_update, repeated_blocks, trained_parameters
 from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
+
+STAGE = order.PARALLEL
+EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})
+CODE = "torch.distributed.pipelining.pipeline(model, mb_args=(batch,))"
+
+PASSES = ("forward", "loss", "backward")
+CHUNKS = 2  # of blocks a GPU, where stages are interleaved
 
 
 class Pass(NamedTuple):
@@ -41,19 +48,22 @@ def passes_of_stages(schedule: str, stages: int, batches: int, chunks: int = 1) 
     total = batches * chunks
     found = []
     for stage in range(stages):
-        turns = [divmod(turn, stages * chunks) for turn in range(total)]
         forward, backward = [], []
-        for turn, (round_, place) in enumerate(turns):
+        for turn in range(total):
+            round_, place = divmod(turn, stages * chunks)
             chunk, batch = (place // stages, round_ * stages + place % stages) if chunks > 1 else (0, turn)
             forward.append(Pass(False, chunk * stages + stage, batch))
             backward.append(Pass(True, (chunks - 1 - chunk) * stages + stage, batch))
-        ahead = total
-        if schedule != "gpipe":
-            ahead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
-        ahead = min(ahead, total)
+        ahead = total if schedule == "gpipe" else min(_warm_up(stages, stage, chunks), total)
         mixed = [one for pair in zip(forward[ahead:], backward, strict=False) for one in pair]
         found.append([*forward[:ahead], *mixed, *backward[total - ahead :]])
     return found
+
+
+def _warm_up(stages: int, stage: int, chunks: int) -> int:
+    """Return how many forward passes a GPU runs before its first backward pass follows one."""
+    behind = stages - stage - 1
+    return behind if chunks == 1 else 2 * behind + (chunks - 1) * stages
 
 
 def in_order(of_stages: Sequence[Sequence[Pass]], chunks: int) -> list[tuple[int, Pass]]:
@@ -62,16 +72,13 @@ def in_order(of_stages: Sequence[Sequence[Pass]], chunks: int) -> list[tuple[int
     left = [list(passes) for passes in of_stages]
     order: list[tuple[int, Pass]] = []
     while any(left):
-        ready = [
-            (stage, passes[0])
-            for stage, passes in enumerate(left)
-            if passes and all(need in done for need in _needs(passes[0], chunks))
-        ]
+        first = [(stage, passes[0]) for stage, passes in enumerate(left) if passes]
+        ready = [(stage, one) for stage, one in first if done.issuperset(_needs(one, chunks))]
         if not ready:
             raise GraphError("no order of passes satisfies this schedule")
-        for stage, _ in ready:
+        for stage, one in ready:
             left[stage].pop(0)
-        done.update(one for _, one in ready)
+            done.add(one)
         order += ready
     return order
 
@@ -87,29 +94,20 @@ def _needs(one: Pass, chunks: int) -> list[Pass]:
 def equal_parts(times: Sequence[int], parts: int) -> list[int]:
     """Return where each of `parts` consecutive parts of the times begins, so that the longest is shortest.
 
-    Of several such divisions the one with the fewest in the last parts.
+    Of several such divisions the one whose last parts are shortest.
     """
-    count = len(times)
-    sums = [0]
-    for time in times:
-        sums.append(sums[-1] + time)
-    best = [[0] * (count + 1) for _ in range(parts + 1)]  # longest part of the first `i` times in `k` parts
-    cut = [[0] * (count + 1) for _ in range(parts + 1)]
-    best[1] = list(sums)
-    for k in range(2, parts + 1):
-        for i in range(k, count + 1):
-            choices = [(max(best[k - 1][j], sums[i] - sums[j]), -j) for j in range(k - 1, i)]
-            longest, at = min(choices)
-            best[k][i], cut[k][i] = longest, -at
-    begins, end = [], count
-    for k in range(parts, 0, -1):
-        begin = cut[k][end] if k > 1 else 0
-        begins.append(begin)
-        end = begin
-    return begins[::-1]
-
-
-PASSES = ("forward", "loss", "backward")
+    sums = [0, *accumulate(times)]
+    # Of the first 0, 1, 2, ... times: their longest part, what decides between equals, where parts begin.
+    best: list[tuple[int, int, tuple[int, ...]]] = [(total, 0, (0,)) for total in sums]
+    for part in range(1, parts):
+        best = [
+            min(
+                ((max(best[at][0], total - sums[at]), -at, (*best[at][2], at)) for at in range(part, end)),
+                default=best[0],
+            )
+            for end, total in enumerate(sums)
+        ]
+    return list(best[-1][2])
 
 
 @dataclass(frozen=True)
@@ -118,110 +116,102 @@ class Passes:
 
     tasks: Selection
     blocks: list[str]
-    block: np.ndarray
-    backward: np.ndarray
+    block: list[int]
+    backward: list[bool]
 
-    def groups(self, chunk_of_block: np.ndarray) -> Groups:
-        """Return the tasks by (step, chunk, backward), in program order."""
-        return self.tasks.group_by("step", chunk_of_block[self.block], self.backward.astype(np.int64))
+    def groups(self, chunks: list[int]) -> Groups:
+        """Return the tasks by (step, chunk, backward), in program order; `chunks` has that of each block."""
+        return self.tasks.group_by("step", [chunks[block] for block in self.block], self.backward)
 
-    def work(self) -> np.ndarray:
-        """Return a mask of the tasks that do the work: the device's where there are any."""
-        on_device = self.tasks.kind != "cpu"
-        return on_device if on_device.any() else ~on_device
+    def work(self) -> Selection:
+        """Return the tasks that do the work: the device's where there are any."""
+        device = self.tasks.where(on="gpu")
+        return device if len(device) else self.tasks
 
     def time_of_blocks(self) -> list[int]:
         """Return the time of each block's work, of what runs with it too, over all steps."""
-        mine = self.work()
-        time = np.bincount(self.block[mine], self.tasks.duration_ns[mine], len(self.blocks))
-        return [int(one) for one in time]
+        time = [0] * len(self.blocks)
+        does = self.tasks.is_in(self.work())
+        for block, ns in zip(self.block, (self.tasks.duration_ns * does).tolist(), strict=True):
+            time[block] += ns
+        return time
 
     def layers(self, blocks: set[int]) -> set[str]:
         """Return the layers that run forward with some of the blocks."""
-        mine = ~self.backward & np.isin(self.block, list(blocks))
-        return {layer for layer in self.tasks.layer[mine].tolist() if layer is not None}
+        runs = zip(self.tasks.layer, self.block, self.backward, strict=True)
+        return {layer for layer, block, back in runs if layer and not back and block in blocks}
 
 
 def passes_by_block(graph: Graph) -> Passes:
     """Return the work of the forward and backward passes by the repeated block it runs with.
 
-    Steps that lack a block, such as the first of a recording, are left out. Raises
-    `NotApplicableError` where no step has one forward and one backward pass through repeated blocks.
+    What runs before the first block goes with it, what lies between two with the one before, and what
+    follows the last one, the loss too, with that. Of several families of blocks the one with most time
+    counts. Steps that do not run all of its blocks forward and backward are left out.
     """
     graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
     families = repeated_blocks(graph)
     if not families:
         raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
-    background = np.array([lane.background for lane in graph.lanes] + [False])
-    tasks = graph.select(phase=PASSES).where(lambda each: ~background[graph.columns["lane"][each.ids]])
+    tasks = graph.select(phase=PASSES)
+    tasks = tasks - tasks.where(lane=[lane.name for lane in graph.lanes if lane.background])
     if not len(tasks.where(phase="backward")):
         raise NotApplicableError("the trace has no backward pass: a pipeline of training is predicted")
-    time = [tasks.group_by(block=family).tasks.total("duration_ns") for family in families]
-    names = families[int(np.argmax(time))]
-    order = graph.columns["order"]
-    parts = []
-    blocks: list[str] | None = None
+    names = max(families, key=lambda family: tasks.group_by(block=family).tasks.total("duration_ns"))
+    blocks: list[str] = []
+    found: list[tuple[int, int, bool]] = []
     for step, members in tasks.group_by("step").items():
-        found = _first_of_blocks(graph, members, names)
-        if found is None:
+        forward, backward, turn = _begins_of_blocks(members, names)
+        if len(forward) < len(names) or len(backward) < len(names):
             continue
-        forward, turn, backward = found
-        of_step = sorted(forward, key=lambda block: forward[block])
-        if blocks not in (None, of_step):
+        of_step = sorted(names, key=forward.__getitem__)
+        if blocks not in ([], of_step):
             raise NotApplicableError(f"step {step} runs its blocks in another order than those before it")
         blocks = of_step
-        back = order[members.ids] >= turn
-        place = np.searchsorted(np.sort(list(forward.values()))[1:], order[members.ids], side="right")
-        cuts = np.array([backward[block] for block in of_step[::-1]])
-        place[back] = len(of_step) - 1 - np.searchsorted(cuts[1:], order[members.ids][back], side="right")
-        parts.append((members.ids, place, back))
-    if blocks is None:
+        there, back = [forward[name] for name in blocks], [backward[name] for name in blocks[::-1]]
+        for task, at in zip(members.ids.tolist(), members.order.tolist(), strict=True):
+            block = len(names) - bisect(back, at, 1) if at >= turn else bisect(there, at, 1) - 1
+            found.append((task, block, at >= turn))
+    if not found:
         raise NotApplicableError(f"no step runs all of {names[0]} to {names[-1]} forward and backward")
-    ids, block, back = (np.concatenate(each) for each in zip(*parts, strict=True))
+    ids, block_of, is_backward = map(list, zip(*found, strict=True))
     of_blocks = tasks.group_by(block=names).tasks
-    return Passes(of_blocks.of(ids, "passes by block", ordered=True), blocks, block, back)
+    return Passes(
+        of_blocks.of(graph.tasks(ids).ids, "passes by block", ordered=True), blocks, block_of, is_backward
+    )
 
 
-def _first_of_blocks(
-    graph: Graph, members: Selection, names: list[str]
-) -> tuple[dict[str, int], int, dict[str, int]] | None:
-    """Return where in program order each block begins forward, the backward pass begins, each block in it."""
-    order = graph.columns["order"]
-    of_blocks = members.group_by("phase", "repeat", block=names)
-    first = dict(zip(of_blocks.keys, order[of_blocks.first().ids].tolist(), strict=True))
-    last = dict(zip(of_blocks.keys, order[of_blocks.last().ids].tolist(), strict=True))
+def _begins_of_blocks(members: Selection, names: list[str]) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return where blocks begin forward and backward in program order, and where the backward pass does."""
+    forward: dict[str, int] = {}
+    backward: dict[str, int] = {}
     begin = members.where(phase="backward")
     if not len(begin):
-        return None
-    turn = int(order[begin.first().ids[0]])
-    forward = {name: first[name, "forward", 0] for name in names if (name, "forward", 0) in first}
-    if any(last[name, "forward", 0] > turn for name in forward):
-        raise NotApplicableError("a step runs forward again after a backward pass: it accumulates gradients")
-    backward: dict[str, int] = {}
-    for (name, _, _), at in first.items():  # a block that is computed again runs forward before that
-        if at >= turn:
-            backward[name] = min(at, backward.get(name, at))
-    if len(forward) < len(names) or len(backward) < len(names):
-        return None
-    return forward, turn, backward
+        return forward, backward, 0
+    turn = int(begin.order[0])
+    groups = members.group_by("phase", "repeat", block=names)
+    ends = groups.first().order.tolist(), groups.last().order.tolist()
+    for (name, phase, repeat), first, last in zip(groups.keys, *ends, strict=True):
+        if (phase, repeat) == ("forward", 0):
+            forward[name] = first
+            if last > turn:
+                raise NotApplicableError(
+                    "a step runs forward again after a backward pass: it accumulates gradients"
+                )
+        if first >= turn:  # a block that is computed again runs forward before its backward pass
+            backward[name] = min(first, backward.get(name, first))
+    return forward, backward, turn
 
 
 def input_bytes(graph: Graph, block: str) -> int | None:
     """Return the bytes of what a block takes in, by its first recorded shapes; None where there are none."""
     tasks = graph.select(phase="forward").group_by(block=[block]).tasks
     for text, dtype in zip(tasks.shapes.tolist(), tasks.dtype.tolist(), strict=True):
-        arguments = parse_shapes(text) or []
+        first, *_ = parse_shapes(text) or [()]
         size = itemsize(dtype)
-        if arguments and isinstance(arguments[0], tuple) and len(arguments[0]) > 1 and size:
-            return elements(arguments[0]) * size
+        if isinstance(first, tuple) and len(first) > 1 and size:
+            return elements(first) * size
     return None
-
-
-STAGE = order.PARALLEL
-EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})
-CODE = "torch.distributed.pipelining.pipeline(model, mb_args=(batch,))"
-
-CHUNKS = 2  # of blocks a GPU, where stages are interleaved
 
 
 def pipeline(
@@ -294,8 +284,8 @@ def pipeline(
 
     time = passes.time_of_blocks()
     begins = equal_parts(time, chunks)
-    chunk_of_block = np.searchsorted(begins, np.arange(len(time)), side="right") - 1
-    stage_of_block = chunk_of_block % stages
+    chunk_of_block = [bisect(begins, block) - 1 for block in range(len(time))]
+    stage_of_block = [chunk % stages for chunk in chunk_of_block]
     messages = _messages(graph, [passes.blocks[begin] for begin in begins[1:]], activation_mb)
     if micro_batch == "divided":
         messages = [-(-nbytes // micro_batches) for nbytes in messages]
@@ -309,8 +299,7 @@ def pipeline(
     ]
     arranged = every.match(((step, one.chunk, one.backward), one.batch) for step, _, one in sequence)
     arranged.arrange([stage for _, stage, _ in sequence])
-    layers = [passes.layers(set(np.flatnonzero(stage_of_block == one).tolist())) for one in range(stages)]
-    _update(graph, layers)
+    _update(graph, [passes.layers(set(_where(stage_of_block, one))) for one in range(stages)])
     times = [network.send_ns(nbytes, one % stages, (one + 1) % stages) for one, nbytes in enumerate(messages)]
     _send(graph, arranged, messages, times)
     graph.note(
@@ -332,6 +321,10 @@ def _messages(graph: Graph, blocks: list[str], activation_mb: float | None) -> l
     return found
 
 
+def _where(values: Sequence[int], value: int) -> list[int]:
+    return [place for place, each in enumerate(values) if each == value]
+
+
 def _divide(graph: Graph, passes: Passes, parts: int) -> None:
     """Let the passes be those of one of several equal parts of the recorded batch."""
     size = need_size(recorded_batch(graph), "batch size")
@@ -340,20 +333,20 @@ def _divide(graph: Graph, passes: Passes, parts: int) -> None:
             f"a batch of {size} cannot be divided into {parts} micro-batches; choose another number, or "
             "--micro-batch recorded for micro-batches of that size"
         )
-    tasks = passes.tasks[passes.work()]
+    tasks = passes.work()
     tasks.set(duration_ns=resized_time(graph, tasks, size, size // parts).duration_ns)
 
 
 def _drop_idle_time(tasks: Selection) -> None:
     """Let threads whose work goes to one thread no longer idle behind their part of a step."""
     cpu = tasks.where(kind="cpu")
-    lanes = cpu.group_by("step", "lane")
-    if len(lanes) > len(set(cpu.step.tolist())):
-        lanes.last().set(gap_ns=0)
-    turning = cpu.where(phase=("forward", "loss")).group_by("step").last()
-    backward = cpu.where(phase="backward").group_by("step", "lane")
-    if len(backward) > len(turning):
-        turning.set(gap_ns=0)
+    ends = [
+        (cpu.group_by("step", "lane"), cpu.group_by("step")),
+        (cpu.where(phase="backward").group_by("step", "lane"), cpu.where(phase=PASSES[:2]).group_by("step")),
+    ]
+    for (lanes, steps), idle in zip(ends, (ends[0][0], ends[1][1]), strict=True):
+        if len(lanes) > len(steps):
+            idle.last().set(gap_ns=0)
 
 
 def _send(graph: Graph, groups: Groups, nbytes: list[int], times: list[int]) -> None:
@@ -389,37 +382,38 @@ def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:
     optimizer = graph.select(phase="optimizer")
     if not len(optimizer):
         return
-    trained = trained_parameters(graph)
-    count = len(layers_of_stages)
-    parts = [trained.part(layers) if trained.elements else (1 / count,) * 2 for layers in layers_of_stages]
-    times = []
-    for layers, share in zip(layers_of_stages, parts, strict=True):
-        time = graph.columns["duration_ns"].astype(np.float64)
-        joint, of_joint = joint_update(graph, *share)
-        time[joint.ids] = of_joint
-        gap = graph.columns["gap_ns"].copy()
-        others = np.array([one not in {None, *layers} for one in optimizer.layer.tolist()], bool)
-        time[optimizer.ids[others]] = gap[optimizer.ids[others]] = 0
-        times.append((time, gap))
-    steps = optimizer.group_by("step")
-    recorded = dict(zip(steps.keys, [group.ids for group in steps], strict=True))
-    every = steps.with_copies(count - 1)
+    trained, count = trained_parameters(graph), len(layers_of_stages)
+    times, layer_of = [], dict(zip(optimizer.ids.tolist(), optimizer.layer, strict=True))
+    for layers in layers_of_stages:
+        share = trained.part(layers) if trained.elements else (1 / count,) * 2
+        joint, time = joint_update(graph, *share)
+        times.append(dict(zip(joint.ids.tolist(), time.tolist(), strict=True)))
+    every = optimizer.group_by("step").with_copies(count - 1)
+    recorded = {step: members for (step, stage), members in every.items() if not stage}
+    was = {step: (members.duration_ns, members.gap_ns) for step, members in recorded.items()}
     for (step, stage), members in every.items():
-        duration, gap = (values[recorded[step]] for values in times[stage])
-        members.set(duration_ns=duration, gap_ns=gap)
+        ids = recorded[step].ids.tolist()
+        runs = [layer_of[task] in {None, *layers_of_stages[stage]} for task in ids]
+        time, gap = (
+            [ns * own for ns, own in zip(column.tolist(), runs, strict=True)] for column in was[step]
+        )
+        of_joint = times[stage]
+        members.set(
+            duration_ns=[of_joint.get(task, ns) for task, ns in zip(ids, time, strict=True)], gap_ns=gap
+        )
     every.arrange([stage for _, stage in every.keys])
     if not trained.elements:
         graph.note("The trace does not list the parameters of layers: each GPU updates an equal part.")
 
 
 def _say(
-    graph: Graph, passes: Passes, time: list[int], stage: np.ndarray, batches: int, micro_batch: str
+    graph: Graph, passes: Passes, time: list[int], stage: list[int], batches: int, micro_batch: str
 ) -> None:
-    count = int(stage.max()) + 1
-    total = np.bincount(stage, time, count) / max(sum(time), 1)
+    of_stages = [_where(stage, one) for one in range(max(stage) + 1)]
+    parts = [sum(time[block] for block in blocks) / max(sum(time), 1) for blocks in of_stages]
     graph.note(
-        f"Blocks of the stages: {listed([str(int((stage == one).sum())) for one in range(count)])}, with "
-        f"{listed([f'{part:.0%}' for part in total])} of the passes' time."
+        f"Blocks of the stages: {listed([str(len(blocks)) for blocks in of_stages])}, with "
+        f"{listed([f'{part:.0%}' for part in parts])} of the passes' time."
     )
     if micro_batch == "divided":
         graph.note(f"The recorded batch is divided into {counted(batches, 'micro-batch', 'micro-batches')}.")
@@ -440,64 +434,46 @@ def memory(
     """Hold on each GPU what its blocks do, of the micro-batches that are on their way."""
     passes = passes_by_block(held.graph)
     time = passes.time_of_blocks()
-    chunks = stages * (CHUNKS if schedule == "interleaved" else 1)
-    chunk = np.searchsorted(equal_parts(time, chunks), np.arange(len(time)), side="right") - 1
-    stage = _stage_of_rows(held, passes, chunk % stages)
-    divided = micro_batch == "divided"
-    size = 1 / micro_batches if divided else 1.0
+    chunks = CHUNKS if schedule == "interleaved" else 1
+    begins = equal_parts(time, stages * chunks)
+    stage = _stage_of_rows(held, passes, [(bisect(begins, block) - 1) % stages for block in range(len(time))])
+    size = 1 / micro_batches if micro_batch == "divided" else 1.0
     activation = held.where(kind="activation")
     for one in range(stages):
-        under_way = _under_way(schedule, stages, micro_batches, one) * size
-        held.scale(activation & (stage == one), under_way)
-    held.scale(held.where(kind="temporary", phase=("forward", "loss", "backward")), size)
-    shared = np.flatnonzero(stage < 0)
-    for one in range(stages):
-        own = np.flatnonzero(stage == one)
-        held["rank"][own] = one
-    lasting = np.isin(
-        shared, np.flatnonzero(held.where(kind=("parameter", "optimizer_state", "gradient", "unknown")))
-    )
-    alike = shared[lasting]  # nothing tells whose they are: each has an equal part
+        begun = min(_warm_up(stages, one, chunks) + 1, chunks * micro_batches) / chunks
+        under_way = micro_batches if schedule == "gpipe" else begun
+        held.scale(activation & (stage == one), under_way * size)
+    held.scale(held.where(kind="temporary", phase=PASSES), size)
+
+    lasting = held.where(kind=("parameter", "optimizer_state", "gradient", "unknown"))
+    shared = (stage < 0).nonzero()[0]  # nothing tells whose they are: of what lasts each has an equal part
+    nbytes = (held["bytes"] // (1 + lasting * (stages - 1)))[shared]
+    held["rank"][:] = stage.clip(0)
     for one in range(1, stages):
-        held.add(
-            shared, rank=one, bytes=np.where(lasting, held["bytes"][shared] // stages, held["bytes"][shared])
-        )
-    held["rank"][shared] = 0
-    held["bytes"][alike] //= stages
+        held.add(shared, rank=one, bytes=nbytes)
+    held["bytes"][shared] = nbytes
 
 
-def _stage_of_rows(held: Allocations, passes: Passes, stage_of_block: np.ndarray) -> np.ndarray:
+def _stage_of_rows(held: Allocations, passes: Passes, stage_of_block: list[int]) -> Any:
     """Return the GPU that holds each allocation, -1 where nothing tells; int64, shape (rows,)."""
-    found = np.full(len(held), -1)
-    layers = [passes.layers({block}) for block in range(len(passes.blocks))]
-    of_layer: dict[str | None, int] = {
-        layer: int(stage_of_block[block]) for block, own in enumerate(layers) for layer in own
+    stage_of = {
+        layer: stage_of_block[block]
+        for block in range(len(passes.blocks))
+        for layer in passes.layers({block})
     }
-    found[:] = [of_layer.get(path, -1) for path in held.texts("layer")]
+    found = held["rank"].copy()
+    found[:] = [stage_of.get(path or "", -1) for path in held.texts("layer")]
     block, _ = block_of_rows(held, passes.blocks)
-    for phase, turn in (("forward", 1), ("loss", 1), ("backward", -1)):
+    for phase in PASSES:
         mine = in_phase(held, phase)
         known = parts_of(held, mine & (block >= 0), held["step"], block)
-        for row in np.flatnonzero(
-            mine & (found < 0)
-        ).tolist():  # what lies between goes with the block before
-            same = (known.keys[:, 0] == held["rank"][row]) & (known.keys[:, 2] == held["step"][row])
-            before = same & (known.first <= held["begin"][row])
-            if phase == "loss" or not same.any():
-                found[row] = stage_of_block[-1]
-            elif before.any():
-                at = np.flatnonzero(before)[np.argmax(known.first[before])]
-                found[row] = stage_of_block[known.keys[at, -1]]
-            else:
-                found[row] = stage_of_block[0 if turn > 0 else -1]
+        begun: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        for (rank, _, step, number), first in zip(known.keys.tolist(), known.first.tolist(), strict=True):
+            begun.setdefault((rank, step), []).append((first, number))
+        for row in (mine & (found < 0)).nonzero()[0].tolist():
+            blocks = begun.get((held["rank"][row], held["step"][row]), [])
+            before = [each for each in blocks if each[0] <= held["begin"][row]]
+            # What lies between goes with the block before, what nothing tells with the last one.
+            at = max(before)[1] if before else 0 if phase == "forward" and blocks else -1
+            found[row] = stage_of_block[-1 if phase == "loss" else at]
     return found
-
-
-def _under_way(schedule: str, stages: int, micro_batches: int, stage: int) -> float:
-    """Return how many micro-batches' activations of all its blocks a GPU holds at most."""
-    if schedule == "gpipe":
-        return float(micro_batches)
-    if schedule == "1f1b":
-        return float(min(stages - stage, micro_batches))
-    begun = min(2 * (stages - stage - 1) + (CHUNKS - 1) * stages + 1, CHUNKS * micro_batches)
-    return begun / CHUNKS

@@ -1,10 +1,15 @@
-"""Tensor parallelism: several GPUs share the matrix products of every transformer block."""
+"""Tensor parallelism: several GPUs share the matrix products of every transformer block.
+
+A region of a block is what lies from its first linear layer to the one that gives as many features as the
+first one took: attention between its projections, or the feed-forward part. Layers that open a region keep
+1/degree of their outputs on each GPU (`column`), the one that closes it 1/degree of its inputs (`row`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +31,23 @@ from daydream.model import call_rows, joint_update, repeated_blocks, trained_par
 from daydream.transforms import counted, listed, stages
 
 COLUMN, ROW = "column", "row"
-PASSES = ("forward", "loss", "backward")
+PASS = "rank", "step", "repeat"
 LOOKUPS = ("embedding", "index_select")
 
-Sizes = tuple[int, int, int]  # of a product: rows (tokens, in the forward pass), inner size, columns
-Key = tuple[str, str | None, tuple[int, ...]]  # block, layer, sizes in ascending order
+
+class Task(NamedTuple):
+    """A task of the passes, and the call of an operator whose work it does, -1 for none."""
+
+    id: int
+    call: int
+    family: str | None
+    layer: str | None
+    dtype: str | None
+    phase: str | None
+    shapes: str | None
 
 
-@dataclass(frozen=True)
-class Sum:
+class Sum(NamedTuple):
     """An exchange after a task: `nbytes` are those that a GPU puts in."""
 
     task: int
@@ -42,36 +55,16 @@ class Sum:
     collective: str = "all_reduce"
 
 
-@dataclass
-class Divided:
-    """Tasks of the passes, and which part of their FLOP and bytes is left on each of the GPUs."""
+class Linear(NamedTuple):
+    """A linear layer's call: rows (tokens), inner size and columns of its forward product.
 
-    tasks: Selection
-    flop: np.ndarray
-    nbytes: np.ndarray
-    sums: list[Sum] = field(default_factory=list)
-    layers: set[str] = field(default_factory=set)
-    kinds: dict[int, str] = field(default_factory=dict)  # column or row, by the call of each product
-    regions: int = 0  # of all blocks together, in one step
-    blocks: int = 0
-    heads: set[int] = field(default_factory=set)
-    key_heads: set[int] = field(default_factory=set)
-    vocabulary: int | None = None
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """A linear layer's call, by the sizes of its forward product; its gradients have them in other places."""
+    Its gradients' products have these sizes in other places.
+    """
 
     call: int
     layer: str | None
-    sizes: Sizes
+    sizes: tuple[int, ...]
     kind: str = COLUMN
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """Sizes that it shares with its gradients' products."""
-        return tuple(sorted(self.sizes))
 
     def bytes_left(self, degree: int) -> float:
         """Return the part of a product's bytes that one GPU moves; the same for all three products."""
@@ -81,283 +74,271 @@ class _Linear:
         return (whole + divided / degree) / (whole + divided)
 
 
-@dataclass(frozen=True)
-class _Region:
-    """The first and last of a region's places among the tasks, and its linear layers."""
+class Region(NamedTuple):
+    """The tasks of a region, its linear layers, and the width of a head where attention is in it."""
 
-    begin: int
-    end: int
-    columns: list[_Linear]
-    row: _Linear
+    tasks: list[Task]
+    columns: list[Linear]
+    row: Linear
     head_width: int | None
 
 
-def divided_work(graph: Graph, degree: int) -> Divided:
-    """Return what `degree` GPUs would divide of a transformer's work, and what they would add up.
+class Divided:
+    """Tasks of the passes, the part of their FLOP and bytes that each GPU has, and what is added up."""
 
-    Raises `NotApplicableError` with the reason if the trace shows no transformer blocks with shapes, or
-    sizes that cannot be divided.
-    """
-    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
-    families = repeated_blocks(graph)
-    if not families:
-        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
-    on = "gpu" if len(graph.select(kind="kernel")) else "cpu"
-    tasks, blocks = graph.select(on=on, phase=PASSES), [block for family in families for block in family]
-    of_blocks = tasks.group_by(block=blocks).tasks
-    found = _Finder(graph, of_blocks.of(tasks.ids, tasks.words), degree)
-    found.blocks(blocks)
-    found.vocabulary()
-    return found.divided
-
-
-class _Finder:
     def __init__(self, graph: Graph, tasks: Selection, degree: int) -> None:
         self.graph, self.tasks, self.degree = graph, tasks, degree
         amounts = work(graph, tasks)
-        self.call, self.family = amounts.call, amounts.family.astype(str)
-        self.layer, self.dtype, self.phase = tasks.layer, tasks.dtype, tasks.phase
-        self.divided = Divided(tasks, np.ones(len(tasks)), np.ones(len(tasks)))
-        self.place = np.full(graph.size, -1)
-        self.place[tasks.ids] = np.arange(len(tasks))
-        self.in_block = np.zeros(len(tasks), bool)
-        self.names: dict[int, str] = {}
-        self.arguments: dict[int, list[Argument]] = {}
-        self.sizes: dict[int, Sizes] = {}
-        self._read_calls()
+        columns = tasks.ids, amounts.call, amounts.family, tasks.layer, tasks.dtype, tasks.phase, tasks.shapes
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        self.of_task = {row[0]: Task(*row) for row in rows}
+        self.left: dict[int, tuple[float, float]] = {}  # parts of FLOP and bytes, by task; 1 of others
+        self.sums: list[Sum] = []
+        self.layers: set[str] = set()
+        self.kinds: dict[int, str] = {}  # column or row, by the call of each product
+        self.in_block: set[int] = set()
+        self.heads: set[int] = set()
+        self.key_heads: set[int] = set()
+        self.regions, self.blocks = 0, 0  # in one step
+        self.vocabulary: int | None = None
 
-    def _read_calls(self) -> None:
-        rows = np.unique(self.call[self.call >= 0]).tolist()
-        if self.graph.trace is None or not rows:
+        calls = {task.call for task in self.of_task.values() if task.call >= 0}
+        if graph.trace is None or not calls:
             raise NotApplicableError(
                 "the trace has no shapes of operators; record it with `daydream collect`"
             )
-        calls = calls_of(self.graph.trace)
-        arguments = arguments_now(self.graph, calls)
-        for row in rows:
-            place = int(calls.which[row])
-            self.names[row], self.arguments[row] = operator(calls.keys[place][0]).name, arguments[place]
-            sizes = _sizes(self.names[row], self.arguments[row])
-            if sizes is not None:
-                self.sizes[row] = sizes
+        known = calls_of(graph.trace)
+        arguments = arguments_now(graph, known)
+        place = {call: int(known.which[call]) for call in calls}
+        self.arguments = {call: arguments[at] for call, at in place.items()}
+        self.operators = {call: operator(known.keys[at][0]) for call, at in place.items()}
+        self.sizes = {call: sizes for call in calls if (sizes := self._sizes(call)) is not None}
 
-    def blocks(self, blocks: list[str]) -> None:
+    @property
+    def flop(self) -> np.ndarray:
+        """The part of each task's FLOP that is left on a GPU: shape (tasks,)."""
+        return np.array([self.left.get(task, (1.0, 1.0))[0] for task in self.of_task])
+
+    @property
+    def nbytes(self) -> np.ndarray:
+        """The part of each task's bytes that is left on a GPU: shape (tasks,)."""
+        return np.array([self.left.get(task, (1.0, 1.0))[1] for task in self.of_task])
+
+    def of_blocks(self, blocks: list[str]) -> None:
         """Divide the regions of all blocks, in all steps and repetitions."""
-        linear: dict[Key, tuple[int, _Linear]] = {}
+        linear: dict[tuple[Any, ...], tuple[int, Linear]] = {}
         passes = set()
-        count = np.zeros(2, np.int64)
-        groups = self.tasks.where(phase="forward").group_by("rank", "step", "repeat", block=blocks)
-        for (block, *one), members in groups.items():
-            places = self.place[members.ids]
-            regions = self._regions(places)
-            self.in_block[places] = len(regions) > 0
+        for (block, *one), members in self._passes("forward", blocks):
             passes.add(tuple(one))
-            count += len(regions) > 0, len(regions)
+            regions = self._regions(members)
+            self.regions += len(regions)
+            self.blocks += len(regions) > 0
+            if regions:
+                self.in_block |= {task.id for task in members}
             for number, region in enumerate(regions):
-                self._forward(places, region)
+                self._forward(region)
                 for each in (*region.columns, region.row):
-                    linear[block, each.layer, each.key] = (number, each)
+                    linear[(block, each.layer, *sorted(each.sizes))] = (number, each)
         if not linear:
             raise NotApplicableError(
                 "no block that the model repeats has attention between linear layers of recorded shapes"
             )
-        self.divided.blocks, self.divided.regions = (int(one) for one in count // len(passes))
-        backward = self.tasks.where(phase="backward").group_by("rank", "step", "repeat", block=blocks)
-        matched = [self._backward(key[0], self.place[part.ids], linear) for key, part in backward.items()]
-        if len(self.tasks.where(phase="backward")) and not any(matched):
+        self.regions, self.blocks = self.regions // len(passes), self.blocks // len(passes)
+        backward = self._passes("backward", blocks)
+        matched = [self._backward(block, members, linear) for (block, *_), members in backward]
+        if not any(matched) and any(task.phase == "backward" for task in self.of_task.values()):
             raise NotApplicableError(
                 "the trace does not say which backward work belongs to which layer; "
                 "record it with `daydream collect`"
             )
 
-    def _regions(self, places: np.ndarray) -> list[_Region]:
+    def _passes(self, phase: str, blocks: list[str]) -> list[tuple[Any, list[Task]]]:
+        groups = self.tasks.where(phase=phase).group_by(*PASS, block=blocks)
+        return [(key, self._read(members)) for key, members in groups.items()]
+
+    def _read(self, members: Selection) -> list[Task]:
+        return [self.of_task[task] for task in members.ids.tolist()]
+
+    def _regions(self, tasks: list[Task]) -> list[Region]:
         """Return the regions of one block's forward pass; none without attention."""
-        regions: list[_Region] = []
-        columns: list[_Linear] = []
+        regions: list[Region] = []
+        columns: list[Linear] = []
         begin, width = 0, None
         seen: set[int] = set()  # a call's pieces on a CPU part to let those of inner calls between them
-        rows = self.call[places]
-        attends = np.array([self._is_attention(at) for at in places.tolist()], bool)
-        last_attention = int(places[attends][-1]) if attends.any() else -1
-        for at, row in zip(places.tolist(), rows.tolist(), strict=True):
-            if row < 0 or row in seen:
+        ends = {task.call: place for place, task in enumerate(tasks, 1)}
+        last_attention = max((at for at, task in enumerate(tasks) if self._is_attention(task)), default=-1)
+        for at, task in enumerate(tasks):
+            if task.call < 0 or task.call in seen:
                 continue
-            seen.add(row)
-            if columns and width is None and self._is_attention(at):
-                first = self.arguments[row][-2 if operator(self.names[row]).is_batched else 0]
+            seen.add(task.call)
+            if columns and width is None and self._is_attention(task):
+                first = self.arguments[task.call][-2 if self.operators[task.call].is_batched else 0]
                 width = first[-1] if isinstance(first, tuple) and first else 0
-            if row not in self.sizes:
+            if task.call not in self.sizes:
                 continue
-            one = _Linear(row, self.layer[at], self.sizes[row])
-            turns = _turns_back(columns, one) and (one.sizes[1] != one.sizes[2] or at > last_attention)
-            if columns and (width is not None or turns):
-                end = int(places[np.flatnonzero(rows == row)[-1]])
-                regions.append(_Region(begin, end, columns, replace(one, kind=ROW), width))
+            one = Linear(task.call, task.layer, self.sizes[task.call])
+            _, inner, outer = one.sizes
+            turns = columns and (inner, outer) == (columns[-1].sizes[2], columns[0].sizes[1])
+            if columns and (width is not None or (turns and (inner != outer or at > last_attention))):
+                row = one._replace(kind=ROW)
+                regions.append(Region(tasks[begin : ends[task.call]], columns, row, width))
                 columns, width = [], None
             else:
                 begin = begin if columns else at
                 columns = [*columns, one]
         return regions if any(region.head_width is not None for region in regions) else []
 
-    def _is_attention(self, at: int) -> bool:
-        row = int(self.call[at])
-        return row >= 0 and (self.family[at] == "attention" or operator(self.names[row]).is_batched)
+    def _is_attention(self, task: Task) -> bool:
+        return task.call >= 0 and (task.family == "attention" or self.operators[task.call].is_batched)
 
-    def _forward(self, places: np.ndarray, region: _Region) -> None:
+    def _forward(self, region: Region) -> None:
         every = (*region.columns, region.row)
-        self._divide(
-            places[(places >= region.begin) & (places <= region.end)], {one.call: one for one in every}
-        )
+        self._divide(region.tasks, every)
         tokens, inner, outer = region.row.sizes
-        self._add_up(region.end, tokens * outer)
-        self.divided.layers |= {each.layer for each in every if each.layer}
+        self._add_up(region.tasks[-1], tokens * outer)
+        self.layers |= {each.layer for each in every if each.layer}
         for each in region.columns:
             self._need_divisible(each.sizes[2], f"output features of {each.layer}")
         self._need_divisible(inner, f"input features of {region.row.layer}")
         if region.head_width:
-            self.divided.heads.add(inner // region.head_width)
+            self.heads.add(inner // region.head_width)
             self._need_divisible(inner // region.head_width, "heads of attention")
             if len(region.columns) > 1:  # queries, keys and values apart: there may be fewer keys
                 least = min(each.sizes[2] for each in region.columns)
-                self.divided.key_heads.add(least // region.head_width)
+                self.key_heads.add(least // region.head_width)
 
-    def _backward(self, block: str, places: np.ndarray, linear: dict[Key, tuple[int, _Linear]]) -> bool:
+    def _backward(
+        self, block: str, tasks: list[Task], linear: dict[tuple[Any, ...], tuple[int, Linear]]
+    ) -> bool:
         """Divide each region from the first product of its last layer to the last one of its first."""
-        mine: dict[int, _Linear] = {}
-        of_region: dict[int, list[tuple[int, _Linear]]] = {}
-        for at, row in zip(places.tolist(), self.call[places].tolist(), strict=True):
-            if row in self.sizes:
-                found = linear.get((block, self.layer[at], tuple(sorted(self.sizes[row]))))
-                if found is not None:
-                    mine[row] = found[1]
-                    of_region.setdefault(found[0], []).append((at, found[1]))
-        for products in of_region.values():
-            begin = [at for at, each in products if each.kind == ROW]
-            ends = [(at, each) for at, each in products if each.kind == COLUMN]
+        products: dict[int, list[tuple[int, Linear]]] = {}  # by region
+        for at, task in enumerate(tasks):
+            found = linear.get((block, task.layer, *sorted(self.sizes.get(task.call, ()))))
+            if found is not None:
+                products.setdefault(found[0], []).append((at, found[1]._replace(call=task.call)))
+        mine = [each for of_region in products.values() for _, each in of_region]
+        for of_region in products.values():
+            begin = [at for at, each in of_region if each.kind == ROW]
+            ends = [(at, each) for at, each in of_region if each.kind == COLUMN]
             if begin and ends:
                 end, last = ends[-1]
-                self._divide(places[(places >= begin[0]) & (places <= end)], mine)
-                self._divide_biases(places, [each for _, each in products])
-                self._add_up(end, last.sizes[0] * last.sizes[1])
-        self.in_block[places] = len(of_region) > 0
-        return bool(of_region)
+                self._divide(tasks[begin[0] : end + 1], mine)
+                self._divide_biases(tasks, [each for _, each in of_region])
+                self._add_up(tasks[end], last.sizes[0] * last.sizes[1])
+        if products:
+            self.in_block |= {task.id for task in tasks}
+        return bool(products)
 
-    def _divide_biases(self, places: np.ndarray, linear: list[_Linear]) -> None:
+    def _divide_biases(self, tasks: list[Task], linear: list[Linear]) -> None:
         """Divide the sums that are gradients of divided biases; the last layer's is as long as the output."""
-        sums = places[self.family[places] == "reduction"]
-        columns, rows = ({each.layer for each in linear if each.kind == kind} for kind in (COLUMN, ROW))
-        for layers, part in ((columns - rows, 1 / self.degree), (rows - columns, 1.0)):
-            mine = sums[np.isin(self.layer[sums].astype(str), [str(layer) for layer in layers])]
-            self.divided.flop[mine] = self.divided.nbytes[mine] = part
+        kinds = {each.layer: each.kind for each in linear}
+        both = {each.layer for each in linear if each.kind != kinds[each.layer]}
+        for task in tasks:
+            if task.family == "reduction" and task.layer in kinds and task.layer not in both:
+                part = 1 / self.degree if kinds[task.layer] == COLUMN else 1.0
+                self.left[task.id] = part, part
 
-    def vocabulary(self) -> None:
+    def of_vocabulary(self) -> None:
         """Divide the embedding, the last layer and the loss, where that layer has the embedding's rows."""
-        outside = np.flatnonzero(~self.in_block)
-        rows = np.unique(self.call[outside][self.call[outside] >= 0]).tolist()
-        lookups = {row: _lookup(self.arguments[row]) for row in rows if self.names[row] in LOOKUPS}
+        outside = [task for task in self.of_task.values() if task.id not in self.in_block]
+        calls = sorted({task.call for task in outside if task.call >= 0})
+        lookups = {call: self._lookup(call) for call in calls if self.operators[call].name in LOOKUPS}
         # Where there are as many words as features, shapes do not tell which of the two is meant.
-        tables = {
-            table[0]: table[1] for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]
-        }
-        forward = {row for row in self.call[outside[self.phase[outside] == "forward"]].tolist() if row >= 0}
-        last = [
-            row
-            for row in sorted(forward & set(self.sizes))
-            if tables.get(self.sizes[row][2]) == self.sizes[row][1]
-        ]
-        if not last:
+        tables = [table for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]]
+        width_of = dict(tables)
+        forward = {task.call for task in outside if task.phase == "forward"}
+        sizes = [self.sizes[call] for call in calls if call in forward and call in self.sizes]
+        heads = [each for each in sizes if width_of.get(each[2]) == each[1]]
+        if not heads:
             return
-        head = self.sizes[last[-1]]
-        size = self.divided.vocabulary = head[2]
-        products = {
-            row: _Linear(row, None, head) for row in rows if sorted(self.sizes.get(row, ())) == sorted(head)
-        }
-        lookups = {row: pair for row, pair in lookups.items() if pair[0][0] == size}
-        most = max((prod(indices) for _, indices in lookups.values()), default=0)  # words, not positions
-        lookups = {row: pair for row, pair in lookups.items() if prod(pair[1]) == most}
-        wide = self._with_size(outside, size)
-        self._divide(wide[~np.isin(self.call[wide], list(lookups))], products)
-        used = wide[np.isin(self.call[wide], [*products, *lookups])]
-        self.divided.layers |= {layer for layer in self.layer[used].tolist() if layer}
-        for members in self.tasks[wide].group_by("rank", "step", "repeat"):
-            self._sums_of_vocabulary(self.place[members.ids], products, lookups, head)
-
-    def _with_size(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Return the places whose recorded shapes hold a size as that of features, or of rows of a table."""
-        shapes = self.tasks.shapes[places].tolist()
-        fit = {
-            text: any(
-                size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1])
-                for shape in parse_shapes(text) or []
-                if isinstance(shape, tuple) and shape
+        tokens, width, size = head = heads[-1]
+        self.vocabulary = size
+        products = [
+            Linear(call, None, head) for call in calls if sorted(self.sizes.get(call, ())) == sorted(head)
+        ]
+        words = {call: indices for call, (table, indices) in lookups.items() if table[:1] == (size,)}
+        most = max(words.values(), default=0)  # words, not positions
+        looked_up = {call for call, indices in words.items() if indices == most}
+        multiplied = {product.call for product in products}
+        wide = [task for task in outside if _has_size(task, size)]
+        self._divide([task for task in wide if task.call not in looked_up], products)
+        self.layers |= {task.layer for task in wide if task.layer and task.call in looked_up | multiplied}
+        for members in self.graph.tasks([task.id for task in wide]).group_by(*PASS):
+            mine = self._read(members)
+            tables_read = [task for task in mine if task.call in looked_up and task.phase == "forward"]
+            forward_, backward = (
+                [task for task in mine if task.call in multiplied and task.phase == phase]
+                for phase in ("forward", "backward")
             )
-            for text in set(shapes)
-        }
-        return places[np.array([fit[text] for text in shapes], bool)]
+            behind = [task for task in mine if task.phase == "loss"] or forward_
+            if tables_read:
+                self._add_up(tables_read[-1], most * width)
+            if backward:  # of each token the largest logit, the target's and the sum, in 32 bits
+                self._add_up(backward[-1], tokens * width)
+                self.sums += [Sum(task.id, 3 * 4 * tokens) for task in behind[-1:]]
+            elif forward_:
+                self._add_up(forward_[-1], tokens * size // self.degree, "all_gather")
 
-    def _sums_of_vocabulary(
-        self,
-        places: np.ndarray,
-        products: dict[int, _Linear],
-        lookups: dict[int, tuple[tuple[int, ...], tuple[int, ...]]],
-        head: Sizes,
-    ) -> None:
-        """Add up what parts of the table give, the loss, and the gradient of the last layer's input."""
-        tokens, width, size = head
-        rows, phases = self.call[places], self.phase[places]
-        looked_up = places[np.isin(rows, list(lookups)) & (phases == "forward")]
-        if len(looked_up):
-            indices = lookups[int(self.call[looked_up[-1]])][1]
-            self._add_up(int(looked_up[-1]), prod(indices) * width)
-        product = np.isin(rows, list(products))
-        forward, backward = (places[product & (phases == phase)] for phase in ("forward", "backward"))
-        if len(backward):
-            self._add_up(int(backward[-1]), tokens * width)
-            loss = places[phases == "loss"]
-            behind = loss if len(loss) else forward
-            if len(behind):  # of each token the largest logit, the target's and the sum, in 32 bits
-                self.divided.sums += [Sum(int(self.tasks.ids[behind[-1]]), 3 * 4 * tokens)]
-        elif len(forward):
-            self._add_up(int(forward[-1]), tokens * size // self.degree, "all_gather")
+    def _divide(self, tasks: list[Task], products: Iterable[Linear]) -> None:
+        """Leave each GPU its part of the work of tasks, its part of the bytes by the kind of layer."""
+        of_call = {product.call: product for product in products}
+        for task in tasks:
+            nbytes, product = 1 / self.degree, of_call.get(task.call)
+            if product is not None and task.family == "matmul":
+                nbytes = product.bytes_left(self.degree)
+                self.kinds[task.call] = product.kind
+            self.left[task.id] = 1 / self.degree, nbytes
 
-    def _divide(self, places: np.ndarray, products: dict[int, _Linear]) -> None:
-        """Leave each GPU its part of the work at these places, its part of the bytes by the kind of layer."""
-        self.divided.flop[places] = self.divided.nbytes[places] = 1 / self.degree
-        for at in places.tolist():
-            product = products.get(int(self.call[at]))
-            if product is not None and self.family[at] == "matmul":
-                self.divided.nbytes[at] = product.bytes_left(self.degree)
-                self.divided.kinds[int(self.call[at])] = product.kind
-
-    def _add_up(self, at: int, elements: int, collective: str = "all_reduce") -> None:
-        size = itemsize(self.dtype[at]) or 4
-        self.divided.sums.append(Sum(int(self.tasks.ids[at]), elements * size, collective))
+    def _add_up(self, task: Task, elements: int, collective: str = "all_reduce") -> None:
+        self.sums.append(Sum(task.id, elements * (itemsize(task.dtype) or 4), collective))
 
     def _need_divisible(self, size: int, what: str) -> None:
         if size % self.degree:
             raise NotApplicableError(f"{size:,} {what} cannot be divided among {self.degree} GPUs")
 
+    def _sizes(self, call: int) -> tuple[int, ...] | None:
+        """Return rows, inner size and columns of a product with a matrix of weights, None for other calls."""
+        op = self.operators[call]
+        factors = self.arguments[call][op.first : op.first + 2]
+        if not op.is_linear or [len(each) > 1 for each in _tensors(factors)] != [True, True]:
+            return None
+        (*rows, inner), right = _tensors(factors)
+        if len(right) != 2:
+            return None
+        return prod(rows), inner, right[0] if op.formula == "linear" else right[1]
 
-def _turns_back(columns: list[_Linear], one: _Linear) -> bool:
-    """Say whether a layer takes what the last opened one gives, and gives what the first one took."""
-    return bool(columns) and one.sizes[1:] == (columns[-1].sizes[2], columns[0].sizes[1])
+    def _lookup(self, call: int) -> tuple[tuple[int, ...], int]:
+        """Return the shape of the table and the number of indices of a call that looks rows up."""
+        shapes = _tensors(self.arguments[call])
+        return (shapes[0], prod(shapes[-1])) if len(shapes) > 1 else ((), 1)
 
 
-def _sizes(name: str, arguments: list[Argument]) -> Sizes | None:
-    """Return rows, inner size and columns of a product with a matrix of weights, None for other calls."""
-    op = operator(name)
-    if not op.is_linear or len(arguments) < op.first + 2:
-        return None
-    left, right = arguments[op.first : op.first + 2]
-    if not (isinstance(left, tuple) and isinstance(right, tuple) and len(right) == 2 and len(left) > 1):
-        return None
-    return prod(left[:-1]), left[-1], right[0] if op.formula == "linear" else right[1]
+def _tensors(arguments: Iterable[Argument]) -> list[tuple[int, ...]]:
+    return [shape for shape in arguments if isinstance(shape, tuple) and shape]
 
 
-def _lookup(arguments: list[Argument]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the table and of the indices of a call that looks rows up."""
-    shapes = [part for part in arguments if isinstance(part, tuple) and part]
-    return (shapes[0], shapes[-1]) if len(shapes) > 1 else ((), ())
+def _has_size(task: Task, size: int) -> bool:
+    """Return whether a recorded shape of a task has a size as that of features, or of rows of a table."""
+    shapes = _tensors(parse_shapes(task.shapes) or [])
+    return any(size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1]) for shape in shapes)
+
+
+def divided_work(graph: Graph, degree: int) -> Divided:
+    """Return what `degree` GPUs would divide of a transformer's work, and what they would add up.
+
+    Raises `NotApplicableError` where no block has attention between linear layers of recorded shapes, and
+    where sizes cannot be divided by the degree.
+    """
+    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
+    blocks = [block for family in repeated_blocks(graph) for block in family]
+    if not blocks:
+        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
+    on = "gpu" if len(graph.select(kind="kernel")) else "cpu"
+    tasks = graph.select(on=on, phase=("forward", "loss", "backward"))
+    found = Divided(graph, tasks.group_by(block=blocks).tasks.of(tasks.ids, tasks.words), degree)
+    found.of_blocks(blocks)
+    found.of_vocabulary()
+    return found
 
 
 STAGE = stages.PARALLEL
@@ -481,18 +462,15 @@ def _say(graph: Graph, divided: Divided, degree: int) -> None:
 def memory(held: Allocations, *, degree: int, **options: Any) -> None:
     """Hold one GPU's part of the divided layers and of what lies between them."""
     found = divided_work(held.graph, degree)
-    rows = np.zeros(len(held.trace), bool)
-    calls = call_rows(held.graph, found.tasks.ids[found.flop < 1])
-    rows[calls[calls >= 0]] = True
-    products = np.zeros(len(held.trace), bool)
-    products[list(found.kinds)] = True
-    product = nearest(held, products)
-    kind = np.array([found.kinds.get(row, "") for row in product.tolist()])
-    forward = held.where(phase="forward")
-    whole = np.where(forward, kind == ROW, kind == COLUMN) & ~held.where(kind="gradient")
+    every = np.arange(len(held.trace))
+    divided = np.isin(every, call_rows(held.graph, found.tasks.ids[found.flop < 1]))
+    product = nearest(held, np.isin(every, [*found.kinds]))
+    kept_whole = [ROW if phase == "forward" else COLUMN for phase in held.texts("phase")]
+    kind = [found.kinds.get(row) for row in product.tolist()]
+    whole = np.equal(kind, kept_whole) & ~held.where(kind="gradient")
+    layer = np.isin(np.array(held.texts("layer"), str), [*found.layers])
 
-    which = held.where(kind=("activation", "temporary")) & (nearest(held, rows) >= 0) & ~whole
-    layer = np.array([path in found.layers for path in held.texts("layer")], bool)
+    which = held.where(kind=("activation", "temporary")) & (nearest(held, divided) >= 0) & ~whole
     which |= layer & held.where(kind=("parameter", "gradient", "optimizer_state"))
     which |= layer & held.where(phase="optimizer")
     divide(held, which, degree)

@@ -94,7 +94,7 @@ def extra(name):
     """Return what an extra installs, those that it names among them."""
     found: set[str] = set()
     for each in PROJECT["optional-dependencies"][name]:
-        inner = re.fullmatch(r"daydream\[(.*)\]", each)
+        inner = re.fullmatch(r"daydream-sim\[(.*)\]", each)
         found |= set().union(*map(extra, inner[1].split(","))) if inner else {each}
     return found
 

@@ -1,6 +1,6 @@
-"""Fill the tables of docs/distributed.md: modelled against measured collectives, and traces of several ranks.
+"""Write docs/evaluation/collectives.csv and its kin: modelled against measured collectives, and traces of several ranks.
 
-    python validation/collectives.py --traces ../shared/traces --write docs/distributed.md
+    python validation/collectives.py --traces ../shared/traces --write docs/evaluation
 
 What stands between the page's two marks is replaced; without `--write` the tables are printed.
 """
@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.collect.derive.collectives import match_collectives
 from daydream.costs.contention import Compared, measured_contention
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import Cluster
-from daydream.costs.network.fitting import Measurement, calibrate
-from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.graph.build import build
 
 MIB = 1 << 20
-SHOWN_MIB = (1, 2, 4, 8, 11, 16, 25, 64, 256, 1024)
+SHOWN_MIB = (1, 8, 25, 1024)
 LONG_BYTES = 8_000_000
 GPUS = (2, 4, 8)
 MACHINE = "dgx-a100"
@@ -46,63 +43,38 @@ def main() -> None:
     """Fill the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with collectives/ and kineto/ of public traces")
-    parser.add_argument("--write", type=Path, help="the page to fill; the tables are printed without it")
+    parser.add_argument(
+        "--write", type=Path, help="the folder of CSV files; the tables are printed without it"
+    )
     options = parser.parse_args()
     folder = options.traces or Path(__file__).resolve().parents[2] / "shared" / "traces"
     if not (folder / "collectives").exists():
         parser.exit(1, "the public traces are not at hand; name their folder with --traces\n")
     parts = (_all_reduces, _ranks, _fitted, _contention)
-    put(options.write, "collectives", (line for part in parts for line in part(folder)))
+    keep(options.write, "collectives", (line for part in parts for line in part(folder)))
 
 
 def _all_reduces(folder: Path) -> Iterator[str]:
-    measured = {n: read_nccl_tests(folder / f"collectives/a100_allreduce_{n}gpus.csv") for n in GPUS}
-    mean = {n: _mean(found) for n, found in measured.items()}
     described = find_cluster(MACHINE)
-    between = calibrate(described, measured[2] + measured[8], "the files of 2 and 8 GPUs")
-    yield "### All-reduce of 4 A100s, predicted"
+    yield f"### All-reduce of A100s, as `{MACHINE}` by name says"
     yield ""
-    yield "Times in us, the mean of the two runs measured. *Fitted*: to the files of 2 and 8 GPUs. *Described*:"
-    yield f"`{MACHINE}` by name, nothing measured."
+    yield "Times in us, the mean of the two runs measured. Nothing is fitted. Errors over all sizes of 8 MB or more"
+    yield "(1,017 of them), and over the seven shorter ones from 1 MiB."
     yield ""
-    yield "| MiB | measured | fitted | error | described | error |"
-    yield "|---|---|---|---|---|---|"
-    for size in SHOWN_MIB:
-        time = mean[4][size * MIB]
-        cells = [f"{size}", f"{time / 1e3:,.0f}"]
-        for model in (between, described):
-            predicted = model.all_reduce_ns(size * MIB, 4)
-            cells += [f"{predicted / 1e3:,.0f}", f"{predicted / time - 1:+.1%}"]
-        yield f"| {' | '.join(cells)} |"
+    yield f"| GPUs | {' | '.join(f'{size} MiB: measured | error' for size in SHOWN_MIB)} | median | worst | worst below 8 MB |"
+    yield "|" + "---|" * (2 * len(SHOWN_MIB) + 4)
+    for gpus in GPUS:
+        file = folder / f"collectives/a100_allreduce_{gpus}gpus.csv"
+        rows = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 3, 5))
+        sizes, times = rows[:, 0], rows[:, 1:].mean(axis=1)
+        errors = np.array([described.all_reduce_ns(size, gpus) for size in sizes]) / times - 1
+        shown = [np.flatnonzero(sizes == size * MIB)[0] for size in SHOWN_MIB]
+        cells = [f"{times[at] / 1e3:,.0f} | {errors[at]:+.1%}" for at in shown]
+        long = np.abs(errors[sizes >= LONG_BYTES])
+        short = np.abs(errors[sizes < LONG_BYTES])
+        judged = f"{np.median(long):.1%} | {long.max():.1%} | {short.max():.1%}"
+        yield f"| {gpus} | {' | '.join(cells)} | {judged} |"
     yield ""
-    yield "### All pairs of fit and prediction"
-    yield ""
-    yield "Errors over all sizes of 8 MB or more (1,017 of them), and over the seven shorter ones from 1 MiB."
-    yield ""
-    yield "| fitted to | predicts | median | worst | worst below 8 MB |"
-    yield "|---|---|---|---|---|"
-    for sources in ((2, 8), (2, 4), (4, 8), (8,), (2,), ()):
-        model = described
-        if sources:
-            model = calibrate(described, [one for n in sources for one in measured[n]], "a file")
-        for target in [n for n in GPUS if n not in sources]:
-            yield _summary(model, target, mean[target], sources)
-    yield ""
-
-
-def _mean(found: list[Measurement]) -> dict[int, float]:
-    times: dict[int, list[float]] = {}
-    for one in found:
-        times.setdefault(one.nbytes, []).append(one.time_ns)
-    return {nbytes: float(np.mean(runs)) for nbytes, runs in times.items()}
-
-
-def _summary(model: Cluster, target: int, measured: dict[int, float], sources: tuple[int, ...]) -> str:
-    errors = {size: abs(model.all_reduce_ns(size, target) / time - 1) for size, time in measured.items()}
-    long = [error for size, error in errors.items() if size >= LONG_BYTES]
-    short = [error for size, error in errors.items() if size < LONG_BYTES]
-    source = " and ".join(map(str, sources)) + " GPUs" if sources else "the description"
-    return f"| {source} | {target} GPUs | {np.median(long):.1%} | {max(long):.1%} | {max(short):.1%} |"
 
 
 def _ranks(folder: Path) -> Iterator[str]:

@@ -76,7 +76,7 @@ def _row(group: str, found: Sequence[Entry]) -> Row:
 def write(found: Ledger, path: Path) -> None:
     """Write the picture, or say that matplotlib is missing and leave the old one."""
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"{path.name} is left as it is: pip install 'daydream[plot]' to draw it", file=sys.stderr)
+        print(f"{path.name} is left as it is: drawing it needs matplotlib", file=sys.stderr)
         return
     path.write_text(drawn(rows_of(found)), encoding="utf-8")
 

@@ -24,30 +24,25 @@ ADDED = {
         "type": "object",
         "description": "Lists of which only the first are here, and how long each is.",
     },
-    "falsified_by": {
-        "type": "string",
-        "description": "What would prove the answer wrong.",
-    },
+    "falsified_by": {"type": "string", "description": "What would prove the answer wrong."},
 }
 MOST, MOST_WITHIN = 5, 1  # elements of a list, of a list within a list
 WHOLE = {"command": 100}  # its words
 LONGEST = 160  # characters of a text; it comes from a trace, whoever wrote that
-LONGEST_NOTE = 400
+LONGER = dict.fromkeys(("notes", "verdict"), 400)
 
 
 def schema(tool: str) -> dict[str, Any]:
     """Return the JSON schema of a tool's answer: that of the record which the command encodes."""
-    module, _, name = RECORDS.get(tool, "").rpartition(".")
-    found: dict[str, Any] = {"type": "object"}
-    if name:
-        found = schema_of(getattr(import_module(module), name))
-    return {**found, "properties": {**found.get("properties", {}), **ADDED}}
+    module, _, name = RECORDS[tool].rpartition(".")
+    found = schema_of(getattr(import_module(module), name))
+    return {**found, "properties": {**found["properties"], **ADDED}}
 
 
 def schema_of(record: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON schema of a record, which is an object by itself and no reference."""
-    whole = msgspec.json.schema(record)
-    return {**whole["$defs"][record.__name__], "$defs": whole["$defs"]}
+    definitions = msgspec.json.schema(record)["$defs"]
+    return {**definitions[record.__name__], "$defs": definitions}
 
 
 def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> dict[str, Any]:
@@ -59,16 +54,16 @@ def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> di
         most: how many elements of some of its lists; of the others 5, and 1 of a list within a list.
     """
     whole = schema(tool)
-    properties, definitions = whole["properties"], whole.get("$defs", {})
-    found, cut = {}, {}
+    found: dict[str, Any] = {}
+    cut = {}
     for name, value in document.items():
         if name in {"schema", "trace"}:
             continue
         limit = most.get(name, MOST)
         if isinstance(value, list) and len(value) > limit:
             cut[name] = len(value)
-        longest = LONGEST_NOTE if name in {"notes", "verdict"} else LONGEST
-        found[name] = _part(value, properties.get(name, {}), definitions, limit, longest)
+        of = whole["properties"].get(name, {})
+        found[name] = _part(value, of, whole["$defs"], limit, LONGER.get(name, LONGEST))
     return {**found, "cut": cut}
 
 
@@ -83,11 +78,8 @@ def _part(value: Any, schema: Any, definitions: Any, most: int, longest: int = L
         of = schema.get("items", {})
         return [_part(each, of, definitions, MOST_WITHIN, longest) for each in value[:most]]
     if not isinstance(value, dict):
-        return (
-            round(value, 4)
-            if isinstance(value, float) and schema.get("type") == "number"
-            else value
-        )
+        is_ratio = isinstance(value, float) and schema.get("type") == "number"
+        return round(value, 4) if is_ratio else value
     known, rest = schema.get("properties", {}), schema.get("additionalProperties") or {}
     parts = list(value.items())
     if rest.get("type") in {"integer", "number"}:  # amounts by name

@@ -10,23 +10,18 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
 
-if TYPE_CHECKING:
-    from anyio.abc import Process
-
-PROGRESS = (
-    "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then says in lines what is being done
-)
+PROGRESS = "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then prints progress as lines
 PROGRESS_LINE = regex(r"progress (-?\d+(?:\.\d+)?) (.+)")
 LARGEST_ANSWER = 256 << 20  # bytes; the JSON of a trace of many layers has a few MB
 LARGEST_LINE = 1 << 16
-KEPT_LINES = 40  # of what was said on stderr
+KEPT_LINES = 40  # of what was printed on stderr
 GRACE_S = 1.5  # from the request to end to the end of a process that does not
 
 # Modules are looked for where this process finds them, not in the current folder, which is the agent's. Of a
@@ -58,19 +53,22 @@ async def ask(words: Sequence[str], *, folder: Path, tell: Tell) -> dict[str, An
         DaydreamError: there is no answer; the message is what the command said.
     """
     path = [each for each in sys.path if each not in {"", "."}]
-    code = START.format(path=path, words=list(words))
-    process = await anyio.open_process(
-        [sys.executable, "-c", code],
+    process: Any = await anyio.open_process(
+        [sys.executable, "-c", START.format(path=path, words=list(words))],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, PROGRESS: "1"},
     )
-    answer, said = bytearray(), list[str]()
+    answer, errors = bytearray(), list[str]()
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_read_errors, process.stderr, said, tell)
-            group.start_soon(_read_answer, process, answer)
+            group.start_soon(_read_errors, process.stderr, errors, tell)
+            async for chunk in process.stdout:
+                answer += chunk
+                if len(answer) > LARGEST_ANSWER:
+                    process.kill()
+                    break
         await process.wait()
     finally:
         with anyio.CancelScope(shield=True):
@@ -78,26 +76,14 @@ async def ask(words: Sequence[str], *, folder: Path, tell: Tell) -> dict[str, An
     if len(answer) > LARGEST_ANSWER:
         raise DaydreamError(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB")
     try:
-        found = json.loads(answer)
+        found: dict[str, Any] = json.loads(answer)
     except ValueError:
-        raise DaydreamError(
-            _error_in(said) or f"no answer: exit code {process.returncode}"
-        ) from None
-    if not isinstance(found, dict):
-        raise DaydreamError("no answer: the command printed something else than one object")
+        reason = _error_in(errors) or f"no answer: exit code {process.returncode}"
+        raise DaydreamError(reason) from None
     return found
 
 
-async def _read_answer(process: Any, into: bytearray) -> None:
-    """Read the answer; end the process where it is larger than it may be."""
-    async for chunk in process.stdout:
-        into += chunk
-        if len(into) > LARGEST_ANSWER:
-            process.kill()
-            break
-
-
-async def _read_errors(stream: Any, said: list[str], tell: Tell) -> None:
+async def _read_errors(stream: Any, kept: list[str], tell: Tell) -> None:
     """Pass progress on and keep the last of the other lines."""
     rest = b""
     async for chunk in stream:
@@ -107,41 +93,34 @@ async def _read_errors(stream: Any, said: list[str], tell: Tell) -> None:
             if progress := PROGRESS_LINE.fullmatch(line):
                 await tell(progress[2], float(progress[1]))
             else:
-                said.append(line)
-        del said[:-KEPT_LINES]
+                kept.append(line)
+        del kept[:-KEPT_LINES]
 
 
-def _error_in(said: Sequence[str]) -> str | None:
+def _error_in(lines: Sequence[str]) -> str:
     """Return the last message that begins with `error:`, without the advice to look at `--help`."""
-    begins = [place for place, line in enumerate(said) if line.startswith("error: ")]
-    if not begins:
-        return None
-    first, *others = said[begins[-1] :]
-    lines = [
-        first.removeprefix("error: "),
-        *(each.strip() for each in others if each.startswith("  ")),
-    ]
-    return "\n".join(line for line in lines if not line.startswith("Try '"))
+    found: list[str] = []
+    for line in lines:
+        if line.startswith("error: "):
+            found = [line.removeprefix("error: ")]
+        elif found and line.startswith("  "):
+            found.append(line.strip())
+    return "\n".join(found)
 
 
-async def _end(process: Process) -> None:
-    """End a process and all that it started, if it runs still: first as a terminal would, then for good."""
+async def _end(process: Any) -> None:
+    """End a process and all that it started: first as a terminal would, then for good."""
     if process.returncode is None:
-        _signal(process, signal.SIGTERM)
+        _signal(process, "SIGTERM")
         with anyio.move_on_after(GRACE_S):
             await process.wait()
-    if hasattr(os, "killpg"):
-        _signal(process, signal.SIGKILL)  # what it started may not have ended with it
-    elif process.returncode is None:
-        process.kill()
+    _signal(process, "SIGKILL")  # what it started may not have ended with it
     await process.aclose()
 
 
-def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(
-        ProcessLookupError, PermissionError
-    ):  # it has ended, and nobody is left in its group
+def _signal(process: Any, name: str) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left in its group
         if hasattr(os, "killpg"):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, getattr(signal, name))
         else:
-            process.send_signal(number)
+            process.kill()

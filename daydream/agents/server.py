@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -19,11 +19,11 @@ from mcp import MCPError, types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-from daydream.agents.answers import brief, schema, schema_of
+from daydream.agents import SKILL
+from daydream.agents.answers import MOST, brief, schema, schema_of
 from daydream.agents.jobs import ask
-from daydream.agents.questions import Questions
+from daydream.agents.questions import ARGUMENTS, TOOLS, words
 from daydream.agents.root import Root
-from daydream.agents.skill import skill
 from daydream.errors import DaydreamError
 from daydream.text import meant
 
@@ -36,86 +36,72 @@ INSTRUCTIONS = (
     "says how to go from a trace to a merged change."
 )
 FALSIFIED = "Falsified by:"  # in a docstring
-GUIDE = {
-    "uri": "daydream://skill",
-    "name": "skill",
-    "mime_type": "text/markdown",
-    "description": "How to go from a trace to a merged change.",
-}
-
-
-def arguments(question: Callable[..., list[str]]) -> type[msgspec.Struct]:
-    """Return the record of a tool's arguments."""
-    fields = [
-        (
-            each.name,
-            each.annotation,
-            *([] if each.default is each.empty else [each.default]),
-        )
-        for each in inspect.signature(question, eval_str=True).parameters.values()
-    ]
-    return msgspec.defstruct(question.__name__, fields, forbid_unknown_fields=True, kw_only=True)
+URI, MARKDOWN = "daydream://skill", "text/markdown"
+GUIDE = types.Resource(
+    uri=URI,
+    name="skill",
+    mime_type=MARKDOWN,
+    description="How to go from a trace to a merged change.",
+)
 
 
 def run(root: Root, *, allow_code: bool = False) -> None:
-    """Serve one folder over stdio until the client leaves; see `Questions` for the arguments."""
-    anyio.run(_serve, Questions(root, allow_code=allow_code))
+    """Serve one folder over stdio until the client leaves.
+
+    Args:
+        root: what may be read.
+        allow_code: whether scripts (`confirm`) and optimizations by path may run.
+    """
+    anyio.run(lambda: _serve(root, allow_code=allow_code))
 
 
-async def _serve(questions: Questions) -> None:
-    tools = [name for name in vars(Questions) if not name.startswith("_")]
-    about = {name: inspect.getdoc(getattr(questions, name)) or "" for name in tools}
-    given = {name: arguments(getattr(questions, name)) for name in tools}
+async def _serve(root: Root, *, allow_code: bool) -> None:
+    about = {name: inspect.getdoc(question) or "" for name, question in TOOLS.items()}
     free, alone = anyio.Semaphore(AT_ONCE), anyio.Lock()
 
     async def answer(context: Any, name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
-        if name not in tools:
-            others = f"Tools are {', '.join(tools)}."
-            raise DaydreamError(f"unknown tool {name!r}. {meant(name, tools, others)}")
+        if name not in TOOLS:
+            others = f"Tools are {', '.join(TOOLS)}."
+            raise DaydreamError(f"unknown tool {name!r}. {meant(name, TOOLS, others)}")
         try:
-            values = msgspec.structs.asdict(
-                msgspec.convert(_parsed(sent), given[name], strict=False)
-            )
+            asked = msgspec.convert(_parsed(sent), TOOLS[name], strict=False)
         except msgspec.ValidationError as error:
-            takes = ", ".join(given[name].__struct_fields__)
+            takes = ", ".join(TOOLS[name].__struct_fields__)
             raise DaydreamError(f"{name}: {error}. Its arguments are {takes}.") from None
-        first, *more = getattr(questions, name)(**values)
-        words = [name, first, "--json", *more]
-        told = 0.0
+        command = words(name, asked, root, allow_code=allow_code)
+        reported = 0.0
 
         async def tell(what: str, share: float) -> None:
-            nonlocal told  # a client may expect that it grows: a whole number more for each new thing
-            before, told = (
-                told,
-                int(told) + 1 if share < 0 or int(told) + share < told else int(told) + share,
-            )
-            await context.session.report_progress(max(told, before), None, what)
+            nonlocal reported  # a client may expect that it grows: by 1 for each new thing
+            now = int(reported) + share
+            reported = max(reported, now if share >= 0 and now >= reported else int(reported) + 1)
+            await context.session.report_progress(reported, None, what)
 
         async with AsyncExitStack() as places:
             async with alone:  # to confirm takes all places: other work would disturb what is timed
                 for _ in range(AT_ONCE if name == "confirm" else 1):
                     await places.enter_async_context(free)
-            document = await ask(words, folder=questions.root.folder, tell=tell)
-        wrong_if = " ".join(about[name].partition(FALSIFIED)[2].split())
-        return {
-            **brief(name, document, {"changes": values.get("top", 0)}),
-            "falsified_by": wrong_if,
-        }
+            document = await ask(command, folder=root.folder, tell=tell)
+        found = brief(name, document, {"changes": getattr(asked, "top", MOST)})
+        return {**found, "falsified_by": " ".join(about[name].partition(FALSIFIED)[2].split())}
 
     async def call(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        found = None
         try:
             found = await answer(context, asked.name, asked.arguments or {})
+            text = json.dumps(found)
         except DaydreamError as error:  # what was found, what was needed and what to do
-            said = types.TextContent(type="text", text=str(error))
-            return types.CallToolResult(content=[said], is_error=True)
-        said = types.TextContent(type="text", text=json.dumps(found))
-        return types.CallToolResult(content=[said], structured_content=found)
-
-    async def offer(*_: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[offered(name) for name in tools])
+            text = str(error)
+        said = types.TextContent(type="text", text=text)
+        return types.CallToolResult(
+            content=[said], structured_content=found, is_error=found is None
+        )
 
     def offered(name: str) -> types.Tool:
-        runs = name == "confirm"
+        runs, takes = name == "confirm", schema_of(TOOLS[name])
+        del takes["$defs"], takes["description"]  # which nothing refers to, and which is `about`
+        for argument in ARGUMENTS.keys() & takes["properties"].keys():
+            takes["properties"][argument]["description"] = ARGUMENTS[argument]
         may = types.ToolAnnotations(
             read_only_hint=not runs, destructive_hint=runs, open_world_hint=runs
         )
@@ -123,22 +109,22 @@ async def _serve(questions: Questions) -> None:
             name=name,
             description=about[name],
             annotations=may,
-            input_schema=schema_of(given[name]),
+            input_schema=takes,
             output_schema=schema(name),
         )
 
+    async def offer(*_: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[*map(offered, TOOLS)])
+
     async def resources(*_: Any) -> types.ListResourcesResult:
-        return types.ListResourcesResult(resources=[types.Resource(**GUIDE)])
+        return types.ListResourcesResult(resources=[GUIDE])
 
     async def read(_: Any, asked: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        if str(asked.uri) != GUIDE["uri"]:
-            raise MCPError(
-                types.INVALID_PARAMS,
-                f"unknown resource {asked.uri}: there is {GUIDE['uri']}",
-            )
-        text = types.TextResourceContents(
-            uri=GUIDE["uri"], mime_type=GUIDE["mime_type"], text=skill()
-        )
+        if str(asked.uri) != URI:
+            reason = f"unknown resource {asked.uri}: there is {URI}"
+            raise MCPError(types.INVALID_PARAMS, reason)
+        guide = SKILL.read_text(encoding="utf-8")
+        text = types.TextResourceContents(uri=URI, mime_type=MARKDOWN, text=guide)
         return types.ReadResourceResult(contents=[text])
 
     served: Server[Any] = Server(

@@ -94,7 +94,6 @@ def confirm(
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder
     from daydream.predict import confirm as confirms
-    from daydream.report.view import view
 
     script.check()
     if out.output is not None:
@@ -126,5 +125,5 @@ def confirm(
             predicted = daydream.whatif(replay, change.optimizations, **(change.values or {}))
         found = confirms.confirmation(predicted, trace, changed)
         kept = filter(None, (done.path, done.changed)) if out.output is not None else ()
-        out.emit(found, lambda: view(found, verbose=out.verbose), written=wrote(*kept))
+        out.answer(found, written=wrote(*kept))
         return done.exit_code

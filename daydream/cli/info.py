@@ -31,11 +31,7 @@ def info(request: TraceRequest, out: Output) -> None:
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
-    from msgspec import convert
-
-    from daydream.report.info import Info
-    from daydream.report.overview import overview
-    from daydream.report.view import view
+    from daydream.report.info import overview
 
     with working() as progress:
         trace = request.load(progress)
@@ -43,12 +39,7 @@ def info(request: TraceRequest, out: Output) -> None:
         found = overview(trace)
     note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
-    out.emit(
-        convert(found.to_json(), Info),
-        lambda: view(found, verbose=out.verbose),
-        then=then,
-        trace=request.trace,
-    )
+    out.answer(found, {"trace": request.trace}, then=then)
 
 
 @command("verbose", "output", "html", "no_ranking", "force")
@@ -57,22 +48,12 @@ def replay(request: TraceRequest, out: Output) -> None:
 
     Any error here carries over to every prediction from this trace.
     """
-    import daydream
-    from daydream.report.view import view
-
     out.check_files(chakra=True)
     with working() as progress:
-        trace = request.load(progress, typical=out.output is None)
-        progress("replaying")
-        found = daydream.replay(trace)
+        found = request.replay(progress, typical=out.output is None)
         written = out.write_files(found, progress, ranked=True)
-    out.emit(
-        found,
-        lambda: view(found, verbose=out.verbose),
-        written=written,
-        then=[] if written else ["explain", *request.words],
-        trace=request.trace,
-    )
+    then = [] if written else ["explain", *request.words]
+    out.answer(found, {"trace": request.trace}, written=written, then=then)
 
 
 @command("output", "no_ranking", "force")
@@ -85,16 +66,11 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
     """
     import webbrowser
 
-    import daydream
-
     name = Path(trace_name(request.traces)).stem
     page = replace(out, html=out.output or f"{name}.html", output=None)
     page.check_files()
     with working() as progress:
-        trace = request.load(progress, typical=True)
-        progress("replaying")
-        found = daydream.replay(trace)
-        written = page.write_files(found, progress, ranked=True)
+        written = page.write_files(request.replay(progress), progress, ranked=True)
     out.emit({"trace": request.trace, "page": page.html}, None, written=written)
     if open_:
         webbrowser.open(Path(str(page.html)).resolve().as_uri())

@@ -6,11 +6,6 @@ import click
 
 from daydream.cli.commands import command
 
-MISSING = (
-    "the package `mcp` is not installed, or older than version 2.\n"
-    "Install it with: pip install 'daydream[mcp]'"
-)
-
 
 @command()
 def mcp(
@@ -25,7 +20,7 @@ def mcp(
     Answers are small and typed: the code of the change, the range of the prediction and what would
     falsify it. Only files below the root are read, links resolved, and no code is run: `confirm` and
     optimizations by path need --allow-code. A call that is cancelled ends its work.
-    Needs the package mcp: pip install 'daydream[mcp]'.
+    Needs the package mcp, of the extra `mcp`.
 
     Args:
         root (DIR): Only files below it may be read.
@@ -33,12 +28,12 @@ def mcp(
         skill: Print the SKILL.md for agents, and end.
         skill_path: Print where that file is, and end.
     """
-    from daydream.agents import skill as skills
+    from daydream.agents import SKILL
     from daydream.agents.root import Root
-    from daydream.errors import DaydreamError
+    from daydream.errors import MissingPackageError
 
     if skill or skill_path:
-        click.echo(str(skills.skill_path()) if skill_path else skills.skill(), nl=skill_path)
+        click.echo(SKILL if skill_path else SKILL.read_text(encoding="utf-8"), nl=skill_path)
         return
     folder = Root(root)
     try:
@@ -46,5 +41,5 @@ def mcp(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in {"mcp", "anyio"}:
             raise
-        raise DaydreamError(MISSING) from None
+        raise MissingPackageError("mcp>=2", "mcp") from None
     run(folder, allow_code=allow_code)

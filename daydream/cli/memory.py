@@ -84,7 +84,6 @@ def memory(
     out.check_files()
     if snapshot is not None:
         from daydream.memory.snapshot_memory import snapshot_memory
-        from daydream.report.view import view
 
         with working() as progress:
             progress(f"replaying {snapshot}")
@@ -94,18 +93,17 @@ def memory(
                 capacity_bytes=capacity,
                 max_unpacked=request.max_unpacked,
             )
-        out.emit(report, lambda: view(report, verbose=True, most=6))
+        out.answer(report, verbose=True, most=6)
     elif any(sizes.values()):
         _show_largest(request, out, largest or "batch", capacity)
     elif by is not None:
         from daydream.memory.views import view_of
-        from daydream.report.view import view
 
         with working() as progress:
             trace = request.load(progress)
             progress("pairing allocations and frees")
             uses = view_of(trace, by)
-        out.emit(uses, lambda: view(uses, verbose=out.verbose))
+        out.answer(uses)
     else:
         _show_trace(request, out, allocator, capacity)
 
@@ -113,7 +111,6 @@ def memory(
 def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: int | None) -> None:
     import daydream
     from daydream.memory.report import memory_of
-    from daydream.report.view import view
 
     written: list[str] = []
     with working() as progress:
@@ -130,17 +127,11 @@ def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: in
     words: list[str] = []
     if change is not None and not written:
         words = ["whatif", change, *["--factor", "0.5"] * (change == "batch-size"), *request.words]
-    out.emit(
-        report,
-        lambda: view(report, verbose=out.verbose),
-        written=written,
-        then=words,
-    )
+    out.answer(report, written=written, then=words)
 
 
 def _show_largest(request: TraceRequest, out: Output, what: Any, capacity: int | None) -> None:
     from daydream.predict import memory as predicts
-    from daydream.report.view import view
 
     with working() as progress:
         trace = request.load(progress)
@@ -155,10 +146,6 @@ def _show_largest(request: TraceRequest, out: Output, what: Any, capacity: int |
         words = ["whatif", "sequence-length", "--length", str(size)]
     judged = any(
         step.get("covered") for step in trace.metadata["steps"]
-    )  # no step: no change to ask about
-    out.emit(
-        found,
-        lambda: view(found),
-        then=[*words, *request.words] if judged else [],
-        trace=request.trace,
-    )
+    )  # else none is asked about
+    then = [*words, *request.words] if judged else []
+    out.answer(found, {"trace": request.trace}, then=then)

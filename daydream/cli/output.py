@@ -79,6 +79,34 @@ class Output:
         if then and not self.as_json:
             print_next(*then)
 
+    def answer(
+        self,
+        found: Any,
+        head: Mapping[str, Any] | None = None,
+        *,
+        document: Any = None,
+        written: Sequence[str] = (),
+        then: Sequence[str] = (),
+        **shown: Any,
+    ) -> None:
+        """Print a result by its view, or as JSON, and what `emit` prints below it.
+
+        Args:
+            found: what is answered.
+            head: what JSON begins with.
+            document: what JSON holds, if it is not the result.
+            written: as for `emit`.
+            then: as for `emit`.
+            **shown: options of the view.
+        """
+
+        def screen() -> Sequence[Block]:
+            from daydream.report.view import view
+
+            return view(found, **{"verbose": self.verbose, **shown})
+
+        self.emit(document or found, screen, written=written, then=then, **(head or {}))
+
     def check_files(self, *, chakra: bool = False) -> None:
         """Raise `OutputError` or a usage error if the timelines or the report could not be written."""
         timelines = (".json", ".json.gz", *[".et"] * chakra)
@@ -152,7 +180,7 @@ class Output:
                 write_html(path, result, ranking=ranking, memory=memory, force=self.force)
                 lines.append(f"wrote {path}   open it in a browser")
             elif path.endswith(".et"):
-                from daydream.report.chakra.file import write_chakra
+                from daydream.report.chakra import write_chakra
 
                 written = write_chakra(path, result.timeline, force=self.force)
                 lines.append(f"wrote {', '.join(map(str, written.files))}")

@@ -44,20 +44,17 @@ def rank(
         no_curves: Leave out how the step depends on each part.
         all_: Add changes of papers only, and for another device.
     """
-    import daydream
     from daydream.memory.lifetimes import none_recorded
     from daydream.predict import curves
     from daydream.predict import rank as ranks
-    from daydream.report.view import view
     from daydream.report.views.ranking import best_of
     from daydream.transforms.registry import typed
 
     out.check_files()
     with working() as progress:
-        trace = request.load(progress, typical=True)
-        if by == "memory" and trace.memory is None:
-            raise none_recorded(trace)
-        replay = daydream.replay(trace, table=table)
+        replay = request.replay(progress, table=table)
+        if by == "memory" and replay.graph.recorded.memory is None:
+            raise none_recorded(replay.graph.recorded)
         # A screen shows few ranges, and says only that there are curves.
         whole = out.as_json or out.verbose or by == "memory"
         found = ranks.rank(
@@ -77,18 +74,10 @@ def rank(
     if best is None:
         words = ["scale", "--on", "gpu" if found.bound == "GPU" else "cpu", "--factor", "0.5"]
     else:
-        words = [
-            best.optimization,
-            *typed(best.options),
-            *([] if table is None else ["--table", table]),
-        ]
-    out.emit(
-        found,
-        lambda: view(found, top=top or SHOWN, verbose=out.verbose, undrawn=undrawn),
-        written=written,
-        then=["whatif", *words, *request.words],
-        trace=request.trace,
-    )
+        words = [best.optimization, *typed({**best.options, "table": table})]
+    then = ["whatif", *words, *request.words]
+    head = {"trace": request.trace}
+    out.answer(found, head, written=written, then=then, top=top or SHOWN, undrawn=undrawn)
 
 
 @command("verbose", "html", "force")
@@ -106,7 +95,6 @@ def explain(
         whatif (NAME[+NAME...]): Explain the step after this change.
     """
     from daydream.predict import explain as explains
-    from daydream.report.view import view
     from daydream.report.views.explanation import explain_json
     from daydream.transforms.compose import parse
 
@@ -120,10 +108,6 @@ def explain(
     best = next((cost.best for cost in found.worth_it if cost.best is not None), None)
     words = ["rank"] if best is None else best.command[1:]
     done = written or (best is None and whatif is not None)
-    out.emit(
-        explain_json(found),
-        lambda: view(found, verbose=out.verbose),
-        written=written,
-        then=[] if done else [*words, *request.words],
-        trace=request.trace,
-    )
+    then = [] if done else [*words, *request.words]
+    head, record = {"trace": request.trace}, explain_json(found)
+    out.answer(found, head, document=record, written=written, then=then, words=request.words)

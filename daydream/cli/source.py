@@ -27,7 +27,7 @@ LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
 SLOW = (
     "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
-    "with a C compiler, `pip install` daydream again (in a checkout: pip install -e .)"
+    "with a C compiler, run pip install -e . in daydream's checkout again"
 )
 T = TypeVar("T")
 
@@ -135,6 +135,7 @@ class TraceRequest:
 
             found = cached_trace(entry)
             if found is not None and (typical or "typical_run" not in found.metadata):
+                found.file = Path(self.trace).name if Path(self.trace).is_file() else None
                 return found
         steps = TYPICAL if typical and self.steps is None else self.steps
         trace = daydream.load(
@@ -154,13 +155,18 @@ class TraceRequest:
             self._attach(trace)
         return trace
 
-    def replay(self, progress: Progress) -> Replay:
-        """Return the replay of the steps that stand for the trace."""
+    def replay(
+        self, progress: Progress, *, typical: bool = True, table: str | None = None
+    ) -> Replay:
+        """Return the replay of the trace, of a long one where `typical` of the steps that stand for it.
+
+        `table` is a file of measured times.
+        """
         import daydream
 
-        trace = self.load(progress, typical=True)
+        trace = self.load(progress, typical=typical)
         progress(f"replaying {self.trace}")
-        return daydream.replay(trace)
+        return daydream.replay(trace, table=table)
 
     def ask_rows(self, doing: str, ask: Callable[[Trace], T]) -> T:
         """Return what a question about the trace's rows gives, which needs no replay."""

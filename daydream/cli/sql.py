@@ -30,8 +30,8 @@ def sql(
     daydream sql --schema
 
     TRACE is a parquet trace or anything `daydream import` accepts. Tables are read-only, and no
-    other file is accessible. Times are in ns; unknown values are null. Needs the package duckdb:
-    pip install 'daydream[sql]'.
+    other file is accessible. Times are in ns; unknown values are null. Needs the package duckdb, of the
+    extra `sql`.
 
     Args:
         schema: Show the tables and their columns.
@@ -60,7 +60,7 @@ def sql(
 
 
 def _show_schema(out: Output) -> None:
-    from daydream.integrations.sql_tables import TABLES
+    from daydream.integrations.sql import TABLES
     from daydream.report.blocks import Block, Facts, Title
 
     entries = [

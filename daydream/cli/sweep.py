@@ -100,7 +100,6 @@ def sweep(
     if change is None:
         raise usage_error("name an optimization, such as ddp; `daydream whatif --list` shows them")
     from daydream.predict import sweep as sweeps
-    from daydream.report.view import view
 
     fixed = change.values or {}
     values = _values(change, varied)
@@ -144,7 +143,7 @@ def sweep(
         named = "+".join(each.name for each in change.optimizations)
         words = ["whatif", named, *typed({**fixed, **best.options}), *typed(same)]
         words += replace(request, traces=(best.trace,)).words
-    out.emit(found, lambda: view(found, top=top), written=written, then=words)
+    out.answer(found, written=written, then=words, top=top)
     if not found.scenarios:
         raise DaydreamError("no scenario could be answered; the reasons are listed")
 
@@ -297,7 +296,6 @@ def scaling(
     """
     from daydream.predict import scaling as scales
     from daydream.report.figures import check_plot, draw
-    from daydream.report.view import view
 
     values = change.values or {}
     out.check_files()
@@ -330,10 +328,5 @@ def scaling(
     if found.recorded_workers == 1:
         words = ["whatif", "ddp", "--workers", str(max(*workers, 2)), *typed(values)]
     words += typed({"contention": None if contention == MEASURED else contention})
-    out.emit(
-        found,
-        lambda: view(found),
-        written=written,
-        then=[] if written else [*words, *request.words],
-        trace=request.trace,
-    )
+    then = [] if written else [*words, *request.words]
+    out.answer(found, {"trace": request.trace}, written=written, then=then)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,11 @@ from daydream.cli.commands import Change, Changes, command
 from daydream.cli.options import MEASURED, TIME, Option
 from daydream.cli.output import Output, free_name, print_json, print_screen
 from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.errors import DaydreamError
 
 if TYPE_CHECKING:
-    from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.report.blocks import Block
-    from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
     from daydream.transforms.registry import Option as Described
 
@@ -63,21 +63,19 @@ def whatif(
         return
     if change is None:
         raise usage_error("name an optimization, such as amp; `daydream whatif --list` shows them")
-    import daydream
+    from daydream.memory.report import memory_of
     from daydream.predict.prediction import predict
-    from daydream.report.view import view
 
     out.check_files(chakra=True)
     typed, then, memory = [change.spec, *change.typed], None, None
     with working() as progress:
-        trace = request.load(progress, typical=True)
-        progress("replaying")
-        replay = daydream.replay(trace, table=table)
+        replay = request.replay(progress, table=table)
         progress(f"predicting {change.spec}")
         with change.checked(replay.graph, request.words):
             found = predict(replay, change.edit, contention=contention, capacity_bytes=capacity)
-        if out.html:
-            memory = _recorded_memory(trace, capacity)
+        if out.html:  # also who holds the memory, where the trace tells
+            with contextlib.suppress(DaydreamError):
+                memory = memory_of(replay.graph.recorded, capacity=capacity)
         written = out.write_files(found, progress, memory=memory, ranked=True)
         if not out.as_json and "--" not in typed:
             from daydream.predict.suggest import suggestion
@@ -88,12 +86,8 @@ def whatif(
     if then is not None and not out.verbose:
         typed[0], more = f"{change.spec}+{then.optimization}", list(then.command[3:])
     above = above_gate(found, fail_above)
-    out.emit(
-        found,
-        lambda: view(found, verbose=out.verbose, suggestion=then),
-        written=written,
-        then=[] if above or written else ["whatif", *typed, *more],
-    )
+    words = [] if above or written else ["whatif", *typed, *more]
+    out.answer(found, written=written, then=words, suggestion=then)
     if above is not None:
         click.echo(above, err=True)
         click.get_current_context().exit(GATE)
@@ -106,22 +100,9 @@ def above_gate(prediction: Prediction, limit_ms: float | None) -> str | None:
     if prediction.predicted_ns is None:
         return f"gate failed: the step is unknown, {limit_ms:.2f} ms allowed"
     step_ms = prediction.predicted_ns / 1e6
-    return (
-        None
-        if step_ms <= limit_ms
-        else (f"gate failed: {step_ms:.2f} ms predicted, {limit_ms:.2f} ms allowed")
-    )
-
-
-def _recorded_memory(trace: Trace, capacity: int | None) -> MemoryReport | None:
-    """Return who holds the memory of a trace; None where its events do not tell."""
-    from daydream.errors import DaydreamError
-    from daydream.memory.report import memory_of
-
-    try:
-        return memory_of(trace, capacity=capacity)
-    except DaydreamError:
+    if step_ms <= limit_ms:
         return None
+    return f"gate failed: {step_ms:.2f} ms predicted, {limit_ms:.2f} ms allowed"
 
 
 # `--list` ------------------------------------------------------------------------------------------

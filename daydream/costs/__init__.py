@@ -77,66 +77,7 @@ if TYPE_CHECKING:
     from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
     from daydream.graph.graph import Resizing
 
-_HOMES = {
-    "daydream.costs.device.call_scaling": (
-        "copies_into_new_ns",
-        "copies_ns",
-        "link_bandwidth",
-        "memory_bandwidth",
-        "scaled_time",
-    ),
-    "daydream.costs.device.retime": (
-        "at_peak_ns",
-        "by_counters",
-        "counted_conflicts",
-        "counted_kind",
-        "measured_first",
-        "retime",
-        "retime_untyped",
-        "say_evidence",
-        "sped_up",
-        "Retimed",
-    ),
-    "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
-    "daydream.costs.device.input_sizes": (
-        "is_channel_size",
-        "is_feature_size",
-        "need_batch",
-        "need_shapes",
-        "need_size",
-        "only_grids_tell",
-        "recorded_batch",
-        "recorded_length",
-        "resized_time",
-        "shares_of_growth",
-    ),
-    "daydream.costs.device.launch_grids": ("grown_time", "growth_by_grids"),
-    "daydream.costs.device.measured": ("KernelTable", "in_place", "replace_cost", "take_measured"),
-    "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "runs_in_tf32"),
-    "daydream.costs.devices": ("Device", "device_of", "find_device", "known_devices", "under_load"),
-    "daydream.costs.kernel_names": (
-        "OVER_LINK",
-        "PAGEABLE",
-        "TO_DEVICE",
-        "TO_HOST",
-        "kernels_are",
-        "names_fit",
-    ),
-    "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "is_matrix", "work"),
-    "daydream.costs.network.cluster_names": ("find_cluster",),
-    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "bytes_of_message"),
-    "daydream.costs.network.world_size": ("workers_of",),
-    "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
-    "daydream.costs.network.simulated_times": ("simulated_times",),
-    "daydream.costs.resize.growth": ("growth_of",),
-    "daydream.costs.resize.new_shapes": ("parameter_shapes",),
-    "daydream.costs.resize.prior_resizes": ("arguments_now", "grow_copies", "leave_grown"),
-    "daydream.costs.workload.calls": ("calls_of",),
-    "daydream.costs.operators": ("Operator", "nodes_that", "operator", "operators_that"),
-    "daydream.costs.workload.operator": ("itemsize",),
-    "daydream.costs.workload.shapes": ("Argument", "Shape", "elements", "parse_shapes"),
-    "daydream.graph.graph": ("Resizing",),
-}
+_HOMES = lazy.imports_of(__file__)
 
 __all__ = [
     "OVER_LINK",

@@ -50,6 +50,12 @@ class Device(Struct, frozen=True):
     source: str
     l2: float | None = None  # MB
     link: float | None = None  # GB/s, all links, both directions
+    # The cluster (`machines.csv`) that it stands in as a rule, by its form factor: modules on the makers'
+    # own baseboards (NVIDIA's DGX-1, DGX A100, H100, H200 and B200 data sheets; H200 has the links of H100, MI325X
+    # those of MI300X: AMD Instinct platform data sheets), cards on the generation of PCIe that their data sheets
+    # state. NVLink bridges join two cards only, and a ring of more goes over PCIe. None for what stands in one-off
+    # machines (MI250, GH200).
+    machine: str | None = None
     # Parts of matrix peak and of bandwidth that hold under load.
     sustained_peak: float | None = None
     sustained_bandwidth: float | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from daydream.arrays import distinct, unique
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.tables import CPU, Lane
+from daydream.graph.tables import COLLECTIVE, CPU, Lane
 from daydream.lazy import regex
 
 if TYPE_CHECKING:
@@ -234,6 +234,13 @@ def device_work(graph: Graph) -> np.ndarray:
 def has_device_work(graph: Graph) -> bool:
     """Tell whether a device runs anything."""
     return bool(device_work(graph)[graph.alive].any())
+
+
+def silent_ranks(graph: Graph) -> int:
+    """Return how many ranks a job has whose collectives are not in the trace of one of them, else 0."""
+    ranks = graph.recorded.metadata.get("world_size") or 0
+    collectives = (graph.kind == COLLECTIVE) & graph.alive
+    return ranks if ranks > 1 and not collectives.any() else 0
 
 
 def fused_parts(graph: Graph) -> np.ndarray:

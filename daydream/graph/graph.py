@@ -230,7 +230,9 @@ class Graph(NotebookTables):
         columns = self.__dict__.get("columns", ())
         if name in columns:
             return columns[name]
-        raise AttributeError(f"a graph has no column {name!r}")
+        raise AttributeError(
+            f"Graph has no attribute {name!r}; tasks are chosen as in graph.select(kind='kernel')"
+        )
 
     def column(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return a column for some tasks: int64, float64 or bool, or texts (None: unknown), shape (ids,)."""

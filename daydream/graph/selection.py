@@ -226,7 +226,7 @@ class Selection(NotebookTables):
 
     def group_by(
         self,
-        *columns: str | np.ndarray,
+        *columns: str | Sequence[Any] | np.ndarray,
         within: str | None = None,
         block: str | Sequence[str] | None = None,
     ) -> Groups:
@@ -249,8 +249,8 @@ class Selection(NotebookTables):
             by_layer, blocks = lazy.ask("block_of_layers", graph, block)
             parts.append((by_layer[graph.layer[ids]], blocks))
         parts += [
-            (name, None)
-            if isinstance(name, np.ndarray)
+            (np.asarray(name), None)
+            if not isinstance(name, str)
             else coded(graph, name, ids)
             if is_text(name)
             else (read_column(graph, name, ids), None)

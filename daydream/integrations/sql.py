@@ -4,7 +4,7 @@
 
     query(trace, "SELECT name, sum(duration_ns) AS ns FROM kernels GROUP BY name ORDER BY ns DESC").rows
 
-`daydream.integrations.sql_tables` says which tables there are.
+`TABLES` lists the tables, and what their columns mean.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daydream.errors import DaydreamError
-from daydream.integrations.sql_tables import TABLES, arrow_tables
+import numpy as np
+
+from daydream.errors import DaydreamError, MissingPackageError
+from daydream.trace.memory_events import COLUMNS, MAY_BE_UNKNOWN
+from daydream.trace.schema import FIELDS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
     from daydream.trace.trace import Trace
 
 MOST_ROWS = 10_000  # of an answer, if not asked otherwise
-MISSING = "the package `duckdb` is not installed.\nInstall it with: pip install 'daydream[sql]'"
-ALONE: dict[
-    str, str | bool | int | float | list[str]
-] = {  # nothing but the trace: no file, no network, no extension, no variable of the program
+# Nothing but the trace: no file, no network, no extension, no variable of the program.
+ALONE: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -36,6 +38,127 @@ ALONE: dict[
     "temp_directory": "",
     "threads": 1,  # sums of several threads may differ in their last digit
 }
+
+# The tables ----------------------------------------------------------------------------------------
+
+TYPES = {"int64": "BIGINT", "int32": "INTEGER", "text": "VARCHAR"}
+
+
+@dataclass(frozen=True)
+class SqlTable:
+    """One table: what a row is, and its columns, name -> (type, meaning). `query` makes one of others."""
+
+    meaning: str
+    columns: dict[str, tuple[str, str]]
+    query: str | None = None
+
+
+def _columns(*described: str) -> dict[str, tuple[str, str]]:
+    """Return columns of `name TYPE meaning`: name -> (type, meaning)."""
+    parts = (each.split(" ", 2) for each in described)
+    return {name: (kind, meaning) for name, kind, meaning in parts}
+
+
+EVENT = {
+    **_columns("row BIGINT place of the event in the trace, which `parent` refers to"),
+    **{name: (TYPES[field.type], field.meaning) for name, field in FIELDS.items()},
+    **_columns(
+        "kind VARCHAR operator, annotation, runtime, module; kernel, memcpy, memset, collective; sync",
+        "step INTEGER step it belongs to, as `steps.step`; device work has its launch's",
+    ),
+}
+LAUNCHED = EVENT | _columns(
+    "launched_ns BIGINT start of the call that launched it, null where that is not recorded"
+)
+STEP = _columns(
+    "step BIGINT place of the step, which `events.step` refers to",
+    "name VARCHAR as the profiler or the program named it",
+    "rank BIGINT rank of the process",
+    "start_ns BIGINT start of its range, from the trace's own origin",
+    "end_ns BIGINT end of its range",
+    "measured_ns BIGINT step time, completion to completion; null where it is not known",
+    "covered BOOLEAN whether it counts in a prediction",
+    "why_not VARCHAR why it does not",
+)
+DEVICE = _columns(
+    "id BIGINT index of the device, which `events.device` refers to",
+    "rank BIGINT rank of the process, null where all ranks have it",
+    "name VARCHAR as its driver names it",
+    "memory_bytes BIGINT its memory",
+    "multiprocessors BIGINT streaming multiprocessors or compute units",
+)
+MEMORY = _columns(
+    "rank BIGINT rank of the process",
+    "time_ns BIGINT when, from the trace's own origin",
+    "pid BIGINT process",
+    "tid BIGINT thread",
+    "device BIGINT index of the GPU, -1 for memory of the CPU",
+    "address BIGINT where",
+    "bytes BIGINT how much was allocated; negative for a free",
+    "allocated_bytes BIGINT the device's total after it",
+    "reserved_bytes BIGINT what the allocator has reserved after it",
+)
+HOST_ROWS = "SELECT * FROM events WHERE kind = '{}'"
+DEVICE_ROWS = (
+    "SELECT work.*, call.start_ns AS launched_ns FROM events AS work "
+    "LEFT JOIN events AS call ON work.parent = call.row WHERE work.kind IN ('{}')"
+)
+TABLES = {
+    "events": SqlTable("every event of the trace", EVENT),
+    "operators": SqlTable(
+        "operators of the framework on CPU threads", EVENT, HOST_ROWS.format("operator")
+    ),
+    "calls": SqlTable("calls into the CUDA or HIP runtime", EVENT, HOST_ROWS.format("runtime")),
+    "kernels": SqlTable("kernels on a device", LAUNCHED, DEVICE_ROWS.format("kernel")),
+    "copies": SqlTable(
+        "copies and memsets on a device", LAUNCHED, DEVICE_ROWS.format("memcpy', 'memset")
+    ),
+    "collectives": SqlTable("collectives on a device", LAUNCHED, DEVICE_ROWS.format("collective")),
+    "steps": SqlTable("training steps", STEP),
+    "devices": SqlTable("devices that the trace names", DEVICE),
+    "memory": SqlTable("allocations and frees, none where memory was not recorded", MEMORY),
+}
+
+
+def arrow_tables(trace: Trace) -> dict[str, pa.Table]:
+    """Return the tables that are no queries, by name; what a trace does not say is null."""
+    import pyarrow as pa
+
+    types = (pa.int64(), pa.int32(), pa.string(), pa.bool_())
+    kinds = dict(zip(("BIGINT", "INTEGER", "VARCHAR", "BOOLEAN"), types, strict=True))
+    found = trace.to_arrow()
+    there = dict(zip(found.schema.names, found.columns, strict=True))
+    there["row"] = pa.array(np.arange(len(trace)))
+    for name, (kind, _) in EVENT.items():
+        there.setdefault(name, pa.nulls(len(trace), kinds[kind]))
+    memory = {}
+    for name, (*_, null) in COLUMNS.items():
+        values = np.empty(0, np.int64) if trace.memory is None else trace.memory[name]
+        mask = values == null if name in MAY_BE_UNKNOWN else None
+        memory[name] = pa.array(values, pa.int64(), mask=mask)
+    tables = {
+        "events": pa.table({name: there[name] for name in EVENT}),
+        "memory": pa.table(memory),
+    }
+    steps = [{"step": at, **step} for at, step in enumerate(trace.metadata.get("steps", []))]
+    for table, records in {"steps": steps, "devices": trace.metadata.get("devices", [])}.items():
+        columns = {
+            name: pa.array([_typed(record.get(name), kind) for record in records], kinds[kind])
+            for name, (kind, _) in TABLES[table].columns.items()
+        }
+        tables[table] = pa.table(columns)
+    return tables
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """Return a value of the metadata if it is of the column's type, else None."""
+    if kind == "BIGINT":
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return value if whole and abs(value) < 2**63 else None
+    return value if isinstance(value, str if kind == "VARCHAR" else bool) else None
+
+
+# Queries -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,7 +202,7 @@ def database(trace: Trace) -> DuckDBPyConnection:
     try:
         import duckdb
     except ImportError:
-        raise DaydreamError(MISSING) from None
+        raise MissingPackageError("duckdb", "sql") from None
     connection = duckdb.connect(":memory:", config=ALONE)
     for name, table in arrow_tables(trace).items():
         connection.register(name, table)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, MissingPackageError
 from daydream.predict.compare import Difference
 from daydream.predict.prediction import Prediction
 from daydream.transforms.real_change import code_of
 
 Result: TypeAlias = Difference | Prediction
 LONGEST_TAG = 4_000  # characters of a tag; MLflow takes 5,000
-MISSING = "the package `{0}` is not installed.\nInstall it with: pip install 'daydream[{1}]'"
 
 
 def figures(found: Result) -> dict[str, float]:
@@ -38,11 +37,8 @@ def figures(found: Result) -> dict[str, float]:
         times = {"before": start}  # of a prediction; of a recording it is the side's own
         for name, side in {"predicted" if one.prediction else "before": one, "after": two}.items():
             if not side.reason:
-                times |= {
-                    name: side.step_ns,
-                    f"{name}_low": side.low_ns,
-                    f"{name}_high": side.high_ns,
-                }
+                times |= {name: side.step_ns}
+                times |= {f"{name}_low": side.low_ns, f"{name}_high": side.high_ns}
         before = one.simulated_ns if start is None else start
         ratios = {
             "speedup": before / two.simulated_ns if two.simulated_ns else None,
@@ -68,7 +64,7 @@ def log_to_mlflow(found: Result, *, prefix: str = "daydream.", step: int | None 
     try:
         import mlflow
     except ImportError:
-        raise DaydreamError(MISSING.format("mlflow", "mlflow")) from None
+        raise MissingPackageError("mlflow", "mlflow") from None
     mlflow.log_metrics({prefix + name: value for name, value in figures(found).items()}, step=step)
     mlflow.set_tags({prefix + name: text[:LONGEST_TAG] for name, text in _texts(found).items()})
     mlflow.log_dict({"schema": 1, **found.to_json()}, "daydream/comparison.json")
@@ -90,23 +86,19 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
     try:
         import wandb
     except ImportError:
-        raise DaydreamError(MISSING.format("wandb", "wandb")) from None
+        raise MissingPackageError("wandb", "wandb") from None
     run = wandb.run if run is None else run
     if run is None:
         raise DaydreamError(
             "no run of Weights & Biases has begun: call wandb.init() first, or give run="
         )
-    page = wandb.Html(_page(found), inject=False)
-    run.log(
-        {
-            **{prefix + name: value for name, value in figures(found).items()},
-            f"{prefix}comparison": page,
-        }
-    )
-    run.config.update(
-        {prefix + name: text for name, text in _texts(found).items()},
-        allow_val_change=True,
-    )
+    values: dict[str, Any] = {
+        **figures(found),
+        "comparison": wandb.Html(_page(found), inject=False),
+    }
+    run.log({prefix + name: value for name, value in values.items()})
+    texts = {prefix + name: text for name, text in _texts(found).items()}
+    run.config.update(texts, allow_val_change=True)
 
 
 def _texts(found: Result) -> dict[str, str]:
@@ -119,6 +111,6 @@ def _texts(found: Result) -> dict[str, str]:
 
 
 def _page(found: Result) -> str:
-    from daydream.report.notebook import html
+    from daydream.report.html.render import html
 
     return f"<!doctype html><meta charset=utf-8>{html(found)}"

@@ -1,8 +1,9 @@
-"""What a recording asked of the allocator, request by request, and which peaks it saw itself.
+"""What a recording asked of the allocator, request by request, and what it held when the recording began.
 
-The events are those of an allocator's own history, as snapshots keep them; what cannot be is counted. A snapshot
-also tells which regions the device gave at the end and what is held in them: with the events undone, that is what
-the allocator held when the recording began.
+The events are those of an allocator's own history, as snapshots keep them, and are read forward; what cannot be is
+counted. A snapshot also tells the segments at its end, and the blocks in them. The first event at an address tells
+whether a block was there at the beginning: if it is a free there was one; without any event there was what is
+there at the end.
 """
 
 from __future__ import annotations
@@ -10,18 +11,32 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard
 
 from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
-from daydream.memory.replay import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Part, Request, Segment
+from daydream.memory.replay import (
+    ALLOCATE,
+    DEFER,
+    EMPTY_CACHE,
+    FREE,
+    Part,
+    Request,
+    Segment,
+    Usage,
+    usage,
+)
 from daydream.memory.settings import Settings
 from daydream.text import counted
 
 LARGEST = 1 << 48  # bytes of a request: more than any device has, by far
 LAST_ADDRESS = 1 << 64
-FREES = frozenset({"free", "free_requested", "free_completed"})
-SEGMENTS = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
+BLOCKS = frozenset({"alloc", "free", "free_requested", "free_completed"})
+GIVEN, RETURNED = (
+    frozenset({"segment_alloc", "segment_map"}),
+    frozenset({"segment_free", "segment_unmap"}),
+)
 WITHOUT_MEMORY = frozenset({"snapshot", "user_defined", "annotate"})
 
 
@@ -29,7 +44,7 @@ class Record(NamedTuple):
     """An event.
 
     Attributes:
-        action: `alloc`, one of `FREES` or `SEGMENTS`, or `oom`.
+        action: one of `BLOCKS`, `GIVEN` or `RETURNED`, or `oom`.
         address: where; of `oom` the bytes that the device had left, -1 where that is unknown.
         size: bytes asked for; of segments, what the device gave or got back.
         stream: any number that names it.
@@ -68,7 +83,7 @@ class Records:
             self.doubts["action"] += 1
         elif action in WITHOUT_MEMORY:
             return
-        elif action not in FREES | SEGMENTS | {"alloc", "oom"}:
+        elif action not in BLOCKS | GIVEN | RETURNED | {"oom"}:
             self.doubts["action"] += 1
         elif not whole(size) or not whole(stream):
             self.doubts["fields"] += 1
@@ -95,16 +110,6 @@ def whole(value: object) -> TypeGuard[int]:
     return type(value) is int
 
 
-def normal(records: Iterable[Record]) -> list[Record]:
-    """Return events in which a free has one name: without `free_completed` there are only plain frees."""
-    found = list(records)
-    if any(record.action == "free_completed" for record in found):
-        return found
-    return [
-        each._replace(action="free") if each.action == "free_requested" else each for each in found
-    ]
-
-
 @dataclass(slots=True)
 class Region:
     """A segment, or a range of an expandable one that has memory."""
@@ -120,6 +125,11 @@ class Region:
     def end(self) -> int:
         """The first address behind it."""
         return self.address + self.size
+
+    def goes_on(self, after: Region) -> bool:
+        """Tell whether another one is of the same expandable segment and begins where this ends."""
+        kinds = [(each.expandable, each.stream, each.small, each.private) for each in (self, after)]
+        return self.expandable and kinds[0] == kinds[1] and self.end == after.address
 
 
 @dataclass(slots=True)
@@ -138,87 +148,68 @@ class Held:
         return self.address + self.size
 
 
+def _address(region: Region) -> int:
+    return region.address
+
+
 class Layout:
-    """Regions and blocks in order of address."""
+    """Regions and blocks in use in order of address."""
 
-    def __init__(self) -> None:
-        self.held: dict[int, Held] = {}
-        self.reserved = 0
-        self._addresses: list[int] = []  # of what is held
-        self._starts: list[int] = []  # of the regions
-        self._regions: dict[int, Region] = {}
-
-    # Regions -------------------------------------------------------------------------------------
-
-    def regions(self) -> list[Region]:
-        """Return the regions in order of address."""
-        return [self._regions[start] for start in self._starts]
+    def __init__(
+        self, regions: Iterable[Region] = (), held: Mapping[int, Held] | None = None
+    ) -> None:
+        self.regions = [replace(region) for region in regions]
+        self.held = dict(held or {})
+        self._addresses = sorted(self.held)
 
     def region_at(self, address: int) -> Region | None:
         """Return the region that an address lies in."""
-        at = bisect_right(self._starts, address)
-        region = self._regions[self._starts[at - 1]] if at else None
+        at = bisect_right(self.regions, address, key=_address)
+        region = self.regions[at - 1] if at else None
         return region if region is not None and address < region.end else None
 
     def add(self, region: Region) -> bool:
         """Enter a region, joined with those of its expandable segment next to it; False if it overlaps."""
-        at = bisect_left(self._starts, region.address)
-        before = self._regions[self._starts[at - 1]] if at else None
-        after = self._regions[self._starts[at]] if at < len(self._starts) else None
-        if (before is not None and before.end > region.address) or (
-            after is not None and after.address < region.end
-        ):
+        at = bisect_left(self.regions, region.address, key=_address)
+        near = self.regions[max(at - 1, 0) : at + 1]
+        if any(each.address < region.end and region.address < each.end for each in near):
             return False
-        self.reserved += region.size
-        if after is not None and _continues(region, after):
-            region.size += after.size
-            del self._regions[self._starts.pop(at)]
-        if before is not None and _continues(before, region):
-            before.size += region.size
-        else:
-            self._starts.insert(at, region.address)
-            self._regions[region.address] = region
+        self.regions.insert(at, region)
+        for low in (at, at - 1):
+            if (
+                low >= 0
+                and low + 1 < len(self.regions)
+                and self.regions[low].goes_on(self.regions[low + 1])
+            ):
+                self.regions[low].size += self.regions.pop(low + 1).size
         return True
 
-    def remove(self, address: int, size: int) -> bool:
-        """Take out a region or, of an expandable segment, a part of one; False if there is none such."""
-        region = self.region_at(address)
-        if region is None or address + size > region.end:
-            return False
-        whole = region.address == address and region.size == size
-        if not (whole or region.expandable) or self.first_in(address, address + size) is not None:
-            return False
-        self.reserved -= size
-        end = region.end
-        if region.address < address:
-            region.size = address - region.address
-        else:
-            del self._regions[region.address]
-            del self._starts[bisect_left(self._starts, address)]
-        if address + size < end:
-            rest = Region(
-                address + size,
-                end - address - size,
-                region.stream,
-                region.small,
-                True,
-                region.private,
-            )
-            insort(self._starts, rest.address)
-            self._regions[rest.address] = rest
-        return True
+    def remove(self, address: int, size: int) -> Region | None:
+        """Take out a region or, of an expandable segment, a part, and return what it was of; None if none."""
+        region, end = self.region_at(address), address + size
+        if region is None or end > region.end:
+            return None
+        if not region.expandable and (region.address, region.size) != (address, size):
+            return None
+        at = bisect_left(self.regions, region.address, key=_address)
+        sides = ((region.address, address), (end, region.end))
+        self.regions[at : at + 1] = [
+            replace(region, address=low, size=high - low) for low, high in sides if high > low
+        ]
+        return region
 
-    # What is held --------------------------------------------------------------------------------
+    def near(self, address: int) -> tuple[Held | None, Held | None]:
+        """Return the block in use that begins at an address or last before it, and the next one."""
+        at = bisect_right(self._addresses, address)
+        before, after = self._addresses[:at][-1:], self._addresses[at : at + 1]
+        return (self.held[before[0]] if before else None, self.held[after[0]] if after else None)
 
     def first_in(self, address: int, end: int) -> Held | None:
         """Return the first block that lies, at least in part, between two addresses."""
-        at = bisect_right(self._addresses, address)
-        before = self.held[self._addresses[at - 1]] if at else None
+        before, after = self.near(address)
         if before is not None and before.end > address:
             return before
-        if at < len(self._addresses) and self._addresses[at] < end:
-            return self.held[self._addresses[at]]
-        return None
+        return after if after is not None and after.address < end else None
 
     def hold(self, block: Held) -> None:
         """Enter a block, where none is."""
@@ -230,80 +221,32 @@ class Layout:
         del self._addresses[bisect_left(self._addresses, address)]
         return self.held.pop(address)
 
-    def free_until(self, address: int, region: Region) -> int:
-        """Return where the next block in use of a region begins after an address, or the region ends."""
-        at = bisect_right(self._addresses, address)
-        return min(self._addresses[at], region.end) if at < len(self._addresses) else region.end
+    def fill_up(self, block: Held, region: Region, until: int) -> None:
+        """Give a block the rest up to an address that was too small to be split off.
 
-    def neighbours(self, block: Held) -> tuple[Held | None, Held | None]:
-        """Return the blocks in use before and after one."""
-        at = bisect_left(self._addresses, block.address)
-        before = self.held[self._addresses[at - 1]] if at else None
-        after = self.held[self._addresses[at + 1]] if at + 1 < len(self._addresses) else None
-        return before, after
+        In the large pool a rest of 1 MiB or less stays with its block, and no block is as small as that.
+        """
+        if not (region.small or region.expandable) and 0 < until - block.end <= LARGEST_SMALL:
+            block.size = until - block.address
 
-    # A state -------------------------------------------------------------------------------------
-
-    def segments(self) -> tuple[list[Segment], list[Held]]:
-        """Return the state as segments, and the blocks in use in the order of their ids there."""
-        found: list[Segment] = []
-        blocks: list[Held] = []
-        for region in self.regions():
+    def segments(self) -> list[Segment]:
+        """Return it as segments; blocks in use are numbered in order of address."""
+        found, blocks = [], [self.held[address] for address in self._addresses]
+        for region in self.regions:
             parts: list[Part] = []
             address = region.address
-            for at in self._addresses[
-                bisect_left(self._addresses, region.address) : bisect_left(
-                    self._addresses, region.end
-                )
-            ]:
-                block = self.held[at]
+            low = bisect_left(self._addresses, region.address)
+            for name in range(low, bisect_left(self._addresses, region.end)):
+                block = blocks[name]
                 if block.address > address:
                     parts.append(Part(block.address - address))
-                parts.append(Part(block.size, block.requested, len(blocks), block.pending))
-                blocks.append(block)
+                parts.append(Part(block.size, block.requested, name, block.pending))
                 address = block.end
             if address < region.end:
                 parts.append(Part(region.end - address))
-            found.append(
-                Segment(
-                    region.address,
-                    region.stream,
-                    region.small,
-                    tuple(parts),
-                    region.expandable,
-                    region.private,
-                )
-            )
-        return found, blocks
-
-
-def _continues(before: Region, after: Region) -> bool:
-    same = (
-        before.stream == after.stream
-        and before.small == after.small
-        and before.private == after.private
-    )
-    return before.expandable and after.expandable and same and before.end == after.address
-
-
-def with_tail(layout: Layout, region: Region, block: Held) -> None:
-    """Give a block, and the one before it, the rest that was too small to be split off.
-
-    In the large pool a rest of 1 MiB or less stays with its block, and no block is as small as that: so a gap
-    of that size belongs to the block before it.
-    """
-    if region.small or region.expandable:
-        return
-    before, after = layout.neighbours(block)
-    end = region.end if after is None else min(after.address, region.end)
-    if end - block.end <= LARGEST_SMALL:
-        block.size = end - block.address
-    if (
-        before is not None
-        and before.address >= region.address
-        and block.address - before.end <= LARGEST_SMALL
-    ):
-        before.size = block.address - before.address
+            how = region.expandable, region.private
+            found.append(Segment(region.address, region.stream, region.small, tuple(parts), *how))
+        return found
 
 
 def region_of(layout: Layout, record: Record, settings: Settings) -> Region:
@@ -315,10 +258,7 @@ def region_of(layout: Layout, record: Record, settings: Settings) -> Region:
     small = record.size == SMALL_SEGMENT
     expandable = record.action in {"segment_map", "segment_unmap"}
     if expandable:
-        sides = (
-            layout.region_at(record.address - 1),
-            layout.region_at(record.address + record.size),
-        )
+        sides = layout.region_at(record.address - 1), layout.region_at(record.address + record.size)
         touching = [
             side for side in sides if side and side.expandable and side.stream == record.stream
         ]
@@ -326,67 +266,61 @@ def region_of(layout: Layout, record: Record, settings: Settings) -> Region:
     return Region(record.address, record.size, record.stream, small, expandable, record.private)
 
 
-def undo(layout: Layout, records: list[Record], settings: Settings) -> int:
-    """Turn the state at the end of a recording into that at its beginning.
-
-    The size of a block that was freed meanwhile is that of its request, rounded up, with the rest that was
-    too small to be split off, where its neighbours show one; a request of `max_split_size_mb` or more has a
-    whole segment.
+def beginning(layout: Layout, records: list[Record], settings: Settings) -> tuple[Layout, int]:
+    """Return what was held when a recording began, and how many of its events contradict the end.
 
     Args:
-        layout: the state at the end; it is changed.
+        layout: the state at the end.
         records: all events, in order; those of segments get the private pool that the end tells.
-        settings: those of the recording.
-
-    Returns:
-        How many events contradict the state after them, and were passed over.
-
+        settings: those of the recording, by which requests are rounded: the events tell no sizes of blocks.
     """
-    sizes = Allocator(settings)
-    contradictions = 0
+    start, odd = Layout(layout.regions), 0
     for at, record in reversed(list(enumerate(records))):
-        action, held = record.action, layout.held.get(record.address)
-        if action == "alloc":
-            possible = held is not None
-            if possible:
-                layout.release(record.address)
-        elif action in {"free", "free_completed"}:
-            block = _held_again(layout, record, sizes)
-            possible = block is not None
-            if block is not None:
-                block.pending = action == "free_completed"
-        elif action == "free_requested":
-            possible = held is not None and held.pending
-            if held is not None:
-                held.pending = False
-        elif action in {"segment_alloc", "segment_map"}:
-            if (region := layout.region_at(record.address)) is not None:
+        if record.action in GIVEN:
+            region = start.remove(record.address, record.size)
+            odd += region is None
+            if region is not None:
                 records[at] = record._replace(private=record.private or region.private)
-            possible = layout.remove(record.address, record.size)
-        elif action in {"segment_free", "segment_unmap"}:
-            possible = layout.add(region_of(layout, record, settings))
+        elif record.action in RETURNED:
+            odd += not start.add(region_of(start, record, settings))
+    return start, odd + _hold_first(start, layout.held, records, Allocator(settings))
+
+
+def _hold_first(
+    start: Layout, held: Mapping[int, Held], records: Sequence[Record], sizes: Allocator
+) -> int:
+    """Enter what is held at the beginning, by what is held at the end; return how many events contradict that."""
+    first: dict[int, Record] = {}
+    last: dict[int, Record] = {}
+    for record in records:
+        if record.action in BLOCKS:
+            first.setdefault(record.address, record)
+            last[record.address] = record
+    there = {"alloc", "free_requested"}
+    odd = sum((record.action in there) != (address in held) for address, record in last.items())
+    blocks = [block for address, block in held.items() if address not in first]
+    most = sizes.settings.max_split_bytes or LARGEST
+    for address, record in first.items():
+        if record.action == "free_requested" and last[address] is record and address in held:
+            blocks.append(replace(held[address], pending=False))
+        elif record.action != "alloc":
+            size, region = sizes.rounded(record.size), start.region_at(address)
+            if region is not None and size >= most and not region.expandable:
+                size = max(size, region.size)
+            blocks.append(Held(address, size, record.size, record.action == "free_completed"))
+    for block in blocks:
+        region = start.region_at(block.address)
+        fits = region is not None and block.end <= region.end
+        if fits and start.first_in(block.address, block.end) is None:
+            start.hold(block)
         else:
-            continue
-        contradictions += not possible
-    return contradictions
-
-
-def _held_again(layout: Layout, record: Record, sizes: Allocator) -> Held | None:
-    """Enter a block as it was before it was freed, and return it; None where it cannot have been there."""
-    region = layout.region_at(record.address)
-    if region is None:
-        return None
-    size = sizes.rounded(record.size)
-    most = sizes.settings.max_split_bytes
-    if most is not None and size >= most and not region.expandable:
-        size = max(size, region.size)
-    end = record.address + size
-    if end > region.end or layout.first_in(record.address, end) is not None:
-        return None
-    block = Held(record.address, size, record.size)
-    layout.hold(block)
-    with_tail(layout, region, block)
-    return block
+            odd += 1
+    for block in start.held.values():
+        if (region := start.region_at(block.address)) is not None:
+            after = start.near(block.address)[1]
+            until = region.end if after is None else min(after.address, region.end)
+            start.fill_up(block, region, until)
+    return odd
 
 
 PRESSED = (
@@ -405,9 +339,9 @@ class History:
         start: what the allocator held when it began; ids from 0.
         requests: what was asked of it; ids go on from those of the start.
         frames: for each id the stack that allocated it, as it was recorded, or None.
-        recorded_allocated_bytes: most that was allocated at once.
         recorded_reserved_bytes: most that was reserved at once; None where segments are missing.
         doubts: sentences on what is missing or contradicts itself.
+        counted_bytes: most that was allocated at once, where PyTorch's own count of it is there.
 
     """
 
@@ -416,120 +350,89 @@ class History:
     start: list[Segment]
     requests: list[Request]
     frames: list[object]
-    recorded_allocated_bytes: int
     recorded_reserved_bytes: int | None
     doubts: list[str] = field(default_factory=list)
+    counted_bytes: int | None = None
+
+    @cached_property
+    def replayed(self) -> Usage:
+        """What the requests need as they were recorded: with the settings, at the addresses."""
+        return usage(self.requests, settings=self.settings, start=self.start)
+
+    @property
+    def recorded_allocated_bytes(self) -> int:
+        """The most that was allocated at once."""
+        return (
+            self.replayed.peak_allocated_bytes if self.counted_bytes is None else self.counted_bytes
+        )
 
 
-def history(
-    layout: Layout, records: Sequence[Record], settings: Settings, device: int = 0
-) -> History:
-    """Return the requests of a recording.
+class Reading:
+    """A recording while its events are read, first to last; `layout` is the state at its beginning."""
 
-    Args:
-        layout: the state at the beginning; it is changed.
-        records: all events, in order.
-        settings: those of the recording.
-        device: its number.
-
-    """
-    start, blocks = layout.segments()
-    return _Reading(layout, settings, blocks, _reserved_peak(layout.reserved, records)).read(
-        records, start, device
-    )
-
-
-def _reserved_peak(reserved: int, records: Sequence[Record]) -> int:
-    peak = reserved
-    for record in records:
-        if record.action in {"segment_alloc", "segment_map"}:
-            reserved += record.size
-            peak = max(peak, reserved)
-        elif record.action in {"segment_free", "segment_unmap"}:
-            reserved -= record.size
-    return peak
-
-
-class _Reading:
-    """The state while events are read, first to last."""
-
-    def __init__(self, layout: Layout, settings: Settings, blocks: list[Held], peak: int) -> None:
-        self.layout, self.settings = layout, settings
-        self.sizes = Allocator(settings)
-        self.ids = {block.address: at for at, block in enumerate(blocks)}
-        self.frames: list[object] = [block.frames for block in blocks]
-        self.bytes = [block.size for block in blocks]  # of each id
-        self.allocated = self.peak = sum(block.size for block in blocks if not block.pending)
-        self.reserved_peak = peak
+    def __init__(self, layout: Layout, records: Sequence[Record], settings: Settings) -> None:
+        self.start, self.settings = layout, settings
+        self.layout = Layout(layout.regions, layout.held)
+        self.blocks = {
+            address: name for name, address in enumerate(sorted(layout.held))
+        }  # ids, by address
+        self.pending = {address for address, block in layout.held.items() if block.pending}
+        self.frames = [layout.held[address].frames for address in self.blocks]
+        self.reserved = sum(region.size for region in layout.regions)
+        self.reserved_peak = self._reserved_peak(records)
         self.returned: list[Request] = []  # what has just been returned to the device
         self.fresh = ""  # what has just been got from it
         self.by_program = False  # whether the program asked for that
         self.requests: list[Request] = []
         self.doubts: Counter[str] = Counter()
         self.asked_in_vain: set[int] = set()  # addresses of frees that nothing was found for
-
-    def read(self, records: Sequence[Record], start: list[Segment], device: int) -> History:
-        """Return the history of the events."""
         for record in records:
-            if record.action == "alloc":
+            if record.action in BLOCKS:
                 self.end_return(0)
-                self.allocate(record)
-            elif record.action in {"free", "free_requested", "free_completed"}:
-                self.end_return(0)
-                self.free(record)
+                (self.allocate if record.action == "alloc" else self.free)(record)
             else:
                 self.move(record)
         self.end_return(0)
+
+    def _reserved_peak(self, records: Sequence[Record]) -> int:
+        peak = reserved = self.reserved
+        for record in records:
+            reserved += record.size * ((record.action in GIVEN) - (record.action in RETURNED))
+            peak = max(peak, reserved)
+        return peak
+
+    def history(self, device: int) -> History:
+        """Return what was read, of a device."""
         complete = not self.doubts["outside"] and not self.doubts["segment"]
         doubts = [
             text.format(counted(self.doubts[key], one))
             for key, (one, text) in DOUBTS.items()
             if self.doubts[key]
         ]
-        return History(
-            device,
-            self.settings,
-            start,
-            self.requests,
-            self.frames,
-            self.peak,
-            self.reserved_peak if complete else None,
-            doubts,
-        )
+        reserved = self.reserved_peak if complete else None
+        start = self.start.segments()
+        return History(device, self.settings, start, self.requests, self.frames, reserved, doubts)
 
     def allocate(self, record: Record) -> None:
         """Read an allocation; what else is held there was freed, and the event of that is missing."""
         end = record.address + record.size
         while (other := self.layout.first_in(record.address, end)) is not None:
             self.doubts["reused"] += 1
-            self.forget(other, FREE)
+            self.forget(other.address, FREE)
         region = self.layout.region_at(record.address)
         if region is None or end > region.end:
             self.doubts["outside"] += 1
         private = record.private or (region.private if region is not None else 0)
-        name = len(self.frames)
+        name, where = len(self.frames), (record.stream, private, record.address, self.fresh)
+        self.requests.append(Request(ALLOCATE, name, record.size, *where))
         self.frames.append(record.frames)
-        self.requests.append(
-            Request(ALLOCATE, name, record.size, record.stream, private, record.address, self.fresh)
-        )
         self.fresh = ""
-        self.ids[record.address] = name
+        self.blocks[record.address] = name
+        before, _ = self.layout.near(record.address)
+        if region is not None and before is not None and before.address >= region.address:
+            self.layout.fill_up(before, region, record.address)
         # Overlaps are judged by what was asked for: how large the block is, is not recorded.
         self.layout.hold(Held(record.address, record.size, record.size))
-        self.bytes.append(self.size_of(record, region))
-        self.allocated += self.bytes[name]
-        self.peak = max(self.peak, self.allocated)
-
-    def size_of(self, record: Record, region: Region | None) -> int:
-        """Return the size of the block that serves a request: with the rest where that was not split off."""
-        size = self.sizes.rounded(record.size)
-        if region is None or record.address + size > region.end:
-            return size
-        rest = self.layout.free_until(record.address, region) - record.address - size
-        pool = self.sizes.pool(0, small=region.small)
-        grows = region.expandable or (self.sizes.expandable and not region.private)
-        splits = self.sizes.splits(pool, size, rest, grows=grows)
-        return size if splits else size + max(rest, 0)
 
     def free(self, record: Record) -> None:
         """Read a free, its beginning or its end."""
@@ -543,42 +446,42 @@ class _Reading:
             return
         self.doubts["resized"] += block.requested != record.size
         if record.action != "free_requested":
-            self.forget(block, FREE)
-        elif block.pending:
+            self.forget(record.address, FREE)
+        elif record.address in self.pending:
             self.doubts["unknown"] += 1
         else:
-            self.forget(block, DEFER)
+            self.forget(record.address, DEFER)
 
-    def forget(self, block: Held, what: int) -> None:
+    def forget(self, address: int, what: int) -> None:
         """Ask for the free of a block."""
-        name = self.ids[block.address]
-        if not block.pending:
-            self.allocated -= self.bytes[name]
-        block.pending = True
-        self.requests.append(Request(what, name))
+        self.requests.append(Request(what, self.blocks[address]))
         if what == FREE:
-            self.layout.release(block.address)
-            del self.ids[block.address]
+            self.layout.release(address)
+            del self.blocks[address]
+            self.pending.discard(address)
+        else:
+            self.pending.add(address)
 
     def move(self, record: Record) -> None:
         """Read what happened between the allocator and the device."""
-        if record.action in {"segment_free", "segment_unmap"}:
+        if record.action in RETURNED:
             region = self.layout.region_at(record.address)
             private = record.private or (region.private if region is not None else 0)
-            if not self.layout.remove(record.address, record.size):
-                self.doubts["segment"] += 1
-            self.returned.append(
-                Request(EMPTY_CACHE, ALSO, record.size, record.stream, private, record.address)
-            )
+            held = self.layout.first_in(record.address, record.address + record.size)
+            odd = held is not None or self.layout.remove(record.address, record.size) is None
+            self.doubts["segment"] += odd
+            self.reserved -= 0 if odd else record.size
+            where = record.stream, private, record.address
+            self.returned.append(Request(EMPTY_CACHE, ALSO, record.size, *where))
             self.by_program = _asked_for(record.frames)
             return
         self.end_return(record.size)
         self.fresh = "" if record.action == "oom" else record.action
-        if self.fresh and not record.private:
-            self.sizes.expandable = self.fresh == "segment_map"
         if record.action == "oom":
             self.doubts["oom"] += 1
-        elif not self.layout.add(region_of(self.layout, record, self.settings)):
+        elif self.layout.add(region_of(self.layout, record, self.settings)):
+            self.reserved += record.size
+        else:
             self.doubts["segment"] += 1
 
     def end_return(self, needed: int) -> None:
@@ -587,7 +490,7 @@ class _Reading:
         The device was full only if what was reserved before, with what was needed, exceeds all that it is
         ever seen to give. Below that, `garbage_collection_threshold` returns memory.
         """
-        before = self.layout.reserved + sum(each.size for each in self.returned)
+        before = self.reserved + sum(each.size for each in self.returned)
         full = before + needed > self.reserved_peak
         collects = self.settings.garbage_collection_threshold > 0
         pressed = needed > 0 and not self.by_program and (full or collects)
@@ -604,12 +507,8 @@ class _Reading:
 
 def _asked_for(frames: object) -> bool:
     """Tell whether a stack shows that the program asked for unused memory to be returned."""
-    names = (
-        (frame.get("name") for frame in frames if isinstance(frame, dict))
-        if isinstance(frames, list)
-        else ()
-    )
-    return "empty_cache" in names
+    rows = frames if isinstance(frames, list) else []
+    return any(isinstance(frame, dict) and frame.get("name") == "empty_cache" for frame in rows)
 
 
 UNKNOWN_RESERVED = "what was reserved is not known from the file"

@@ -25,11 +25,10 @@ from daydream.memory.history import (
     Held,
     History,
     Layout,
+    Reading,
     Records,
     Region,
-    history,
-    normal,
-    undo,
+    beginning,
     whole,
 )
 from daydream.memory.settings import INTERVALS, Settings, settings_of
@@ -142,9 +141,7 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
     truth = header.get("truth")
     if isinstance(truth, dict):  # what PyTorch counted itself
         allocated, reserved = truth.get("peak_allocated"), truth.get("peak_reserved")
-        found.recorded_allocated_bytes = (
-            allocated if whole(allocated) else found.recorded_allocated_bytes
-        )
+        found.counted_bytes = allocated if whole(allocated) else None
         found.recorded_reserved_bytes = (
             reserved if whole(reserved) else found.recorded_reserved_bytes
         )
@@ -203,19 +200,25 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
 def _history(
     layout: Layout, records: Records, settings: Settings, device: int, *, at_start: bool
 ) -> History:
-    events = normal(records.kept)
+    events = records.kept
+    if not any(record.action == "free_completed" for record in events):  # frees have one name
+        events = [
+            each._replace(action="free") if each.action == "free_requested" else each
+            for each in events
+        ]
     doubts = [
         f"{counted(records.doubts[key], 'event')} {text}: passed over."
         for key, text in DOUBTS.items()
         if records.doubts[key]
     ]
-    contradictions = 0 if at_start else undo(layout, events, settings)
-    if contradictions:
-        doubts.append(
-            f"{counted(contradictions, 'event')} contradict the segments at the end: what was held at the "
-            "beginning is uncertain."
-        )
-    found = history(layout, events, settings, device)
+    if not at_start:
+        layout, contradictions = beginning(layout, events, settings)
+        if contradictions:
+            doubts.append(
+                f"{counted(contradictions, 'event')} contradict the segments at the end: what was held at "
+                "the beginning is uncertain."
+            )
+    found = Reading(layout, events, settings).history(device)
     found.doubts[:0] = doubts
     return found
 

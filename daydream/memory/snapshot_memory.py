@@ -74,7 +74,12 @@ def _device(
         notes.append(
             "garbage_collection_threshold is a share of the capacity: without one it collects nothing."
         )
-    needed = failed = usage(requests, settings=settings, capacity_bytes=capacity_bytes, start=start)
+    plain = as_recorded and capacity_bytes is None
+    needed = failed = (
+        found.replayed
+        if plain
+        else usage(requests, settings=settings, capacity_bytes=capacity_bytes, start=start)
+    )
     where = failed.out_of_memory
     if where is not None:
         requests = by_rule(requests)
@@ -84,7 +89,7 @@ def _device(
             f"recorded with {settings_text(found.settings) or 'the default settings'}, replayed with "
             f"{settings_text(settings) or 'the default settings'}"
         )
-    elif capacity_bytes is None:
+    elif plain:
         notes += _differences(found, needed)
         if needed.strays:
             ruled = usage(by_rule(requests), settings=settings, start=start).peak_reserved_bytes

@@ -32,13 +32,6 @@ if TYPE_CHECKING:
         fused_attention_ns,
     )
     from daydream.model.blocks import block_of_layers, repeated_blocks
-    from daydream.model.buckets import (
-        BUCKET_MB,
-        MIB,
-        Gradients,
-        compute_lane,
-        gradients_of,
-    )
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
         backward_chains,
@@ -48,8 +41,15 @@ if TYPE_CHECKING:
         work_tasks,
     )
     from daydream.model.compiled_calls import GUARDS, compile_cpu_calls, remove_dispatch
-    from daydream.model.feature_maps import input_bytes, makers_and_users
-    from daydream.model.gradients import ACCUMULATE
+    from daydream.model.gradients import (
+        ACCUMULATE,
+        BUCKET_MB,
+        MIB,
+        Gradients,
+        compute_lane,
+        first_parameter_uses,
+        gradients_of,
+    )
     from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         DOUBT_OF_CONVOLUTIONS,
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
         update_calls,
         update_of,
     )
-    from daydream.model.parameter_use_order import first_parameter_uses
     from daydream.model.parameters import (
         CompiledPart,
         autograd_node_count,
@@ -97,85 +96,14 @@ if TYPE_CHECKING:
         weight_casts,
         wide_kernels,
     )
-    from daydream.model.saved_tensors import behind_last_saved, saved_tensor_counts
+    from daydream.model.saved_tensors import (
+        behind_last_saved,
+        input_bytes,
+        makers_and_users,
+        saved_tensor_counts,
+    )
 
-_HOMES = {
-    "daydream.graph.calls": (
-        "call_rows",
-        "fused_parts",
-        "in_replays",
-        "mostly_replayed",
-        "shapes_in",
-        "unrecorded_launches",
-    ),
-    "daydream.model.blocks": ("block_of_layers", "repeated_blocks"),
-    "daydream.model.gradients": ("ACCUMULATE",),
-    "daydream.model.attention": (
-        "FUSED_ATTENTION_KERNEL",
-        "FUSED_ATTENTION_OP",
-        "attention_chains",
-        "fused_attention_ns",
-    ),
-    "daydream.model.parameters": (
-        "autograd_node_count",
-        "compiled_parts",
-        "joint_update",
-        "scale_autograd_walks",
-        "trained_parameters",
-        "CompiledPart",
-    ),
-    "daydream.model.buckets": ("BUCKET_MB", "MIB", "Gradients", "compute_lane", "gradients_of"),
-    "daydream.model.captured": ("Captured", "capture", "capture_parts", "start_as_nodes"),
-    "daydream.model.chains": (
-        "backward_chains",
-        "find_chains",
-        "fuse_passes",
-        "remove_with_operators",
-        "work_tasks",
-    ),
-    "daydream.model.compiled_calls": ("GUARDS", "compile_cpu_calls", "remove_dispatch"),
-    "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
-    "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
-    "daydream.model.half_times": (
-        "DOUBT_OF_CONVOLUTIONS",
-        "FEW_ROWS_IN_TF32",
-        "LAYOUT_CHANGE",
-        "changes_layout",
-        "doubt_of_products",
-        "few_rows_ns",
-        "in_16_bits",
-    ),
-    "daydream.model.loading": (
-        "LoaderWaits",
-        "loads_by_processes",
-        "recorded_waits",
-        "untraced_waits",
-    ),
-    "daydream.model.optimizers": (
-        "FUSED_UPDATE_KERNEL",
-        "FUSED_UPDATE_OP",
-        "UPDATE_RULES",
-        "fused_update_ns",
-        "need_setting",
-        "update_calls",
-        "update_of",
-    ),
-    "daydream.model.parameter_use_order": ("first_parameter_uses",),
-    "daydream.model.precision": (
-        "SCALER_CALL_NS",
-        "SCALER_TENSOR_NS",
-        "border_kernel_ns",
-        "cast_ns",
-        "dispatch_ns",
-        "main_dtype",
-        "operand_elements",
-        "streaming_ns",
-        "unscale_ns",
-        "weight_casts",
-        "wide_kernels",
-    ),
-    "daydream.model.saved_tensors": ("behind_last_saved", "saved_tensor_counts"),
-}
+_HOMES = lazy.imports_of(__file__)
 
 __all__ = [
     "BUCKET_MB",

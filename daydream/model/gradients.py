@@ -1,34 +1,38 @@
-"""Layers in the order they run, and the bytes of gradient that backward tasks produce."""
+"""Gradients of parameters: the work that makes each, its bytes, the buckets they are reduced in, their first uses.
+
+The rule of buckets is that of torch's DistributedDataParallel (torch/nn/parallel/distributed.py and
+`compute_bucket_assignment_by_size` of its reducer): in the order in which the backward pass
+completes gradients, those of one element type fill a bucket until it holds its size or more; what
+is left is the last bucket. Sizes are thresholds: a gradient is never divided.
+
+A gradient is complete right behind the backward node that made it. That node and the forward operator that read the
+parameter share an autograd sequence number.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 
-from daydream.errors import NotApplicableError
+from daydream.arrays import last_before
+from daydream.costs.kernels import updated_mb, weight_products
+from daydream.costs.workload.calls import forward_rows
+from daydream.costs.workload.operator import itemsize
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import instances, shapes_in
-from daydream.graph.tables import CPU, KERNEL
-from daydream.trace.schema import PHASES
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+from daydream.graph.tables import CPU, KERNEL, phase_code
 
-if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
-
+MIB = 2**20
+MOST_MB = 2**28  # 281 TB of gradients: bytes that a task can hold
+FIRST_BUCKET_MB, BUCKET_MB = 1.0, 25.0  # of DistributedDataParallel where no size is given
 ACCUMULATE = re.compile(r"^(torch::autograd::)?AccumulateGrad$")
-BYTES = {
-    "float64": 8,
-    "double": 8,
-    "float32": 4,
-    "float": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "complex64": 8,
-    "complex128": 16,
-}
-BACKWARD = PHASES.index("backward")
 
 
 def gradient_bytes(graph: Graph, ids: np.ndarray) -> np.ndarray:
@@ -50,122 +54,351 @@ def gradient_bytes(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def gradients(
-    graph: Graph,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def gradients(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the parameter gradients one by one, in program order: node, maker, bytes.
 
     The node is the task with which a gradient is complete, its maker the device work that
     produced it (the node itself on a CPU); see `gradient_bytes`.
     """
-    nodes, size = _nodes(graph)
+    nodes, rows = _accumulating(graph)
+    shapes, types = (graph.recorded.values(name, rows) for name in ("shapes", "dtype"))
+    sizes = []
+    for shape, dtype in zip(shapes, types, strict=True):
+        tensors = shapes_in(shape or "")
+        sizes.append(prod(tensors[0]) * (itemsize(dtype) or -1) if tensors else -1)
+    size = np.array(sizes, np.int64)
+    if (size < 0).any():
+        nodes, size = _last_of_layers(graph, nodes)
     if not len(nodes):
-        nodes, size = _last_of_layers(graph)
+        backward = graph.ids[graph.phase[graph.ids] == phase_code("backward")]
+        work = backward[(graph.kind[backward] != CPU) & (graph.layer[backward] >= 0)]
+        nodes, size = _last_of_layers(graph, work if len(work) else backward)
+        if not len(nodes):
+            raise NotApplicableError("this trace has no backward tasks that belong to a layer")
     order = np.lexsort((nodes, graph.order[nodes]))
-    nodes, size = nodes[order], size[order]
-    return nodes, _producers(graph, nodes), size
-
-
-def accumulated(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last CPU task of each `AccumulateGrad` node, in program order, and its gradient's maker."""
-    nodes, _ = _accumulating(graph)
-    nodes = nodes[np.lexsort((nodes, graph.order[nodes]))]
-    return nodes, _producers(graph, nodes)
-
-
-def _nodes(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last CPU task of each `AccumulateGrad` node, and the bytes of its gradient."""
-    tasks, rows = _accumulating(graph)
-    if not len(tasks):
-        return tasks, rows
-    sizes = _recorded_sizes(graph, rows)
-    if (sizes < 0).any() and graph.layer[tasks].max(initial=-1) >= 0:
-        return _shared_out(graph, tasks)
-    if (sizes < 0).any() or not len(tasks):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return tasks, sizes
+    return nodes[order], _makers(graph, nodes[order]), size[order]
 
 
 def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last CPU task and the row of each `AccumulateGrad` node."""
     trace = graph.recorded
-    if not len(trace):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
     cpu = graph.ids[graph.kind[graph.ids] == CPU]
+    if not len(trace):
+        return cpu[:0], cpu[:0]
     call = instances(graph, cpu, ACCUMULATE.pattern)
     cpu, call = cpu[call >= 0], call[call >= 0]
     calls, last = np.unique(call[::-1], return_index=True)
     return cpu[::-1][last], calls % len(trace)
 
 
-def _recorded_sizes(graph: Graph, rows: np.ndarray) -> np.ndarray:
-    """Return the bytes of the first input of these rows, -1 where shape or element type are unknown."""
-    shapes, types = (
-        graph.recorded.values("shapes", rows.tolist()),
-        graph.recorded.values("dtype", rows.tolist()),
-    )
-    sizes = []
-    for shape, dtype in zip(shapes, types, strict=True):
-        tensors = shapes_in(shape) if shape is not None else []
-        sizes.append(prod(tensors[0]) * BYTES[dtype] if tensors and dtype in BYTES else -1)
-    return np.array(sizes, np.int64)
-
-
-def _layer_bytes(graph: Graph) -> np.ndarray:
-    """Return the bytes of gradient of each layer, by layer code."""
-    metadata = graph.recorded.metadata
-    codes = {layer: code for code, layer in enumerate(graph.texts["layer"])}
-    found = np.zeros(len(codes) + 1, np.int64)
-    for parameter in metadata.get("parameters", []):
-        code = codes.get(parameter.get("layer"))
-        if code is not None:
-            found[code] += int(parameter.get("gradient_bytes") or 0)
-    if not found.any():
+def _last_of_layers(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last of these tasks of each layer in each step, and the bytes of the layer's gradients."""
+    sizes = dict.fromkeys(graph.texts["layer"], 0)
+    for parameter in graph.recorded.metadata.get("parameters", []):
+        if parameter.get("layer") in sizes:
+            sizes[parameter["layer"]] += int(parameter.get("gradient_bytes") or 0)
+    if not any(sizes.values()):
         raise NotApplicableError(
             "the sizes of this trace's gradients are unknown: it has neither recorded shapes of "
             "AccumulateGrad nor parameters; record it with `daydream collect`"
         )
-    return found
-
-
-def _shared_out(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the bytes of each layer to the last of its nodes in each step."""
-    sizes = _layer_bytes(graph)
+    tasks = tasks[graph.layer[tasks] >= 0]
     tasks = tasks[np.lexsort((tasks, graph.order[tasks]))][::-1]
     key = graph.layer[tasks].astype(np.int64) * (2**31) + graph.step[tasks]
-    _, last = np.unique(key, return_index=True)
-    tasks = tasks[last]
-    tasks = tasks[graph.layer[tasks] >= 0]
-    return tasks, sizes[graph.layer[tasks]]
+    tasks = tasks[np.unique(key, return_index=True)[1]]
+    return tasks, np.array([*sizes.values()], np.int64)[graph.layer[tasks]]
 
 
-def _last_of_layers(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last backward task of each layer and step, and the bytes of the layer."""
-    sizes = _layer_bytes(graph)
-    backward = graph.ids[(graph.phase[graph.ids] == BACKWARD) & (graph.layer[graph.ids] >= 0)]
-    work = backward[graph.kind[backward] != CPU]
-    tasks = work if len(work) else backward
-    tasks, found = _shared_out(graph, tasks) if len(tasks) else (tasks, tasks)
-    if not len(tasks) or not sizes.any():
-        raise NotApplicableError("this trace has no backward tasks that belong to a layer")
-    return tasks, found
-
-
-def _producers(graph: Graph, tasks: np.ndarray) -> np.ndarray:
+def _makers(graph: Graph, tasks: np.ndarray) -> np.ndarray:
     """Return, for CPU tasks, the last backward device work launched before each ended; else the tasks."""
-    ids = graph.ids
     ranks = np.array([lane.rank for lane in graph.lanes] or [0], np.int64)
+    ids = graph.ids
+    compute = ids[(graph.kind[ids] == KERNEL) & (graph.phase[ids] == phase_code("backward"))]
+    mine = np.flatnonzero(graph.kind[tasks] == CPU)
+    before = last_before(
+        ranks[graph.lane[compute]],
+        graph.order[compute],
+        ranks[graph.lane[tasks[mine]]],
+        graph.order[tasks[mine]] + 8,
+    )
+    mine, maker = mine[before >= 0], compute[before[before >= 0]]
+    same = graph.step[maker] == graph.step[tasks[mine]]
     chosen = tasks.copy()
-    for rank in np.unique(ranks[graph.lane[tasks]]).tolist():
-        here = ids[ranks[graph.lane[ids]] == rank]
-        compute = here[(graph.kind[here] == KERNEL) & (graph.phase[here] == BACKWARD)]
-        mine = np.flatnonzero((graph.kind[tasks] == CPU) & (ranks[graph.lane[tasks]] == rank))
-        if not len(compute) or not len(mine):
-            continue
-        keys = graph.order[compute]
-        place = np.searchsorted(keys, graph.order[tasks[mine]] + 8, side="right") - 1
-        step = graph.step
-        before = compute[np.maximum(place, 0)]
-        found = (place >= 0) & (step[before] == step[tasks[mine]])
-        chosen[mine[found]] = before[found]
+    chosen[mine[same]] = maker[same]
     return chosen
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients one by one, step after step, in the order they are ready.
+
+    Of a step with several backward passes those of the last one: gradients are exchanged once a step.
+
+    Attributes:
+        nodes: the task that completes each on the CPU.
+        makers: the work that produced it (the node itself on a CPU).
+        nbytes: bytes of each, shape (gradients,), int64.
+    """
+
+    nodes: Selection
+    makers: Selection
+    nbytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def step_and_rank(self) -> list[tuple[int, int]]:
+        """Step and rank of each gradient."""
+        return list(zip(self.nodes.step.tolist(), self.nodes.rank.tolist(), strict=True))
+
+    def ends(self) -> Selection:
+        """Return, for each gradient, the last backward task on the thread of its step's gradients.
+
+        Behind it run the callbacks of the backward pass, in which DDP waits.
+        """
+        graph = self.nodes.graph
+        last = dict(
+            zip(self.step_and_rank, self.nodes.ids.tolist(), strict=True)
+        )  # the last one stays
+        calls = graph.select(kind="cpu", phase="backward").group_by("step", "lane")
+        behind = dict(zip(calls.keys, calls.last().ids.tolist(), strict=True))
+        found = {}
+        for place, node in last.items():
+            launch = int(graph.launch[node])
+            key = (
+                place[0],
+                str(graph.column("lane", np.array([launch if launch >= 0 else node]))[0]),
+            )
+            found[place] = behind.get(key, node)  # a gradient without a CPU task ends with its work
+        return self.nodes.of(
+            np.array([found[place] for place in self.step_and_rank]), "ends", ordered=True
+        )
+
+    def buckets(self, bucket_mb: float | None = None) -> Buckets:
+        """Return the buckets in which `DistributedDataParallel` reduces them.
+
+        Args:
+            bucket_mb: MiB of each; by default 1 MiB for the first and 25 for the others, as torch has it.
+
+        Raises:
+            GraphError: the size is not above 0.
+        """
+        if bucket_mb is not None and bucket_mb <= 0:
+            raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
+        sizes = (FIRST_BUCKET_MB, BUCKET_MB) if bucket_mb is None else (bucket_mb,)
+        return Buckets(
+            self, assign(self.nbytes.tolist(), self._keys(), [size * MIB for size in sizes])
+        )
+
+    def _keys(self) -> list[tuple[int, int, str | None]]:
+        types = self.nodes.dtype.tolist()
+        known = set(types) - {None}
+        usual = (
+            known.pop() if len(known) == 1 else None
+        )  # what the others are too, where they do not tell
+        return [
+            (*place, dtype or usual) for place, dtype in zip(self.step_and_rank, types, strict=True)
+        ]
+
+
+class Buckets:
+    """Buckets of gradients, in the order they are full.
+
+    Attributes:
+        number: the bucket of each gradient, shape (gradients,), int64.
+        last: place of the gradient that completes each bucket, shape (buckets,), int64.
+        nbytes: bytes of each bucket, shape (buckets,), int64.
+        nodes: the task that completes each on the CPU.
+        makers: the work that produced its last gradient.
+    """
+
+    def __init__(self, of: Gradients, number: np.ndarray) -> None:
+        count = int(number.max(initial=-1)) + 1
+        self.last = np.full(count, -1)  # the gradient that completes each bucket
+        self.last[number] = np.arange(
+            len(number)
+        )  # of what is assigned to one place, the last stays
+        order = np.argsort(self.last)
+        place = np.empty(count, np.int64)
+        place[order] = np.arange(count)
+        self.number, self.last = place[number], self.last[order]
+        self.nbytes = np.bincount(self.number, of.nbytes, count).astype(np.int64)
+        self.nodes = of.nodes.of(of.nodes.ids[self.last], "last gradients of buckets", ordered=True)
+        self.makers = of.makers.of(
+            of.makers.ids[self.last], "last gradients of buckets", ordered=True
+        )
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
+def assign(
+    nbytes: Sequence[int], keys: Sequence[tuple[int, int, str | None]], sizes: Sequence[float]
+) -> np.ndarray:
+    """Return the bucket of each gradient; each key (step, rank, element type) has its own.
+
+    The sizes are those of the first buckets, the last one of all that follow.
+    """
+    number = []
+    opened: dict[
+        tuple[int, int, str | None], tuple[int, int, float]
+    ] = {}  # (bucket, which of its key, filled)
+    count = 0
+    # A loop over gradients: where a bucket ends depends on where the one before it did.
+    for amount, key in zip(nbytes, keys, strict=True):
+        bucket, place, filled = opened.get(key, (-1, 0, 0))
+        if bucket < 0:
+            bucket, count = count, count + 1
+        number.append(bucket)
+        filled += amount
+        full = filled >= sizes[min(place, len(sizes) - 1)]
+        opened[key] = (-1, place + 1, 0) if full else (bucket, place, filled)
+    return np.array(number, np.int64)
+
+
+def gradients_of(
+    graph: Graph, gradient_mb: float | Literal["no option"] | None = "no option"
+) -> Gradients:
+    """Return the gradients of a trace, in the order they are ready.
+
+    Where no operators were recorded, the products that compute gradients of weights stand for them, and
+    the update's grids tell how much it is.
+
+    Args:
+        graph: the graph of the trace.
+        gradient_mb: MiB of all of them, for a trace that does not tell, if the caller has such an option; the
+            `AccumulateGrad` nodes then share it equally.
+
+    Raises:
+        NotApplicableError: their sizes are unknown, or there is no backward pass.
+    """
+    if gradient_mb == "no option":
+        gradient_mb, hint = None, ""
+    else:
+        hint = "; or say with --gradient-mb how many MiB they are in total"
+    graph.select(phase="backward").need("backward pass")
+    try:
+        nodes, makers, nbytes = gradients(graph)
+    except NotApplicableError as error:
+        nodes, _ = _accumulating(graph)
+        nodes = nodes[np.lexsort((nodes, graph.order[nodes]))]
+        makers = _makers(graph, nodes)
+        if not len(nodes) and not graph.recorded.is_kind("operator").any():
+            nodes = makers = weight_products(graph)
+            gradient_mb = updated_mb(graph) if gradient_mb is None else gradient_mb
+        if gradient_mb is None or not len(nodes):
+            raise NotApplicableError(f"{error}{hint if len(nodes) else ''}") from None
+        nbytes = np.zeros(len(nodes), np.int64)
+    else:
+        if gradient_mb is not None:
+            raise GraphError("gradient_mb was given, but the trace has the sizes of its gradients")
+    known = graph.step[nodes] >= 0
+    kept = np.flatnonzero(known)[_of_last_pass(graph, nodes[known])]
+    nodes, makers, nbytes = nodes[kept], makers[kept], nbytes[kept]
+    if gradient_mb is not None:
+        if not 0 < gradient_mb <= MOST_MB:
+            raise GraphError(
+                f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}"
+            )
+        steps, place = np.unique(graph.step[nodes], return_inverse=True)
+        nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[
+            place
+        ].astype(np.int64)
+    if not nbytes.any():
+        raise NotApplicableError("this trace has no gradients of parameters")
+    ready = nbytes > 0
+    return Gradients(graph.tasks(nodes[ready]), graph.tasks(makers[ready]), nbytes[ready])
+
+
+def _of_last_pass(graph: Graph, nodes: np.ndarray) -> np.ndarray:
+    """Return a mask of the gradients of each step's last backward pass.
+
+    Passes are parted by forward work. Where a step's parts differ in length they are no passes (a
+    forward pass that is computed again, for one), and all its gradients count.
+    """
+    forward = graph.ids[
+        np.isin(graph.phase[graph.ids], [phase_code("forward"), phase_code("loss")])
+    ]
+    part = np.searchsorted(graph.order[forward], graph.order[nodes])
+    kept = np.ones(len(nodes), bool)
+    for step in np.unique(graph.step[nodes]).tolist():
+        here = np.flatnonzero(graph.step[nodes] == step)
+        passes, sizes = np.unique(part[here], return_counts=True)
+        if len(passes) > 1 and (sizes == sizes[0]).all():
+            kept[here] = part[here] == passes[-1]
+    return kept
+
+
+def compute_lane(graph: Graph) -> str | None:
+    """Return the stream of most backward kernels (all, without phases), without its rank; None on a CPU."""
+    kernels = graph.select(kind="kernel", phase="backward")
+    kernels = kernels if len(kernels) else graph.select(kind="kernel")
+    if not len(kernels):
+        return None
+    lanes = kernels.group_by("lane")
+    lane = str(lanes.keys[int(np.argmax(lanes.total("duration_ns")))])
+    rank = int(lanes[lane].rank[0])
+    return lane.removeprefix(f"rank {rank} ")
+
+
+def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
+    """Return, for each gradient, the forward task of its step that first needs the parameter.
+
+    By the forward operator of the backward node that made the gradient; without sequence numbers the layer
+    tells. Where neither does it is the first forward task of the step, which is never too late.
+
+    Args:
+        graph: the graph of the trace.
+        gradients: gradients of the parameters.
+
+    Returns:
+        tasks, one a gradient in their order; device work where there is any, else CPU tasks.
+
+    Raises:
+        NotApplicableError: a step with gradients has no forward work.
+    """
+    forward = graph.ids[graph.phase[graph.ids] == phase_code("forward")]
+    device = forward[graph.kind[forward] != CPU]
+    users = device if len(device) else forward
+    nodes = gradients.nodes.ids
+    begun = _operator_starts(graph, gradients)
+    found = np.full(len(nodes), -1)
+    cpu = forward[(graph.kind[forward] == CPU) & (graph.measured_start_ns[forward] >= 0)]
+    cpu = cpu[np.argsort(graph.measured_start_ns[cpu], kind="stable")]
+    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
+    place = graph.step.astype(np.int64) * (ranks.max() + 1) + ranks[graph.lane]
+    for each in np.unique(place[nodes]).tolist():
+        here = np.flatnonzero(place[nodes] == each)
+        mine, calls = users[place[users] == each], cpu[place[cpu] == each]
+        if not len(mine):
+            raise NotApplicableError(
+                "a step of this trace has gradients but no forward work that needs them"
+            )
+        at = np.searchsorted(graph.measured_start_ns[calls], begun[here])
+        known = (begun[here] >= 0) & (at < len(calls))
+        use = np.searchsorted(graph.order[mine], graph.order[calls[at[known]]])
+        found[here] = mine[0]
+        found[here[known]] = mine[np.minimum(use, len(mine) - 1)]
+        for one in here[~known & (graph.layer[nodes[here]] >= 0)].tolist():
+            same = mine[graph.layer[mine] == graph.layer[nodes[one]]]
+            found[one] = same[0] if len(same) else mine[0]
+    return gradients.nodes.of(found, "first uses of parameters", ordered=True)
+
+
+def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
+    """Return when the forward operator of each gradient's backward node began, -1 if not known.
+
+    The node is that of the last numbered backward operator that began before the gradient's on its thread.
+    """
+    trace, rows = graph.recorded, graph.row[gradients.nodes.ids].astype(np.int64)
+    if not len(trace):
+        return np.full(len(rows), -1)
+    numbered = (trace["sequence"] >= 0) & trace.is_kind("operator")
+    numbered = np.flatnonzero(numbered & (trace["phase"] == trace.code("phase", "backward")))
+    thread = np.asarray(trace["rank"], np.int64) * (int(trace["tid"].max()) + 2) + trace["tid"]
+    start = np.asarray(trace["start_ns"], np.int64)
+    before = last_before(thread[numbered], start[numbered], thread[rows], start[rows] - 1)
+    maker = forward_rows(trace, np.append(numbered, -1)[before])
+    found: np.ndarray = np.where((rows >= 0) & (maker >= 0), start[maker], -1)
+    return found

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, MissingPackageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -87,9 +87,7 @@ def distributed_package() -> Any:
     try:
         import distributed
     except ImportError as error:
-        raise DaydreamError(
-            "the engine dask needs the package `distributed`: pip install 'daydream[dask]'"
-        ) from error
+        raise MissingPackageError("distributed", "dask") from error
     return distributed
 
 

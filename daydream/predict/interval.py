@@ -83,7 +83,7 @@ ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
 # record little of the CPU: three GPTs on an A10 are 0.5 to 3.6% from what the longest one's launches tell.
 HIDDEN_CPU = 0.3
 # Of what the typical cost of recording changes of an answer, this much may be wrong: half-width at 90%,
-# rounded up from what it misses in recordings that know better (validation/typical_cost.py).
+# rounded up from what it misses in recordings that know better (validation/typical_cost.py of b281a3aa).
 RECORDING_ERROR = 0.5
 LEAST_SAID = 0.0005  # of a step
 NOTHING_LEFT = 0.001  # of a step of which a change takes work away: no step is that short

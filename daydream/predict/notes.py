@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.graph.calls import silent_ranks
 from daydream.graph.tables import step_rank
 from daydream.predict.basis import whole_recording
 from daydream.simulate.critical_path import ON_CPU, Bound, by_bound, ns_by_cause
@@ -40,6 +41,9 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
         *trace.metadata.get("notes", []),
         *facts.notes,
         time and time.note(),
+        (silent := silent_ranks(graph))
+        and f"The trace is of one of {silent:,} ranks and holds none of their collectives: every answer leaves "
+        "communication out.",
         len(first)
         and not (first % 1000).any()
         and "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.",

@@ -114,6 +114,15 @@ class Table(NamedTuple):
                 found[-1] = found[-1]._replace(rows=[*found[-1].rows, bare])
         return found
 
+    def judged(self, row: Row, at: int, text: str) -> str:
+        """Return whether a cell, as it is shown, is `better` or `worse` than before; else an empty text."""
+        cell = row.cells[at]
+        shown = row.style not in (FADED, NEUTRAL) and any(digit in text for digit in "123456789")
+        if not shown or cell is None or isinstance(cell, str | tuple):
+            return ""
+        gain = {Kind.CHANGE: -cell, Kind.RATIO: round(cell - 1, 2)}.get(self.columns[at].kind, 0)
+        return "better" if gain > 0 else "worse" if gain < 0 else ""
+
     def used(self) -> list[int]:
         """Return the places of the columns that have a cell; the first always."""
         rows = [row.cells for row in self.rows if row.style != HEADING]
@@ -241,9 +250,10 @@ class Beside(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Finished HTML, which only pages show."""
+    """What only pages show: figures that the program of that name draws; without a name finished HTML."""
 
-    html: str
+    name: str
+    value: Any
 
 
 Block: TypeAlias = (

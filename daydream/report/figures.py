@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.errors import DaydreamError, GraphError, OutputError
+from daydream.errors import GraphError, MissingPackageError, OutputError
 from daydream.files.atomic import write_whole
 from daydream.predict.compare import Difference
 from daydream.predict.curves import Curve, Curves
@@ -91,9 +91,7 @@ def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False)
 
 def _needs_matplotlib(extra: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise DaydreamError(
-            f"a figure needs matplotlib, which is not installed: pip install 'daydream[{extra}]'"
-        )
+        raise MissingPackageError("matplotlib", extra)
 
 
 def _file_of(figure: Any, form: str, **options: Any) -> bytes:

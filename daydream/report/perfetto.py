@@ -26,7 +26,14 @@ from daydream.graph.calls import Coverage, device_work
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS, step_rank
 from daydream.memory.views import held_over_time
-from daydream.report.timeline import INSERTED, ON_PATH, measured_steps, paths, simulated_spans
+from daydream.report.timeline import (
+    INSERTED,
+    ON_PATH,
+    Spans,
+    measured_steps,
+    paths,
+    simulated_spans,
+)
 from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ ARROWS = (
     Cause.USER,
 )
 Event = dict[str, Any]
+Texts = dict[str, Sequence[str]]
 
 
 def write(
@@ -123,33 +131,35 @@ class _Process:
     def measured(self, trace: Trace) -> Iterator[Event]:
         """Return the rows of a trace: host rows nested as recorded, device rows by stream."""
         graph = self.graph
-        columns = self.graph.columns
-        yield from self._head("measured", measured_steps(graph))
-        rows = np.flatnonzero(trace.is_kind(*HOST_KINDS, *DEVICE_KINDS))
+        on_device = trace.is_kind(*DEVICE_KINDS)
+        rows = np.flatnonzero(trace.is_kind(*HOST_KINDS) | on_device)
+        lane, names = _lanes_of_rows(graph, trace, rows, on_device)
+        yield from self._head("measured", names, measured_steps(graph))
         start = np.asarray(trace["start_ns"], np.int64)
         duration = np.asarray(trace["duration_ns"], np.int64)
-        lane, names = _lanes_of_rows(graph, trace, rows)
-        for number in range(len(graph.lanes), len(names)):
-            yield from self._thread(self.first_lane + number, names[number])
-        texts = [trace.text(name) for name in ("kind", "phase", "layer", "op")]
-        codes = [np.asarray(trace[name])[rows] for name in (*ABOUT, "name")]
-        ends = lane, start[rows], duration[rows]
-        for event, _ in self._slices(texts, trace.text("name"), *ends, *codes):
-            yield event
-
-        work = np.flatnonzero(
-            (columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0)
+        zero = np.zeros(len(rows), np.int64)
+        spans = Spans(
+            lane=lane[rows],
+            start_ns=start[rows],
+            duration_ns=duration[rows],
+            wait_ns=zero,
+            why=zero,
+            former_ns=zero - 1,
+            flags=zero,
+            **{name: np.asarray(trace[name])[rows] for name in (*ABOUT, "name")},
         )
-        lane_of = np.full(len(trace), -1, np.int64)
-        lane_of[rows] = lane
-        both = columns["row"][columns["launch"][work]], columns["row"][work]
-        there = trace.is_kind(*DEVICE_KINDS)[both[1]] & (both[0] >= 0)
-        for end in both:
-            there &= (lane_of[end] >= 0) & (duration[end] > 0)
-        source, target = (end[there & (start[both[0]] <= start[both[1]])] for end in both)
-        yield from self._arrows(
-            LAUNCH, lane_of[source], start[source], lane_of[target], start[target]
+        yield from self._slices(
+            spans, {name: trace.text(name) for name in ("kind", "phase", "layer", "op", "name")}
         )
+        columns = graph.columns
+        launched = (columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0)
+        target = columns["row"][launched]
+        source = columns["row"][columns["launch"][launched]]
+        there = on_device[target] & (source >= 0) & (start[source] <= start[target])
+        for end in (source, target):
+            there &= (lane[end] >= 0) & (duration[end] > 0)
+        source, target = source[there], target[there]
+        yield from self._arrows(LAUNCH, lane[source], start[source], lane[target], start[target])
 
         recorded = columns["measured_start_ns"]
         shown = device_work(graph) & graph.alive & (columns["row"] >= 0) & (recorded >= 0)
@@ -167,52 +177,30 @@ class _Process:
         ones are marked.
         """
         graph = self.graph
-        yield from self._head(name, _simulated_steps(timeline))
+        names = [lane.name for lane in graph.lanes]
+        yield from self._head(name, names, _simulated_steps(timeline))
         of_steps = paths(timeline, 0)
         chosen = np.flatnonzero(timeline.copy == 0)
         path = np.concatenate([*of_steps, np.empty(0, np.int64)])
+        texts = {name: graph.texts[name] for name in ("layer", "op", "name")}
         spans = simulated_spans(timeline, chosen, path, before)
-        codes = [getattr(spans, name) for name in (*ABOUT, "name")]
-        more = spans.kind, spans.wait_ns, spans.why, spans.former_ns, spans.flags
-        slices = self._slices(
-            [KINDS, PHASES, graph.texts["layer"], graph.texts["op"]],
-            graph.texts["name"],
-            spans.lane,
-            spans.start_ns,
-            spans.duration_ns,
-            *codes,
-            *more,
-        )
-        for event, (kind, wait, why, former, flags) in slices:
-            args = event["args"] = dict(event["args"])
-            if wait > 0:
-                args["wait_us"] = wait / 1000
-                if kind == CPU:
-                    times = {"ts": event["ts"] - wait / 1000, "dur": wait / 1000}
-                    said = {"name": f"wait: {Cause(why).label}", "cat": "wait", "args": {}}
-                    yield {**event, **times, **said}
-            if flags & ON_PATH:
-                args["critical"] = True
-            if flags & INSERTED:
-                args["inserted"] = True
-                event["name"] += " [inserted]"
-            elif former >= 0:
-                args |= {"changed": True, "before_us": former / 1000}
-            yield event
+        yield from self._slices(spans, {"kind": KINDS, "phase": PHASES, **texts})
         yield from self._flows(timeline, of_steps)
-        start = np.full(graph.size, -1, np.int64)
-        start[timeline.task[chosen]] = timeline.start_ns[chosen]
         task = timeline.task[chosen]
+        start = np.full(graph.size, -1, np.int64)
+        start[task] = timeline.start_ns[chosen]
         yield from self._in_flight(task[device_work(graph)[task]], start)
 
-    def _head(self, name: str, steps: Iterable[tuple[int, int, int]]) -> Iterator[Event]:
+    def _head(
+        self, name: str, lanes: Sequence[str], steps: Iterable[tuple[int, int, int]]
+    ) -> Iterator[Event]:
         """Return the events that name a process and its threads, and its steps as (step, begin, end)."""
-        for key, value in (("name", name), ("sort_index", self.pid)):
-            yield self._event("M", tid=0, name=f"process_{key}", args={key: value})
-        for tid, rank in enumerate(self.ranks, 1):
-            yield from self._thread(tid, f"steps of rank {rank}" if self.ranks[1:] else "steps")
-        for tid, lane in enumerate(self.graph.lanes, self.first_lane):
-            yield from self._thread(tid, lane.name)
+        of_steps = [f"steps of rank {rank}" if self.ranks[1:] else "steps" for rank in self.ranks]
+        named = [("process", 0, self.pid, name)]
+        named += [("thread", tid, tid, text) for tid, text in enumerate([*of_steps, *lanes], 1)]
+        for what, tid, place, text in named:
+            for key, value in (("name", text), ("sort_index", place)):
+                yield self._event("M", tid=tid, name=f"{what}_{key}", args={key: value})
         for number, begin, end in steps:
             step = self.graph.steps[number]
             args = {"covered": bool(step.get("covered"))}
@@ -222,60 +210,65 @@ class _Process:
                 tid = self.ranks.index(step_rank(step)) + 1
                 yield self._event("X", tid=tid, name=step["name"], cat="step", args=args, **times)
 
-    def _thread(self, tid: int, name: str) -> Iterator[Event]:
-        for key, value in (("name", name), ("sort_index", tid)):
-            yield self._event("M", tid=tid, name=f"thread_{key}", args={key: value})
-
-    def _slices(
-        self,
-        texts: Sequence[Sequence[str]],
-        names: Sequence[str],
-        lane: np.ndarray,
-        start: np.ndarray,
-        duration: np.ndarray,
-        *codes: np.ndarray,
-    ) -> Iterator[tuple[Event, list[int]]]:
-        """Return a slice for each row of columns: codes of `ABOUT` and of the name; with what follows these."""
-        texts = [*texts, [step["name"] for step in self.graph.steps]]
+    def _slices(self, spans: Spans, texts: Texts) -> Iterator[Event]:
+        """Return a slice for each span, and for what a CPU thread waited before it; codes are of `texts`."""
+        texts = {**texts, "step": [step["name"] for step in self.graph.steps]}
 
         @cache  # most slices share what is said of them
         def about(*row: int) -> Event:
-            named = zip(ABOUT, texts, row, strict=True)
-            return {name: known[code] for name, known, code in named if code >= 0}
+            named = zip(ABOUT, row, strict=True)
+            return {name: texts[name][code] for name, code in named if code >= 0}
 
-        columns = lane + self.first_lane, start - self.origin, duration, *codes
-        for tid, ts, dur, *row in zip(*(column.tolist() for column in columns), strict=True):
-            times = {"tid": tid, "ts": ts / 1000, "dur": dur / 1000}
-            kind = texts[0][row[0]]
-            named = {"name": names[row[5]], "cat": kind, "args": about(*row[:5])}
-            yield {"ph": "X", "pid": self.pid, **times, **named}, row[6:]
+        columns = [spans.lane, spans.start_ns, spans.duration_ns, spans.name]
+        columns += [spans.wait_ns, spans.why, spans.former_ns, spans.flags]
+        columns += [getattr(spans, name) for name in ABOUT]
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            lane, start, duration, name, wait, why, former, flags, *codes = row
+            args = about(*codes)
+            event = self._event("X", tid=lane + self.first_lane, ts=self._us(start))
+            event |= {"dur": duration / 1000, "name": texts["name"][name], "cat": args["kind"]}
+            if wait > 0:
+                args = {**args, "wait_us": wait / 1000}
+                if args["kind"] == KINDS[CPU]:
+                    said = {"name": f"wait: {Cause(why).label}", "cat": "wait", "args": {}}
+                    yield {**event, **said, "ts": self._us(start - wait), "dur": wait / 1000}
+            if flags & ON_PATH:
+                args = {**args, "critical": True}
+            if flags & INSERTED:
+                args = {**args, "inserted": True}
+                event["name"] += " [inserted]"
+            elif former >= 0:
+                args = {**args, "changed": True, "before_us": former / 1000}
+            yield {**event, "args": args}
 
     def _flows(self, timeline: Timeline, of_steps: Sequence[np.ndarray]) -> Iterator[Event]:
         """Return the arrows of a first pass: launches, waits, and the critical path from lane to lane."""
         plan = timeline.plan
         start = timeline.start_ns
         shown = (timeline.copy == 0) & (plan.duration_ns > 0)
+
+        def arrows(
+            name: str, src: np.ndarray, dst: np.ndarray, leaves: np.ndarray
+        ) -> Iterator[Event]:
+            drawn = shown[src] & shown[dst] & (plan.lane[src] != plan.lane[dst])
+            drawn &= (leaves <= start[dst]) & (start[src] <= start[dst])
+            src, dst = src[drawn], dst[drawn]
+            return self._arrows(name, plan.lane[src], leaves[drawn], plan.lane[dst], start[dst])
+
         src = plan.edge_src.astype(np.int64)
         dst = plan.edge_dst
-        both = shown[src] & shown[dst] & (plan.lane[src] != plan.lane[dst])
         # An arrow leaves a slice within it: at its start where that is what counts, else at its end.
         leaves = start[src] + np.where(plan.edge_from_start, 0, plan.duration_ns[src] - 1)
         leaves = np.clip(leaves, start[src], np.maximum(start[dst], start[src]))
         for cause in ARROWS:
-            edges = np.flatnonzero(both & (plan.edge_cause == cause) & (leaves <= start[dst]))
+            edges = np.flatnonzero(plan.edge_cause == cause)
             name = LAUNCH if cause is Cause.LAUNCH else cause.label
-            source = plan.lane[src[edges]]
-            target = plan.lane[dst[edges]]
-            yield from self._arrows(name, source, leaves[edges], target, start[dst[edges]])
+            yield from arrows(name, src[edges], dst[edges], leaves[edges])
         for path in of_steps:
             drawn = path[shown[path]]
-            source = drawn[:-1]
-            target = drawn[1:]
-            hop = (plan.lane[source] != plan.lane[target]) & (start[source] <= start[target])
-            source, target = source[hop], target[hop]
+            source, target = drawn[:-1], drawn[1:]
             leaves = np.minimum(start[source] + plan.duration_ns[source] - 1, start[target])
-            lanes = plan.lane[source], plan.lane[target]
-            yield from self._arrows("critical path", lanes[0], leaves, lanes[1], start[target])
+            yield from arrows("critical path", source, target, leaves)
 
     def _arrows(
         self, name: str, lane: np.ndarray, ns: np.ndarray, to_lane: np.ndarray, to_ns: np.ndarray
@@ -296,7 +289,7 @@ class _Process:
         columns = self.graph.columns
         launch = columns["launch"][tasks]
         begin = start[tasks]
-        end = start[tasks] + columns["duration_ns"][tasks]
+        end = begin + columns["duration_ns"][tasks]
         launched = np.where((launch >= 0) & (start[launch] >= 0), start[launch], begin)
         lane = columns["lane"][tasks]
         busy = []
@@ -306,8 +299,7 @@ class _Process:
             yield from self._open(name, np.minimum(launched, begin)[here], end[here])
             busy.append(Coverage(begin[here], end[here]))
         if busy:
-            begins = [one.start_ns for one in busy]
-            ends = [one.end_ns for one in busy]
+            begins, ends = ([getattr(one, name) for one in busy] for name in ("start_ns", "end_ns"))
             yield from self._open("streams busy", np.concatenate(begins), np.concatenate(ends))
 
     def _open(self, name: str, begin: np.ndarray, end: np.ndarray) -> Iterator[Event]:
@@ -340,47 +332,41 @@ def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
             reached[rank] = end
 
 
-def _lanes_of_rows(graph: Graph, trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Return each row's lane, and the names of all lanes.
+def _lanes_of_rows(
+    graph: Graph, trace: Trace, rows: np.ndarray, on_device: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    """Return the lane of each row of a trace, -1 for those that are not asked for, and the names of all lanes.
 
     Threads without a task follow the lanes of the graph, and so do device rows that overlap others of their
     stream.
     """
-    on_device = trace.is_kind(*DEVICE_KINDS)[rows]
-    values = {
-        name: np.asarray(trace[name], np.int64)[rows] for name in ("rank", "device", "stream")
-    }
-    hosts = {name: np.asarray(trace[name], np.int64)[rows] for name in ("pid", "tid")}
-    places = [
-        np.where(on_device, values["device"], hosts["pid"]),
-        np.where(on_device, values["stream"], hosts["tid"]),
-    ]
-    distinct, which = np.unique(
-        np.stack([values["rank"], on_device.astype(np.int64), *places]), axis=1, return_inverse=True
+    sides = (("pid", "device"), ("tid", "stream"))
+    places = [np.where(on_device, trace[device], trace[host]) for host, device in sides]
+    keys = list(
+        zip(*(column.tolist() for column in (trace["rank"], on_device, *places)), strict=True)
     )
-    which = which.reshape(-1)
-    lane_of = np.full(distinct.shape[1], -1, np.int64)
-    place_of_row = np.full(len(trace), -1, np.int64)
-    place_of_row[rows] = which
-    tasks = np.flatnonzero(graph.columns["row"] >= 0)
-    here = place_of_row[graph.columns["row"][tasks]]
-    lane_of[here[here >= 0]] = graph.columns["lane"][tasks[here >= 0]]
     names = [lane.name for lane in graph.lanes]
-    for place in np.flatnonzero(lane_of < 0).tolist():
-        lane_of[place] = len(names)
-        names.append(f"thread {distinct[3, place]}")
-    lane = lane_of[which]
-    start = np.asarray(trace["start_ns"], np.int64)[rows]
-    end = start + np.asarray(trace["duration_ns"])[rows]
-    for number in np.unique(lane[on_device]).tolist():
-        piled = np.flatnonzero(lane == number)
-        piled = piled[np.lexsort((-end[piled], start[piled]))]
-        while True:
-            reached = np.maximum.accumulate(end[piled])
-            # Only what overlaps a row that stays has to go; the first of each pile stays.
-            piled = piled[np.append(False, start[piled][1:] < reached[:-1])]
-            if not len(piled):
-                break
-            lane[piled] = len(names)
-            names.append(f"{names[number]} (overlapping)")
+    tasks = np.flatnonzero(graph.columns["row"] >= 0)
+    of_tasks = zip(
+        graph.columns["row"][tasks].tolist(), graph.columns["lane"][tasks].tolist(), strict=True
+    )
+    lane_of = {keys[row]: lane for row, lane in of_tasks}
+    lane = np.full(len(trace), -1, np.int64)
+    reached: dict[int, int] = {}  # by lane: the end of its device rows so far
+    spare: dict[int, int] = {}  # by lane: that of what overlaps there
+    start = np.asarray(trace["start_ns"], np.int64)
+    end = start + np.asarray(trace["duration_ns"])
+    for row in rows[np.lexsort((-end[rows], start[rows]))].tolist():
+        key = keys[row]
+        if key not in lane_of:
+            lane_of[key] = len(names)
+            names.append(f"thread {key[3]}")
+        own = lane_of[key]
+        while on_device[row] and start[row] < reached.get(own, start[row]):
+            if own not in spare:
+                spare[own] = len(names)
+                names.append(f"{names[lane_of[key]]} (overlapping)")
+            own = spare[own]
+        reached[own] = int(end[row])
+        lane[row] = own
     return lane, names

@@ -18,16 +18,13 @@ from daydream.report.blocks import (
     FADED,
     HEADING,
     MARGIN,
-    NEUTRAL,
     Block,
-    Cell,
     Code,
     Facts,
     Figures,
     Headline,
     Kind,
     Notes,
-    Row,
     Table,
     Text,
     Title,
@@ -50,6 +47,7 @@ WORSE = "red"
 TITLE = "bold"
 ASIDE = "dim"
 ANSWERS = {"yes": BETTER, "no": WORSE}
+JUDGED = {"better": BETTER, "worse": WORSE}
 
 
 class Piece(NamedTuple):
@@ -162,10 +160,9 @@ def _judged(line: str) -> Iterator[Piece]:
         yield Piece(line)
         return
     begin, end = found.span()
-    yield from (
-        Piece(line[:begin]),
-        Piece(found[0], _style(Kind.RATIO, float(found[1].replace(",", "")))),
-    )
+    gain = float(found[1].replace(",", ""))
+    yield Piece(line[:begin])
+    yield Piece(found[0], BETTER if gain > 1 else WORSE if gain < 1 else "")
     yield Piece(line[end:])
 
 
@@ -206,10 +203,11 @@ def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
         if row.style == HEADING:
             yield [Piece(" " * MARGIN + printable(cells[0]), TITLE)]
         else:
-            yield [
-                Piece(_cell(table, at, cells[at], wide[at]), _cell_style(table, row, at, cells[at]))
-                for at in kept
-            ]
+            styles = [JUDGED.get(table.judged(row, at, cells[at]), "") for at in kept]
+            pieces = [_cell(table, at, cells[at], wide[at]) for at in kept]
+            if row.style == FADED:
+                styles = [ASIDE for _ in kept]
+            yield list(map(Piece, pieces, styles))
         if row.below:
             for line in _wrapped(row.below, "", 3 * MARGIN, width, 4 * MARGIN):
                 yield [Piece(line, ASIDE if row.style == FADED else "")]
@@ -242,22 +240,6 @@ def _cell(table: Table, at: int, text: str, width: int) -> str:
     gap = MARGIN + bool(at)  # words on the left side after figures on the right
     text = column.cut(text, width) if _cells(text) > width else text
     return " " * gap + text + " " * (width - _cells(text))
-
-
-def _cell_style(table: Table, row: Row, at: int, text: str) -> str:
-    if row.style == FADED:
-        return ASIDE
-    if row.style == NEUTRAL or not any(digit in text for digit in "123456789"):
-        return ""
-    return _style(table.columns[at].kind, row.cells[at])
-
-
-def _style(kind: Kind, cell: Cell) -> str:
-    """Return the color of a change in time, or of a ratio; none where nothing changed."""
-    if isinstance(cell, str | tuple) or cell is None:
-        return ""
-    gain = {Kind.CHANGE: -cell, Kind.RATIO: round(cell - 1, 2)}.get(kind, 0)
-    return BETTER if gain > 0 else WORSE if gain < 0 else ""
 
 
 def _cells(text: str) -> int:

@@ -15,9 +15,8 @@ import numpy as np
 
 from daydream.errors import DaydreamError
 from daydream.text import meant
-from daydream.tools.events import Events, allocations_of, rows_of, steps_of
 from daydream.tools.ranges import Range, in_range
-from daydream.tools.tool import CALLBACKS, MARK, ToolError
+from daydream.tools.tool import CALLBACKS, MARK, Events, ToolError, tables
 from daydream.transforms.registry import load_file, loading
 from daydream.transforms.user_file import own_code
 
@@ -110,7 +109,6 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
     chosen = in_range(trace, range)
     with _guarded(name, cls):
         running = cls()
-        _give_columns(running, trace, chosen)
         _give_events(running, trace, chosen)
         found = running.result()
     if not isinstance(found, Mapping):
@@ -118,40 +116,35 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
     return {str(key): value for key, value in found.items()}
 
 
-def _give_columns(running: Any, trace: Trace, chosen: Range) -> None:
-    for one, (several, _) in CALLBACKS.items():
-        callback = getattr(running, several, None)
-        if callback is not None:
-            callback(_events(trace, chosen, one))
-
-
 def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
-    """Call the callbacks for single events, in the order of their starts."""
-    names = [one for one in CALLBACKS if hasattr(running, one)]
-    if not names:
+    """Call the callbacks: first those for columns, then those for single events in the order of their starts."""
+    rows, memory, steps = tables(trace)
+    given, callbacks = [], []
+    for one, (several, kinds) in CALLBACKS.items():
+        if not (hasattr(running, one) or hasattr(running, several)):
+            continue
+        if one == "on_allocation":
+            events = Events(memory, chosen.memory(), "time_ns")
+        elif one == "on_step":
+            events = Events(steps, chosen.steps())
+        else:
+            of_kind = trace.is_kind(*kinds) & chosen.rows
+            if one in {"on_kernel", "on_collective"}:  # those of CPU processes no kernel carries
+                of_kind &= np.asarray(trace["device"]) >= 0
+            events = Events(rows, np.flatnonzero(of_kind))
+        if hasattr(running, several):
+            getattr(running, several)(events)
+        if hasattr(running, one):
+            given.append(events)
+            callbacks.append(getattr(running, one))
+    if not given:
         return
-    callbacks = [getattr(running, one) for one in names]
-    parts = [_events(trace, chosen, one) for one in names]
-    starts = np.concatenate([events[events.when] for events in parts])
-    which = np.repeat(np.arange(len(parts)), [len(events) for events in parts])
-    within = np.concatenate([np.arange(len(events)) for events in parts])
+    starts = np.concatenate([events[events.when] for events in given])
+    which = np.repeat(np.arange(len(given)), [len(events) for events in given])
+    within = np.concatenate([np.arange(len(events)) for events in given])
     order = np.argsort(starts, kind="stable")
     for part, at in zip(which[order].tolist(), within[order].tolist(), strict=True):
-        callbacks[part](parts[part].row(at))
-
-
-def _events(trace: Trace, chosen: Range, callback: str) -> Events:
-    """Return what a callback is given."""
-    if callback == "on_allocation":
-        return allocations_of(trace, chosen.memory())
-    if callback == "on_step":
-        return steps_of(trace, chosen.steps())
-    rows = trace.is_kind(*CALLBACKS[callback][1])
-    if callback in {"on_kernel", "on_collective"}:
-        rows &= (
-            np.asarray(trace["device"]) >= 0
-        )  # not those of CPU processes, which no kernel carries
-    return rows_of(trace, np.flatnonzero(rows & chosen.rows))
+        callbacks[part](given[part].row(at))
 
 
 @contextmanager

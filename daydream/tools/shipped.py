@@ -13,8 +13,7 @@ import numpy as np
 from daydream.graph.rules.synchronization import DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from daydream.lazy import regex
 from daydream.memory.enclosing import argument_bytes
-from daydream.tools.events import Event, Events
-from daydream.tools.tool import tool
+from daydream.tools.tool import Event, Events, tool
 
 MOST = 20  # rows of a table
 

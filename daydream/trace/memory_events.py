@@ -35,6 +35,7 @@ COLUMNS: dict[str, tuple[int, int, int]] = {
     "allocated_bytes": (UNKNOWN, LARGEST_AMOUNT, UNKNOWN),
     "reserved_bytes": (UNKNOWN, LARGEST_AMOUNT, UNKNOWN),
 }
+MAY_BE_UNKNOWN = ("pid", "tid", "address", "allocated_bytes", "reserved_bytes")
 
 
 class MemoryEvents:

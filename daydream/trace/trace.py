@@ -84,6 +84,7 @@ class Trace(NotebookTables):
         self.cache: CacheEntry | None = (
             None  # where what is worked out from it is kept; copies have none
         )
+        self.file: str | None = None  # the name of the parquet file that it was read from
         self._rows = lengths.pop() if lengths else 0
 
     def __getstate__(self) -> Document:
@@ -101,6 +102,12 @@ class Trace(NotebookTables):
     def __repr__(self) -> str:
         steps = self.metadata.get("steps", [])
         return f"<Trace {len(self):,} rows, {len(steps)} steps, {self.metadata.get('source', 'unnamed')}>"
+
+    @property
+    def origin(self) -> str:
+        """The file that people know it by, and what it was recorded as where that has another name."""
+        source = str(self.metadata.get("source") or "unknown")
+        return source if self.file in {None, source} else f"{self.file}, recorded as {source}"
 
     def text(self, name: str) -> list[str]:
         """Return the texts a coded column points into; empty if the column is absent."""
@@ -270,6 +277,7 @@ class Trace(NotebookTables):
 
         trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=steps))
         trace.check(path)
+        trace.file = os.path.basename(os.fspath(path))  # noqa: PTH119 - of any path
         return trace
 
     def of_steps(self, steps: str) -> Trace:

@@ -16,10 +16,11 @@ from typing import Any
 
 from daydream.costs.device.measured import KernelTable, give_table
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
+from daydream.graph.calls import silent_ranks
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
 from daydream.transforms.registry import Optimization, Option, Options, describe, find
-from daydream.transforms.stages import OWN
+from daydream.transforms.stages import OWN, PARALLEL
 from daydream.transforms.user_file import own_code
 
 MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
@@ -165,6 +166,11 @@ def apply(
     answers = getattr(graph.times, "answers", 0)
     for optimization in in_order(optimizations)[begun:]:
         before = graph.version
+        if optimization.stage == PARALLEL and (ranks := silent_ranks(graph)):
+            raise NotApplicableError(
+                f"the trace is of one of {ranks:,} ranks, which share the work already, and holds none of their "
+                "collectives; ask it of a trace of one GPU alone"
+            )
         try:
             with _running(optimization):
                 optimization.function(graph, **chosen[optimization.name])

@@ -60,6 +60,11 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
             assert [tool.name for tool in tools] == TOOLS
             assert all(tool.output_schema and tool.description for tool in tools)
             assert {tool.name: tool.annotations.read_only_hint for tool in tools}["confirm"] is False
+            assert all(
+                tool.input_schema["properties"]["optimization"]["description"]
+                for tool in tools
+                if tool.name in {"explain", "whatif", "compare", "confirm"}
+            )
             asked = [
                 ("info", {"trace": GPU}),
                 ("explain", {"trace": GPU}),

@@ -34,7 +34,7 @@ def test_without_the_package_it_says_what_to_install():
     done = run()
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "pip install 'daydream[mcp]'" in done.stderr
+    assert "pip install -e '.[mcp]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

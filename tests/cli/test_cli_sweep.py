@@ -18,6 +18,7 @@ from test_cli_startup import HEAVY, modules_after
 
 from daydream.cli.options import numbers_of
 from daydream.cli.sweep import values_of
+from daydream.errors import MissingPackageError
 
 SCALE = (
     "sweep",
@@ -192,7 +193,7 @@ def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
     assert (done.code, done.out) == (1, "")
     assert done.err in {
         "error: missing.json: no such file\n",
-        "error: the engine dask needs the package `distributed`: pip install 'daydream[dask]'\n",
+        f"error: {MissingPackageError('distributed', 'dask')}\n",
     }
 
 

@@ -100,7 +100,7 @@ def test_rows_without_sense_are_left_out_and_counted(tmp_path: Path) -> None:
     assert len(trace) == len(imported(tmp_path, training(2)))
     notes = " ".join(trace.metadata["notes"])
     for part in (
-        "1 row had a negative duration",
+        "1 row ended before it began",
         "3 rows had no readable time",
         "2 rows began or lasted",
         "'mystery'",

@@ -18,7 +18,7 @@ from torch import distributed, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from daydream.graph.build import build  # noqa: E402
-from daydream.model.buckets import MIB, gradients_of  # noqa: E402
+from daydream.model.gradients import MIB, gradients_of  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
 SMALL = ["mlp", "resnet", "encoder", "gpt", "gpt non-reentrant", "lstm", "odd", "cross attention"]

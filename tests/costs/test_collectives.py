@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.costs.network.cluster_names import MACHINES, find_cluster
+from daydream.costs.network.cluster_names import find_cluster, machines
 from daydream.costs.network.clusters import (
     COLLECTIVES,
     PROTOCOLS,
@@ -171,7 +171,7 @@ def test_named_clusters_have_as_many_nodes_as_asked_for():
     assert find_cluster("dgx-a100").world_size == 8
     assert find_cluster("dgx-a100:4").world_size == 32
     assert find_cluster("dgx-a100").holding(17).nodes == 3
-    assert all(find_cluster(name).nodes == 1 for name in MACHINES)
+    assert all(find_cluster(name).nodes == 1 for name in machines())
 
 
 def test_a_number_of_nodes_that_was_given_is_kept(tmp_path):

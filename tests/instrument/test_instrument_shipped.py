@@ -47,10 +47,10 @@ def test_sparsity_counts_zeros_of_weights_and_outputs():
 
 def test_masks_keep_the_largest():
     weight = torch.tensor([[4.0, -3.0, 2.0, 1.0], [1.0, 1.0, 1.0, -9.0]])
-    assert tools.changing.mask_of(weight, "2:4").int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 1]]
-    assert tools.changing.mask_of(weight, 0.5).int().tolist() == [[1, 1, 1, 0], [0, 0, 0, 1]]
+    assert tools.mask_of(weight, "2:4").int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 1]]
+    assert tools.mask_of(weight, 0.5).int().tolist() == [[1, 1, 1, 0], [0, 0, 0, 1]]
     with pytest.raises(InstrumentError, match="multiple of 4"):
-        tools.changing.mask_of(torch.ones(2, 3), "2:4")
+        tools.mask_of(torch.ones(2, 3), "2:4")
     with pytest.raises(InstrumentError, match="share from 0"):
         tools.Pruning(1.5)
 
@@ -63,7 +63,7 @@ def test_pruning_is_a_masked_model(sparsity, dynamic):
 
         def forward(self, x):
             if self.mask is None or dynamic:
-                self.mask = tools.changing.mask_of(self.weight.detach(), sparsity)
+                self.mask = tools.mask_of(self.weight.detach(), sparsity)
             weight = self.weight + (self.weight * self.mask - self.weight).detach()
             return F.linear(x, weight * self.mask + (weight - weight * self.mask).detach() * 0, self.bias)
 
@@ -80,7 +80,7 @@ def test_quantization_in_training_is_straight_through():
     class StraightThrough(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            return tools.changing.rounded(x, 4)
+            return tools.rounded(x, 4)
 
         @staticmethod
         def backward(ctx, grad):

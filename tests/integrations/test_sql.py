@@ -13,12 +13,11 @@ import pytest
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.integrations.sql_tables import TABLES
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
-from daydream.integrations.sql import database, query  # noqa: E402
+from daydream.integrations.sql import TABLES, database, query  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECRET = "what no query may see"

@@ -105,5 +105,5 @@ def test_a_run_of_wandb_is_asked_for_three_things(prediction, monkeypatch):
 @pytest.mark.parametrize(("name", "log"), [("mlflow", log_to_mlflow), ("wandb", log_to_wandb)])
 def test_without_the_package_it_says_what_to_install(name, log, prediction, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DaydreamError, match=rf"pip install 'daydream\[{name}\]'"):
+    with pytest.raises(DaydreamError, match=rf"pip install -e '\.\[{name}\]'"):
         log(prediction)

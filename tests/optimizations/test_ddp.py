@@ -33,7 +33,7 @@ from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import floor_ns
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.build import build
-from daydream.model.buckets import assign
+from daydream.model.gradients import assign
 
 # ddp
 

@@ -11,10 +11,11 @@ from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL,
 from recorded import Program
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, layer, times, training, two_layers_on_a_cpu
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, GraphError, NotApplicableError, replay, simulate
 from daydream.costs.device.call_scaling import copies_into_new_ns, copies_ns, scaled_time, tiny_call_ns
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.simulate.steady_state import settle
+from daydream.transforms.compose import apply, parse
 
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
 BLOCKS = ("blocks.0", "blocks.1", "head")
@@ -348,3 +349,13 @@ def test_a_copy_into_new_memory_goes_by_operators_with_new_results():
     )
     graph = training()
     assert copies_into_new_ns(graph, np.array([MIB])) == copies_ns(graph, np.array([MIB]))
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "p3", "pipeline", "tensor-parallel"])
+def test_a_rank_of_a_job_whose_collectives_are_missing_takes_no_more_gpus(name):
+    of_64 = network(world_size=64)
+
+    with pytest.raises(NotApplicableError, match="one of 64 ranks, which share the work already"):
+        apply(parse(name), of_64, {})
+    apply(parse("ddp"), network(world_size=1), {})
+    assert any("one of 64 ranks" in note for note in replay(of_64).notes)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 proto = pytest.importorskip("google.protobuf.proto", reason="needs the extra `chakra`")
-from daydream.report.chakra.schema import message_class  # noqa: E402
+from daydream.report.chakra import message_class  # noqa: E402
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -13,8 +13,7 @@ from shared import shared_trace
 import daydream
 from daydream import DaydreamError, Graph, OutputError, simulate
 from daydream.costs.network.simulated_times import node_of
-from daydream.report.chakra.file import write_chakra
-from daydream.report.chakra.schema import message_class
+from daydream.report.chakra import message_class, write_chakra
 from daydream.simulate.timeline import Timeline
 
 COMP, COMM_COLL = 4, 7
@@ -85,7 +84,7 @@ def test_a_file_is_as_the_schema_has_it_byte_by_byte(tmp_path):
 def test_without_protobuf_it_says_what_to_install(tmp_path, monkeypatch):
     message_class.cache_clear()
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    with pytest.raises(DaydreamError, match=r"pip install 'daydream\[chakra\]'"):
+    with pytest.raises(DaydreamError, match=r"pip install -e '\.\[chakra\]'"):
         write_chakra(tmp_path / "job.et", simulate(small()))
     assert list(tmp_path.iterdir()) == []
 

@@ -141,5 +141,5 @@ def test_nothing_to_draw_is_said_not_raised():
 def test_without_matplotlib_one_line_says_what_to_install(replay, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(daydream.DaydreamError, match=r"pip install 'daydream\[notebook\]'"):
+    with pytest.raises(daydream.DaydreamError, match=r"pip install -e '\.\[notebook\]'"):
         replay.plot()

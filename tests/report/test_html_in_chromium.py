@@ -8,7 +8,9 @@ from machine.programs import PROGRAMS
 from shared import shared_replay
 
 import daydream
+from daydream.report.blocks import Drawing
 from daydream.report.html.page import write
+from daydream.report.html.render import page_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +115,7 @@ def test_instructions_are_for_what_one_points_with(chromium, report):
 
 def test_names_are_text_and_nothing_else(wide):
     assert wide.run("document.title") == "daydream what if: scale"
-    assert wide.run("document.querySelectorAll('script').length") == 6
+    assert wide.run("document.querySelectorAll('script').length") == 7
 
 
 def test_a_column_sorts_both_ways(wide):
@@ -158,7 +160,7 @@ def test_both_timelines_zoom_together_and_come_back(wide):
 
 def test_one_step_is_shown_from_its_begin_in_both_timelines(wide):
     begins = wide.run(
-        """JSON.parse(document.getElementById('timeline-data').textContent).timelines
+        """JSON.parse(document.getElementById('timelines-data').textContent).timelines
           .map(t => t.typical[0] * t.unit_ns / 1e6)"""
     )
     wide.run("document.querySelector('#timelines button[title=\"show the typical step\"]').click()")
@@ -239,6 +241,42 @@ def test_the_page_says_most_without_its_programs(chromium, report, tmp_path):
     cards = "[...document.querySelectorAll('.card > span:first-child')].map(each => each.textContent)"
     assert chromium.run(cards) == ["estimated", "predicted", "speed-up"]
     assert chromium.run("document.querySelectorAll('tbody tr').length") > 20
+
+
+def test_layers_are_nested_as_wide_as_their_work_and_kernels_lie_at_their_figures(chromium, tmp_path):
+    point = {"layer": "blocks.1", "kernels": 1, "kind": "compute", "by": "counters"}
+    points = [
+        {**point, "name": NASTY, "intensity": 10, "rate": 1_000, "ns": 4_000},
+        {**point, "name": "k", "intensity": 100, "rate": 10_000, "ns": 1_000},
+    ]
+    device = {"device": "A100", "bandwidth": 2_000, "cache": 6_000, "peaks": {"float32": 19_500}}
+    timelines = {"kinds": [], "phases": [], "why": {}, "names": [], "timelines": [], "changes": False}
+    drawn = {
+        "timelines": timelines,
+        "icicle": {"block.0": 6, "block.1": 2, "head": 2},
+        "roofline": {**device, "points": points},
+    }
+    text = page_of("drawn", [Drawing(name, value) for name, value in drawn.items()])
+    (tmp_path / "drawn.html").write_text(text, "utf-8")
+    chromium.open(tmp_path / "drawn.html")
+    assert chromium.run(
+        "[...document.querySelectorAll('.icicle button')]"
+        ".map(each => [each.dataset.find, +each.parentNode.style.flexGrow])"
+    ) == [["", 10], ["block", 8], ["block.0", 6], ["block.1", 2], ["head", 2]]
+    (x0, y0, r0), (x1, y1, r1) = chromium.run(
+        """[...document.querySelectorAll('circle:has(title)')]
+          .map(each => ['cx', 'cy', 'r'].map(name => +each.getAttribute(name)))"""
+    )
+    assert x1 > x0
+    assert y1 < y0  # more FLOP a second is further up
+    assert r0**2 == pytest.approx(4 * r1**2)
+    said = chromium.run("document.querySelector('circle title').textContent")
+    assert said.split("\n")[1:] == [
+        "layer blocks.1", "1 kernel, 4.000 us, known by counters",
+        "10 FLOP/B, 1 TFLOP/s, bound by arithmetic",
+    ]  # fmt: skip
+    assert NASTY in said
+    assert chromium.run("document.querySelectorAll('[stroke-dasharray]').length") == 1  # the roof of L2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import zlib
 from pathlib import Path
 
@@ -18,15 +17,13 @@ from daydream.errors import OutputError
 from daydream.predict.rank import rank
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
-from daydream.report.html.path import Total
 from daydream.report.html.render import MOST_AT_ONCE
-from daydream.report.html.step import _icicle
-from daydream.report.html.timelines import packed
 from daydream.report.timeline import (
     INSERTED,
     ON_PATH,
     measured_in,
     measured_window,
+    packed,
     simulated_in,
     simulated_window,
 )
@@ -34,7 +31,7 @@ from daydream.report.views.step import recorded_step
 from daydream.simulate.critical_path import PathCause
 
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
-PROGRAMS_IN_PAGE, DATA_IN_PAGE = 4, 2
+PROGRAMS_IN_PAGE, DATA_IN_PAGE = 5, 2
 
 
 def numbers(text: str) -> np.ndarray:
@@ -170,8 +167,8 @@ def test_no_name_can_break_the_page(tmp_path):
     assert "alert('1')</script>" not in text
     assert "\x1b" not in text
     shown = NASTY.replace("\u2028", "?").replace("\x1b", "?")
-    assert any(name.startswith(shown) for name in said.data("timeline-data")["names"])
-    assert shown in said.data("steps-data")["names"]
+    assert any(name.startswith(shown) for name in said.data("timelines-data")["names"])
+    assert shown in said.data("steps-chart-data")["names"]
     assert said.words.count(shown) > 5
 
 
@@ -179,13 +176,13 @@ def test_no_name_can_break_the_page(tmp_path):
 
 
 def test_the_windows_are_as_long_as_their_steps(replay, comparison, document):
-    before, after = document.data("timeline-data")["timelines"]
+    before, after = document.data("timelines-data")["timelines"]
 
     for shown, settled in ((before, replay.settled), (after, comparison.after)):
         assert shown["unit_ns"] == 1
         assert shown["length"] == sum(ns for (copy, _), ns in settled.times.items() if copy == settled.copy)
     assert before["title"], after["title"] == ("replayed", "predicted")
-    said = Document(page(replay)).data("timeline-data")["timelines"]
+    said = Document(page(replay)).data("timelines-data")["timelines"]
     assert [each["title"] for each in said] == ["measured", "replayed"]
     assert said[0]["length"] == sum(step.measured_ns for step in replay.steps)
 
@@ -243,7 +240,7 @@ def test_changed_and_inserted_tasks_are_marked(replay):
 
 
 def test_the_path_is_marked_in_the_timeline(document):
-    before, _ = document.data("timeline-data")["timelines"]
+    before, _ = document.data("timelines-data")["timelines"]
 
     assert (numbers(before["columns"]["flags"]) & ON_PATH).any()
 
@@ -268,14 +265,6 @@ def test_kernels_have_their_time_count_and_mean(document, comparison):
         assert float(row[5].replace(",", "")) == pytest.approx(ns.mean() / 1e3, rel=1e-3)
 
 
-def test_layers_are_nested_as_wide_as_their_work():
-    totals = {"block.0": Total(device_ns=6), "block.1": Total(device_ns=2), "head": Total(device_ns=2)}
-    drawn = _icicle(totals)
-    boxes = re.findall(r'flex:(\d+)"><button[^>]*data-find="([^"]*)"', drawn)
-    expected = [("8", "block"), ("6", "block.0"), ("2", "block.1"), ("2", "head")]
-    assert boxes == expected
-
-
 # Files -------------------------------------------------------------------------------------------
 
 
@@ -283,7 +272,7 @@ def test_a_step_of_which_nothing_is_left_has_a_report(replay):
     nothing = daydream.whatif(replay, lambda graph: graph.select().set(duration_ns=0, gap_ns=0))
     said = Document(page(nothing))
 
-    assert said.data("timeline-data")["timelines"][1]["length"] < 0.1 * replay.measured_ns
+    assert said.data("timelines-data")["timelines"][1]["length"] < 0.1 * replay.measured_ns
 
 
 def test_several_ranks_have_a_report(tmp_path):
@@ -295,7 +284,7 @@ def test_several_ranks_have_a_report(tmp_path):
     assert "rank 1 " in said.words
     table = next(table for table in said.tables if table[0][1:] == ["rank 0, ms", "rank 1"])
     assert table[-1][0] == "the step"
-    assert {step[3] for step in said.data("timeline-data")["timelines"][0]["steps"]} == {0, 1}
+    assert {step[3] for step in said.data("timelines-data")["timelines"][0]["steps"]} == {0, 1}
 
 
 def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):

@@ -48,7 +48,7 @@ SAMPLE = (
     Title("recorded", "facts", "what there is"),
     Facts([("replay", "yes: it fits"), ("layers", "no: none")], answers=True),
     Beside([Table([Column("a")], [Row(("left",))]), Table([Column("b")], [Row(("right",))])]),
-    Drawing("<b>drawn</b>"),
+    Drawing("", "<b>drawn</b>"),
     Notes(["one", "two", "one"]),
 )
 TEXT = """\
@@ -139,7 +139,7 @@ def test_a_view_as_a_page():
     assert {
         ("section", "id", "facts"),
         ("tr", "class", "faded"),
-        ("td", "class", "n less"),
+        ("td", "class", "n better"),
     } <= page.attributes
     assert ("td", "data-v", "-6000000") in page.attributes
     assert "drawn" in page.words

@@ -17,9 +17,8 @@ from shared import TRACES, shared_trace
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.tools.events import Events
 from daydream.tools.run import find_tool, tools
-from daydream.tools.tool import ToolError
+from daydream.tools.tool import Events, ToolError
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
 
@@ -310,3 +309,17 @@ class AllRows:
 
     def result(self) -> dict[str, int]:
         return {"rows": self.rows, "total_ns": self.total_ns, "calls": self.calls}
+
+
+def test_the_rank_of_memory_is_known_where_it_is_the_first(trace: daydream.Trace) -> None:
+    @daydream.tool
+    class Ranks:
+        """The ranks of allocations."""
+
+        def on_allocations(self, events: Events) -> None:
+            self.ranks = events.values("rank"), events.values("allocated_bytes")
+
+        def result(self) -> dict[str, Any]:
+            return {"ranks": self.ranks}
+
+    assert daydream.run_tool(Ranks, trace) == {"ranks": ([0, 0, 0], [None, None, None])}

@@ -105,7 +105,7 @@ ACCELERATE = textwrap.dedent("""
     ],
 )
 def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, script, layer, tmp_path):
-    pytest.importorskip(package, reason=f"an extra: pip install 'daydream[{package}]'")
+    pytest.importorskip(package, reason=f"an extra: {package}")
     (tmp_path / "train.py").write_text(script)
 
     def run(*words):

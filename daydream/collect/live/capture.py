@@ -29,7 +29,7 @@ from daydream.collect.derive.phases import NODE_RANGE, OLD_NODE, REDUCER_RANGE, 
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.importers.kineto.reader import read_kineto
-from daydream.collect.importers.kineto.values import outer_first
+from daydream.collect.importers.row_builder import outer_first
 from daydream.collect.live.layer_hooks import LAYER_RANGE, LOSS, LayerHooks, Look, add_cpu_times
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.step_hooks import Marker, set_apart_unlike_steps

@@ -80,6 +80,8 @@ def add_cpu_times(
     ]
     if not spans:
         return
+    if "blocked" not in texts["kind"]:  # of the profiler's own rows none may be
+        texts["kind"].append("blocked")
     given = dict(zip(("start_ns", "duration_ns", "tid", "cpu_ns"), np.array(spans).T, strict=True))
     given |= {
         "pid": np.full(len(spans), os.getpid()),

@@ -9,7 +9,7 @@ What recording an event typically costs: as measured on one machine, to be scale
 
 An event costs about the same number of instructions anywhere, so the cost is scaled by how long the heads
 of operators are in a trace (`daydream.graph.profiler_overhead`). Measuring it anew in each recorded
-process, as `benchmarks/event_costs.py` does, took as long as most of the recording and was no better
+process, as `benchmarks/event_costs.py` of b281a3aa does, took as long as most of the recording and was no better
 (docs/collection.md).
 """
 

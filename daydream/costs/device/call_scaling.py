@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from daydream.arrays import distinct
 from daydream.costs.device.retime import Retimed, retime
@@ -287,7 +288,7 @@ def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
     return 0.9 * limit if rate is None else min(rate, limit)  # above it a cache served the data
 
 
-def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
+def copies_ns(graph: Graph, nbytes: npt.ArrayLike, on: str = "gpu") -> np.ndarray | None:
     """Return how long copies into other memory take, one by one.
 
     A GPU reads and writes the bytes. A CPU reads what it overwrites as well: lines of memory come
@@ -306,11 +307,11 @@ def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray |
     if rate is None:
         return None
     if on == "gpu":
-        return floor_ns(graph) + 2 * nbytes / rate
-    return tiny_call_ns(graph) + 3 * nbytes / rate
+        return floor_ns(graph) + 2 * np.asarray(nbytes) / rate
+    return tiny_call_ns(graph) + 3 * np.asarray(nbytes) / rate
 
 
-def copies_into_new_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
+def copies_into_new_ns(graph: Graph, nbytes: npt.ArrayLike, on: str = "gpu") -> np.ndarray | None:
     """Return how long copies into memory that was just allocated take, one by one.
 
     On a CPU the first touch of a page is a fault, and whether malloc has pages at hand depends on the
@@ -331,7 +332,7 @@ def copies_into_new_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.
             large = moved >= least
             if large.any() and duration_ns[large].sum() > 0:
                 rate = moved[large].sum() / duration_ns[large].sum()
-                found: np.ndarray = tiny_call_ns(graph) + 2 * nbytes / rate
+                found: np.ndarray = tiny_call_ns(graph) + 2 * np.asarray(nbytes) / rate
                 return found
     return copies_ns(graph, nbytes, on)
 

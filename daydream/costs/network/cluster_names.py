@@ -11,8 +11,10 @@ Links and cards of the machines are those of the makers' data sheets.
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,57 +24,21 @@ from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
 from daydream.text import meant
 
-NVLINK_NS, PCI_NS, NETWORK_NS = 3_400, 5_700, 14_000
+NVLINK_NS, NETWORK_NS = 3_400, 14_000
 NET_BW = 12.0  # GB/s for 100 Gbit/s
 SUFFIXES = (".toml", ".json")
 
-# name: GPUs, GB/s between them, ns of a step inside, Gbit/s out of a node, what it is
-MACHINES: dict[str, tuple[int, float, int, float, str]] = {
-    "dgx-p100": (8, 4 * 18.0, NVLINK_NS, 400, "4 NVLinks a GPU, 4 cards of 100 Gbit/s"),
-    "dgx-v100": (8, 6 * 20.0, NVLINK_NS, 400, "6 NVLinks a GPU, 4 cards of 100 Gbit/s"),
-    "dgx-2": (
-        16,
-        6 * 20.0,
-        NVLINK_NS,
-        800,
-        "6 NVLinks a GPU through NVSwitch, 8 cards of 100 Gbit/s",
-    ),
-    "dgx-a100": (
-        8,
-        12 * 20.0,
-        NVLINK_NS,
-        1600,
-        "12 NVLinks a GPU through NVSwitch, 8 cards of 200 Gbit/s",
-    ),
-    "dgx-h100": (
-        8,
-        18 * 20.6,
-        NVLINK_NS,
-        3200,
-        "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s",
-    ),
-    "dgx-b200": (
-        8,
-        18 * 40.1,
-        NVLINK_NS,
-        3200,
-        "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s",
-    ),
-    "mi300x": (
-        8,
-        7 * 48.0,
-        NVLINK_NS,
-        3200,
-        "7 Infinity Fabric links a GPU, 8 cards of 400 Gbit/s",
-    ),
-    "p3": (8, 6 * 20.0, NVLINK_NS, 25, "p3.16xlarge: V100 with 6 NVLinks, 25 Gbit/s"),
-    "p3dn": (8, 6 * 20.0, NVLINK_NS, 100, "p3dn.24xlarge: V100 with 6 NVLinks, 100 Gbit/s"),
-    "p4d": (8, 12 * 20.0, NVLINK_NS, 400, "p4d.24xlarge: A100 with 12 NVLinks, 400 Gbit/s"),
-    "p5": (8, 18 * 20.6, NVLINK_NS, 3200, "p5.48xlarge: H100 with 18 NVLinks, 3200 Gbit/s"),
-    "pcie3": (8, 12.0, PCI_NS, 100, "GPUs on PCIe gen 3 x16, one card of 100 Gbit/s"),
-    "pcie4": (8, 24.0, PCI_NS, 200, "GPUs on PCIe gen 4 x16, one card of 200 Gbit/s"),
-    "pcie5": (8, 48.0, PCI_NS, 400, "GPUs on PCIe gen 5 x16, one card of 400 Gbit/s"),
-}
+
+@lru_cache
+def machines() -> dict[str, dict[str, str]]:
+    """Return the rows of `machines.csv` by name: GPUs of a node, links of each and GB/s, and what it is."""
+    with (
+        Path(__file__)
+        .parents[1]
+        .joinpath("machines.csv")
+        .open(encoding="utf-8", newline="") as file
+    ):
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
 def find_cluster(text: str) -> Cluster:
@@ -89,16 +55,16 @@ def find_cluster(text: str) -> Cluster:
         name, count = text, ""  # a drive letter, or a name with a colon
     if name.endswith(SUFFIXES):
         found = read_cluster(name)
-    elif name in MACHINES:
-        gpus, bandwidth, step_ns, gbits, what = MACHINES[name]
-        source = f"by NCCL's own figures for the description ({what}), not measured"
-        found = Cluster(
-            name, 1, gpus, Link(bandwidth, step_ns), Link(gbits / 100 * NET_BW, NETWORK_NS), source
-        )
+    elif name in machines():
+        row = machines()[name]
+        source = f"by NCCL's own figures for the description ({row['what']}), not measured"
+        intra = Link(int(row["links"]) * float(row["gb_per_s"]), int(row["step_ns"]))
+        inter = Link(int(row["gbits"]) / 100 * NET_BW, NETWORK_NS)
+        found = Cluster(name, 1, int(row["gpus"]), intra, inter, source)
     else:
-        hint = meant(name, MACHINES, "There is none like it.")
+        hint = meant(name, machines(), "There is none like it.")
         raise DaydreamError(
-            f"unknown cluster {name!r}. {hint} Known are {', '.join(MACHINES)}; your own is described in a "
+            f"unknown cluster {name!r}. {hint} Known are {', '.join(machines())}; your own is described in a "
             "file ending in .toml or .json."
         )
     return replace(found, nodes=int(count), nodes_given=True) if count else found

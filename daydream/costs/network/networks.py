@@ -22,50 +22,6 @@ RINGS = {
     "reduce_scatter": ring_reduce_scatter_ns,
     "all_gather": ring_all_gather_ns,
 }
-# Machines (`cluster_names.MACHINES`) that a board of the table of devices stands in, by its form factor:
-# modules on the makers' own baseboards (NVIDIA's DGX-1, DGX A100, H100, H200 and B200 data sheets; H200 has
-# the links of H100, MI325X those of MI300X: AMD Instinct platform data sheets), cards on the generation
-# of PCIe that their data sheets state. NVLink bridges join two cards only, and a ring of more goes over PCIe.
-# What stands in one-off machines (MI250, GH200) is left out.
-MACHINE_OF = {
-    "P100 SXM2": "dgx-p100",
-    "V100 SXM2": "dgx-v100",
-    "A100 SXM 40GB": "dgx-a100",
-    "A100 SXM 80GB": "dgx-a100",
-    "H100 SXM": "dgx-h100",
-    "H200": "dgx-h100",
-    "B200": "dgx-b200",
-    "MI300X": "mi300x",
-    "MI325X": "mi300x",
-    **dict.fromkeys(
-        ("P100 PCIe", "Quadro GP100", "V100 PCIe", "V100S PCIe", "T4", "RTX 2080 Ti"), "pcie3"
-    ),
-    **dict.fromkeys(
-        (
-            "A100 PCIe 40GB",
-            "A100 PCIe 80GB",
-            "A10G",
-            "A10",
-            "A40",
-            "RTX A6000",
-            "RTX 3090 Ti",
-            "RTX 3090",
-            "RTX 3080",
-            "RTX 3070 Ti",
-            "RTX 3070",
-            "RTX 4090",
-            "RTX 4080",
-            "RTX 6000 Ada",
-            "L40S",
-            "L40",
-            "L4",
-            "MI100",
-            "MI210",
-        ),
-        "pcie4",
-    ),
-    **dict.fromkeys(("H100 PCIe", "H100 NVL"), "pcie5"),
-}
 
 
 @dataclass(frozen=True)
@@ -167,9 +123,9 @@ def machine_of(graph: Graph) -> str:
         raise NotApplicableError(
             "which network the workers have is not known; give --cluster or --bandwidth in GB/s"
         ) from None
-    if device.name not in MACHINE_OF:
+    if device.machine is None:
         raise NotApplicableError(
             f"which network joins the workers of a {device.name} is not known: no machine is usual for it; "
             "give --cluster or --bandwidth in GB/s"
         )
-    return MACHINE_OF[device.name]
+    return device.machine

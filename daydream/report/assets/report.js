@@ -1,4 +1,4 @@
-// Tables that sort and search, what finds its tasks in the timeline, and the chart of the steps.
+// Tables that sort and search, and what finds its tasks in the timeline.
 "use strict";
 (() => {
   function enliven(box) {
@@ -49,40 +49,6 @@
     show();
   }
 
-  function steps() {
-    const box = document.getElementById("steps-chart");
-    const said = JSON.parse(document.getElementById("steps-data").textContent);
-    if (said.names.length < 3) return;
-    const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    const names = ["measured", "replayed", "predicted"].filter((name) => said[name]);
-    const grid = { stroke: () => css("--grid"), width: 1 };
-    const axis = { stroke: () => css("--muted"), grid, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const short = (name) => (box.clientWidth < 600 ? name.match(/#?\d+(?=\D*$)/)?.[0] : null) ?? name;
-    const every = (_, places) => places.map((at) => (Number.isInteger(at) ? short(said.names[at] ?? "") : ""));
-    const top = Math.max(...names.flatMap((name) => said[name])) * 1.1;
-    const options = {
-      width: box.clientWidth, height: 220, padding: [8, 16, 0, 0],
-      scales: { x: { time: false, range: (_, low, high) => [low - 0.3, high + 0.3] }, y: { range: [0, top] } },
-      axes: [
-        { ...axis, values: every, space: 110, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
-        { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => `${+tick.toFixed(6)} ms`) },
-      ],
-      series: [
-        { label: "step" },
-        ...names.map((name, n) => ({
-          label: name, stroke: () => css(`--series-${n}`), width: 2, points: { show: true, size: 5 },
-          dash: name === "replayed" ? [6, 6] : undefined, // what was measured lies right below it
-        })),
-      ],
-      cursor: { drag: { x: false, y: false } }, legend: { live: false },
-    };
-    const chart = new uPlot(options, [said.names.map((_, at) => at), ...names.map((name) => said[name])], box);
-    new ResizeObserver(() => {
-      if (chart.width !== box.clientWidth) chart.setSize({ width: box.clientWidth, height: 220 });
-    }).observe(box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw(false));
-  }
-
   // A row of a table of tasks, or a layer, finds its tasks in the timeline.
   function finders() {
     document.querySelectorAll(".icicle button").forEach((button) => {
@@ -100,5 +66,4 @@
 
   document.querySelectorAll(".sortable").forEach(enliven);
   if (document.getElementById("timelines")) finders();
-  if (document.getElementById("steps-chart")) steps();
 })();

@@ -1,7 +1,7 @@
 // Spans by lane: read back from the text they were packed into, and drawn on the canvas of a chart.
 "use strict";
 const spans = (() => {
-  const said = JSON.parse(document.getElementById("timeline-data").textContent);
+  const said = JSON.parse(document.getElementById("timelines-data").textContent);
   const narrow = 1.5, label = 14, head = 16; // device pixels, CSS pixels
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const SAME = 0, FASTER = 1, SLOWER = 2, INSERTED = 3;

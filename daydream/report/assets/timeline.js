@@ -19,6 +19,7 @@
     const size = Math.abs(value);
     return `${value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3)} ${unit}`;
   };
+  spans.time = time;
 
   // What is at a place of a chart: the span there, or the next one within a few pixels.
   function at(u, t) {
@@ -108,7 +109,7 @@
     button("\u2212", "zoom out", () => zoom(2));
     button("\u25c0", "move left", () => move(-0.3));
     button("\u25b6", "move right", () => move(0.3));
-    const colour = make("select", "", { "aria-label": "colour by" });
+    const colour = make("select", "", { "aria-label": "color by" });
     Object.keys(modes).filter((name) => name !== "change" || said.changes).forEach((name) => {
       colour.append(make("option", `by ${name}`, { value: name }));
     });

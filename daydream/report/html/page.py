@@ -7,9 +7,10 @@ uPlot (MIT license, `assets/uPlot.LICENSE`), copied with its license into every 
 from __future__ import annotations
 
 import os
-from importlib.resources import files
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from daydream.errors import GraphError
 from daydream.files.atomic import write_whole
 from daydream.predict.basis import whole_recording
 from daydream.predict.explain import Explanation
@@ -17,8 +18,9 @@ from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
 from daydream.report.format import answer_text, listed, speedup_of
-from daydream.report.html.render import Html, element, page_html
-from daydream.report.html.step import bound_colors, step_sections
+from daydream.report.html.render import page_of
+from daydream.report.html.step import step_sections
+from daydream.report.timeline import timelines
 from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
 from daydream.report.views.ranking import best_of, named
@@ -38,11 +40,12 @@ if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.predict.rank import Ranking
 
-# The page may run what stands in it and load nothing at all.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "report.js")
-MEMORY_PROGRAM = "memory.js"
-TITLES = {"Difference": "comparison", "MemoryReport": "memory", "MemoryView": "memory"}
+TITLES = {
+    "Difference": "comparison",
+    "MemoryReport": "memory",
+    "MemoryView": "memory",
+    "Replay": "report",
+}
 
 
 def write(
@@ -83,53 +86,14 @@ def page(
     title = TITLES.get(name, name.lower())
     if isinstance(result, Prediction):
         title = f"what if: {result.optimization}"
-    if memory is not None and isinstance(result, Replay):
+    elif memory is not None:
         title = "memory"
-    blocks: list[Block] = [*_answer(result, ranking), *([Drawing(drawing)] if drawing else [])]
-    if replay is not None:
-        blocks += step_sections(replay, found, ranking, memory)
-    programs: tuple[str, ...] = PROGRAMS if replay is not None else PROGRAMS[-1:]
-    programs += (MEMORY_PROGRAM,) if replay is not None and memory is not None else ()
-    header = element(
-        "header",
-        element("p", "daydream", class_="brand"),
-        element("h1", title),
-        _about(replay) if replay is not None else "",
-    )
-    return "\n".join(
-        [
-            head(f"daydream {title}"),
-            element("main", header, page_html(blocks), _footer(charts=replay is not None)),
-            *scripts(programs),
-            "</body></html>\n",
-        ]
-    )
-
-
-def head(title: str, style: str = "") -> str:
-    """Return a page up to its body, with its policy and style."""
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            element("title", title),
-            f"<style>{asset('uPlot.min.css')}{bound_colors()}{asset('report.css')}{style}</style></head><body>",
-        ]
-    )
-
-
-def scripts(names: tuple[str, ...]) -> list[str]:
-    """Return programs of a page, with the license of uPlot where it is one of them."""
-    license_ = [f"<!--\nuPlot\n{asset('uPlot.LICENSE')}-->"] if names[0].startswith("uPlot") else []
-    return [*license_, *(f"<script>{asset(name)}</script>" for name in names)]
-
-
-def asset(name: str) -> str:
-    """Return the text of a file that ships beside the report."""
-    return (files("daydream.report") / "assets" / name).read_text("utf-8")
+    blocks: list[Block] = [*_answer(result, ranking)]
+    if drawing:
+        blocks.append(Drawing("", drawing))
+    if replay is None:
+        return page_of(title, blocks)
+    return page_of(title, [*blocks, *step_sections(replay, found, ranking, memory)], _about(replay))
 
 
 def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
@@ -169,19 +133,60 @@ def _answer(result: object, ranking: Ranking | None) -> list[Block]:
     return list(view(result, verbose=True))
 
 
-def _about(replay: Replay) -> Html:
+def _about(replay: Replay) -> str:
     trace = replay.graph.trace
     metadata = trace.metadata if trace is not None else {}
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
-    tasks = int(replay.graph.alive.sum())
-    lanes = len(replay.graph.lanes)
-    said = [str(metadata.get("source") or ""), listed([name for name in names if name])]
-    said.append(f"{counted(tasks, 'task')} on {counted(lanes, 'lane')}")
-    return element("p", " · ".join(part for part in said if part), class_="about")
+    tasks = counted(int(replay.graph.alive.sum()), "task")
+    said = [trace.origin if trace is not None else "", listed([name for name in names if name])]
+    said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
+    return " · ".join(part for part in said if part)
 
 
-def _footer(*, charts: bool) -> Html:
-    from daydream import __version__
+MOST_SPANS = 2_000  # of one timeline: more than a cell is wide in pixels
+LANE, HEAD, AROUND, HIGHEST = (
+    38,
+    90,
+    130,
+    390,
+)  # pixels: a lane, above a chart, around both; a chart
 
-    said = " · charts by uPlot, MIT license, which is in this file" if charts else ""
-    return element("footer", f"daydream {__version__}{said}")
+
+@dataclass(frozen=True)
+class TimelineFrame:
+    """Both timelines of a what-if, for a notebook to show."""
+
+    html: str = field(repr=False)
+    optimization: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFrame:
+    """Return the timelines of a what-if as an element of HTML, which holds all that it needs.
+
+    Args:
+        comparison: the what-if.
+        most: spans of each timeline; of more, short neighbours are drawn as one.
+
+    Raises:
+        GraphError: the step after the change cannot be predicted.
+
+    """
+    if comparison.reason is not None:
+        raise GraphError(
+            f"{comparison.optimization} cannot be predicted from this trace, because {comparison.reason}: "
+            "there is no timeline after it"
+        )
+    drawn = timelines(comparison.replay, comparison, most)
+    height = AROUND + sum(
+        min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in drawn["timelines"]
+    )
+    page = page_of("timelines", [Drawing("timelines", drawn)], frame=True)
+    text = page.replace("&", "&amp;").replace('"', "&quot;")
+    frame = (
+        f'<iframe sandbox="allow-scripts" title="timelines before and after" srcdoc="{text}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+    return TimelineFrame(frame, comparison.optimization)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daydream.costs.kernels import bound
 from daydream.errors import NotApplicableError
+from daydream.graph.plan import Cause
+from daydream.graph.select import coded
 from daydream.graph.selection import Selection
-from daydream.graph.tables import KERNEL, step_rank
+from daydream.graph.tables import CPU, KERNEL, step_rank
 from daydream.memory.prediction import changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.memory.views import held_over_time
@@ -31,12 +34,9 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.format import percent, printable, time_text
-from daydream.report.html import roofline
-from daydream.report.html.path import StepPath, Total
-from daydream.report.html.render import Html, data, element, joined
-from daydream.report.html.timelines import timelines
-from daydream.report.timeline import measured_window
+from daydream.report.format import printable, time_text
+from daydream.report.html.roofline import roofline
+from daydream.report.timeline import measured_window, timelines
 from daydream.report.views.breakdown import (
     BY_LAYER,
     COLORS,
@@ -50,6 +50,9 @@ from daydream.report.views.memory import holders_table, memory_change, memory_he
 from daydream.report.views.ranking import changes, reasons_table, without_gain
 from daydream.report.views.step import edits_text, graph_facts, likely_text, steps_table
 from daydream.simulate.critical_path import PathCause
+from daydream.simulate.timeline import Timeline
+from daydream.text import counted
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
@@ -62,13 +65,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 MOST_POINTS = 4_000  # of one line: more than pixels, and each keeps the highest value it stands for
 MOST_RANKS = 8  # side by side
-LEAST_DRAWN = 0.002  # of all work: layers that are drawn
+MOST_STRETCHES = 40  # that are shown for themselves; what lies between them is summed up
 UNKNOWN = "(unknown)"
-WITH_MOUSE = (
-    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both. "
-    "Select a row of a table below to find its tasks here."
-)
-WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
 ON_PATH = (
     "Mean of the steps. Only time on the critical path counts, the red line in the timeline: hidden work does "
     "not."
@@ -81,6 +79,133 @@ LAYERS = "Time on the critical path adds up to the step; device and CPU work is 
 RANKS = "Mean step of each rank by what it waits for. The others wait for the slowest rank."
 MEMORY = "Allocated memory over time. The chart moves with the timelines."
 RANKED = "Every optimization that applies, with default options, each simulated alone."
+
+
+class Total(NamedTuple):
+    """What the tasks of a group take in one step, and how many of them are on the critical path."""
+
+    path_ns: int = 0
+    device_ns: int = 0
+    cpu_ns: int = 0
+    tasks: int = 0
+    on_path: int = 0
+
+    @property
+    def mean_ns(self) -> float:
+        """The mean device time of a task."""
+        return self.device_ns / max(self.tasks, 1)
+
+
+class Stretch(NamedTuple):
+    """A part of the critical path on one lane and in one phase, or several short ones."""
+
+    lane: str
+    phase: str
+    begin_ns: int  # since the step's begin
+    task: str  # what takes longest in it
+    tasks: int
+    work_ns: int
+    delay_ns: int
+    delay: str  # what most of the delay is
+
+
+class StepPath:
+    """The critical path of one step of a timeline; its work and delays add up to the step.
+
+    Attributes:
+        task: the graph's tasks on the path, in order.
+        work_ns, delay_ns, ns: the work of each, the delay before it, and both; int64, shape (tasks,).
+        cause: the `Cause` of each delay.
+    """
+
+    def __init__(self, timeline: Timeline, copy: int, step: int) -> None:
+        self.timeline = timeline
+        self.copy = copy
+        self.step = step
+        path = timeline.path_to(copy, step)
+        self.task = timeline.task[path.task]
+        self.cause = path.cause
+        self.work_ns = path.task_ns
+        self.delay_ns = path.delay_ns
+        self.ns: np.ndarray = path.task_ns + path.delay_ns
+
+    @property
+    def name(self) -> str:
+        """The step's name."""
+        return str(self.timeline.graph.steps[self.step]["name"])
+
+    @property
+    def step_ns(self) -> int:
+        """How long the step takes."""
+        return int(self.ns.sum())
+
+    @property
+    def inside(self) -> np.ndarray:
+        """The timeline's entries of the step, as a mask."""
+        timeline = self.timeline
+        of_step = timeline.graph.columns["step"][timeline.task] == self.step
+        mask: np.ndarray = (timeline.copy == self.copy) & of_step
+        return mask
+
+    def totals(self, column: str) -> dict[str | None, Total]:
+        """Return by layer, operator or name what tasks take: on the path, on the device, on the CPU."""
+        timeline = self.timeline
+        graph = self.timeline.graph
+        ours = self.inside
+        task = timeline.task[ours]
+        codes, texts = coded(graph, column, task)
+        on_path, _ = coded(graph, column, self.task)
+        device = graph.columns["kind"][task] != CPU
+        time = timeline.plan.duration_ns[ours]
+        sums = np.zeros((5, len(texts) + 1), np.int64)  # unknown (-1) is the last
+        np.add.at(sums[0], on_path, self.ns)
+        np.add.at(sums[1], codes[device], time[device])
+        np.add.at(sums[2], codes[~device], time[~device])
+        np.add.at(sums[3], codes, 1)
+        np.add.at(sums[4], on_path, 1)
+        found = np.flatnonzero(sums.any(axis=0)).tolist()
+        return {[*texts, None][code]: Total(*sums[:, code].tolist()) for code in found}
+
+    def stretches(self) -> list[Stretch]:
+        """Return the path in order, by lane and phase; of many stretches the short ones summed up."""
+        if not len(self.task):
+            return []
+        columns = self.timeline.graph.columns
+        lane = columns["lane"][self.task]
+        phase = columns["phase"][self.task]
+        first = np.flatnonzero(np.append(True, (lane[1:] != lane[:-1]) | (phase[1:] != phase[:-1])))
+        if len(first) > MOST_STRETCHES:
+            long = np.zeros(len(first), bool)
+            time = np.add.reduceat(self.ns, first)
+            long[np.argsort(-time, kind="stable")[:MOST_STRETCHES]] = True
+            first = first[np.append(True, long[1:] | long[:-1])]
+        return [self._stretch(b, e) for b, e in pairwise([*first.tolist(), len(self.task)])]
+
+    def _stretch(self, begin: int, end: int) -> Stretch:
+        graph = self.timeline.graph
+        part = slice(begin, end)
+        task = self.task[part]
+        delay = self.delay_ns[part]
+        lanes = np.unique(graph.columns["lane"][task])
+        phases = np.unique(graph.columns["phase"][task])
+        names, texts = coded(graph, "name", task)
+        by_name = np.bincount(names + 1, self.ns[part], len(texts) + 1)
+        cause = int(np.bincount(self.cause[part].astype(np.int64), delay, len(Cause)).argmax())
+        why = Cause(cause).label
+        if cause == Cause.LANE:
+            why = "start-up" if graph.lanes[lanes[0]].on_device else PathCause.UNTRACED.label
+        return Stretch(
+            graph.lanes[lanes[0]].name if len(lanes) == 1 else counted(len(lanes), "lane"),
+            ["", *PHASES][phases[0] + 1] if len(phases) == 1 else "several",
+            int(self.ns[:begin].sum()),
+            ["", *texts][int(by_name.argmax())],
+            end - begin,
+            int(self.work_ns[part].sum()),
+            int(delay.sum()),
+            why if delay.any() else "",
+        )
+
+
 Extra = tuple[Column, Callable[[str | None, Total], Cell]]  # a column, and its cell
 
 
@@ -102,25 +227,20 @@ def step_sections(
         times = f"{time_text(before.step_ns)} before, {time_text(after.step_ns)} after the change"
         sides = [before, after]
         which = f"{before.name}{other}, {times}."
-    drawn = joined(
-        element("p", WITH_MOUSE, class_="help with-mouse"),
-        element("p", WITH_FINGERS, class_="help with-fingers"),
-        element("div", id="timelines"),
-        data("timeline-data", timelines(replay, found)),
-    )
+    held = [] if memory is None else _memory(replay, memory, found)
     blocks: list[Block] = [
         Title("Timeline", "timeline"),
-        Drawing(drawn),
+        Drawing("timelines", timelines(replay, found)),
+        *([] if found is not None else held),
         Title("Where the time goes", "breakdown", ON_PATH),
         *_parts(replay, found),
         *([] if ranking is None else _ranked(ranking)),
         *_kernels(sides, which),
         *_layers(sides, which),
         *_ranks(replay),
-        *([] if memory is None else _memory(replay, memory, found)),
+        *([] if found is None else held),
+        *roofline(replay.graph),
     ]
-    if picture := roofline.picture(replay.graph):
-        blocks += [Title("Roofline", "roofline", roofline.HELP), Drawing(picture)]
     on_path = [_chosen(each, "name", "on_path") for each in sides]
     times_on = Kind.COUNT("times"), lambda _name, total: total.on_path
     blocks += [
@@ -130,11 +250,10 @@ def step_sections(
     for place, each in enumerate(sides):
         blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
         blocks += [_in_order(each)]
-    chart = element("div", id="steps-chart"), data("steps-data", _step_times(replay, found))
     return [
         *blocks,
         Title("How well the replay fits", "replay"),
-        Drawing(joined(*chart)),
+        Drawing("steps-chart", _step_times(replay, found)),
         steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps"),
         Facts(graph_facts(replay, replay.to_json())),
         Title("Assumptions and notes", "notes"),
@@ -159,28 +278,10 @@ def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
     table = breakdown(*sides, names=SIDES if found else ("replayed",))
     used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
-    key = [
-        element("span", element("i", "", style=f"background: var({_variable(each)})"), each.awaited)
-        for each in bounds
-    ]
     moved = moved_bound(*sides) if len(sides) > 1 else ""
     tables = [part for part in table.split() if part.columns[0].title != BY_LAYER]
-    legend = element("div", element("span", "the step waits for"), *key, class_="legend")
-    return [*([Text(moved)] if moved else []), Beside(tables), Drawing(legend)]
-
-
-def _variable(bound: Any) -> str:
-    return f"--bound-{bound.value.lower()}"
-
-
-def bound_colors() -> str:
-    """Return the colors of what a step waits for as the page's style defines them, on light and on dark."""
-    bounds = dict.fromkeys(cause.bound for cause in PathCause)
-    light, dark = (
-        " ".join(f"{_variable(bound)}: {getattr(bound, which)};" for bound in bounds)
-        for which in ("light", "dark")
-    )
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    said = [Text(moved)] if moved else []
+    return [*said, Beside(tables), Drawing("legend", list(bounds))]
 
 
 def _ranked(ranking: Ranking) -> list[Block]:
@@ -267,34 +368,12 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
         (Kind.TIME("CPU work"), lambda _name, total: total.cpu_ns),
         (Kind.COUNT("tasks"), lambda _name, total: total.tasks),
     ]
-    drawn = [Drawing(_icicle(totals[-1]))] if known else []
     title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
+    work = {name or UNKNOWN: each.device_ns for name, each in totals[-1].items()}
+    if not any(work.values()):
+        work = {name or UNKNOWN: each.cpu_ns for name, each in totals[-1].items()}
+    drawn = [Drawing("icicle", work)] if known else []
     return [title, *drawn, _largest("layers", one, totals, "path_ns", extra)]
-
-
-def _icicle(totals: Mapping[str | None, Total]) -> Html:
-    """Return the layers nested as the modules are, as wide as the time of their work."""
-    of = "device_ns" if any(each.device_ns for each in totals.values()) else "cpu_ns"
-    time: Counter[tuple[str, ...]] = Counter()
-    for layer, total in totals.items():
-        parts = tuple((layer or UNKNOWN).split("."))
-        for depth in range(len(parts) + 1):
-            time[parts[:depth]] += getattr(total, of)
-    whole = max(time[()], 1)
-    shown = [parts for parts, ns in time.items() if ns >= LEAST_DRAWN * whole]
-
-    def box(parts: tuple[str, ...]) -> Html:
-        inside = [each for each in shown if each and each[:-1] == parts]
-        name = ".".join(parts)
-        said = f"{name or 'all work'}: {time_text(time[parts])}, {percent(time[parts] / whole)}"
-        button = element(
-            "button", parts[-1] if parts else said, type="button", data_find=name, title=said
-        )
-        own = element("i", "", style=f"flex:{time[parts] - sum(time[each] for each in inside)}")
-        row = element("div", *map(box, inside), own, class_="row") if inside else ""
-        return element("div", button, row, style=f"flex:{time[parts]}")
-
-    return element("div", box(()), class_="icicle")
 
 
 def _ranks(replay: Replay) -> list[Block]:
@@ -354,8 +433,7 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     chart: dict[str, Any] = {"length": 0, "lines": []}
     if trace is not None:
         chart = memory_chart(trace, measured_window(replay.graph, replay.settled.typical()[0]))
-    drawn = joined(element("div", id="memory-chart"), data("memory-data", chart))
-    blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing(drawn)]
+    blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing("memory-chart", chart)]
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
         blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))

@@ -28,7 +28,7 @@ NO_LAYER = "no layer"
 REST = "the rest"
 STEP = "the step"
 SIDES = ("before", "after")
-COLORS = {cause.label: f"--bound-{cause.bound.value.lower()}" for cause in PathCause}
+COLORS = {cause.label: f"--bound-{cause.bound.lower().replace(' ', '-')}" for cause in PathCause}
 
 
 def columns(title: str, names: Sequence[str], change: str = "change") -> list[Column]:

@@ -30,6 +30,8 @@ from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 from daydream.text import bytes_text, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daydream.predict.explain import Explanation
     from daydream.predict.suggest import Avoidable, WhatIfResult
     from daydream.trace.trace import Trace
@@ -90,10 +92,13 @@ COSTS = {
 }
 
 
-def explanation(found: Explanation, *, verbose: bool = False) -> list[Block]:
+def explanation(
+    found: Explanation, *, verbose: bool = False, words: Sequence[str] = ()
+) -> list[Block]:
     """Return what bounds the step, the largest avoidable costs and the causes of its time.
 
-    With `verbose` all of these, what goes on off the critical path, and the notes.
+    With `verbose` all of these, what goes on off the critical path, and the notes. `words` name the trace at
+    the end of each command, so that it can be pasted.
     """
     worth = found.worth_it
     trace = found.replay.graph.trace
@@ -102,8 +107,8 @@ def explanation(found: Explanation, *, verbose: bool = False) -> list[Block]:
         Text(verdict(found), margin=0),
         _figures(found),
         *about_steps(found.replay),
-        *_memory(found),
-        *_costs(found, verbose=verbose),
+        *_memory(found, words),
+        *_costs(found, words, verbose=verbose),
         *([] if worth or verbose else [Text(NO_SAVING)]),
         _causes(found, verbose=verbose),
     ]
@@ -350,12 +355,12 @@ def sentence(cost: Avoidable) -> str:
     return f"{said}."
 
 
-def _command(asked: WhatIfResult) -> str:
+def _command(asked: WhatIfResult, words: Sequence[str] = ()) -> str:
     """Return the words to type."""
-    return printable(" ".join(shlex.quote(word) for word in asked.command))
+    return printable(" ".join(shlex.quote(word) for word in (*asked.command, *words)))
 
 
-def _costs(found: Explanation, *, verbose: bool) -> list[Block]:
+def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> list[Block]:
     """Return the costs worth a change, the largest first, each with what to type and to write.
 
     Verbose also with what other what-ifs would save of it.
@@ -383,7 +388,7 @@ def _costs(found: Explanation, *, verbose: bool) -> list[Block]:
             if verbose and each.saving_ns is not None and each.saving_ns > 0
         ]
         saved += f"   (or {listed(others)})" if others else ""
-        blocks.append(Text(f"{_command(told)}   saves {saved}", margin=OF_COSTS))
+        blocks.append(Text(f"{_command(told, words)}   saves {saved}", margin=OF_COSTS))
         blocks += code_of(told.code, OF_COSTS)
     return blocks
 
@@ -421,7 +426,7 @@ def _idle_costs(found: Explanation) -> list[str]:
 # Memory and counters
 
 
-def _memory(found: Explanation) -> list[Block]:
+def _memory(found: Explanation, words: Sequence[str]) -> list[Block]:
     """Return the peak of a step, what most of it is; and where it may not fit, what makes it smaller."""
     memory = found.memory
     if memory is None:
@@ -445,7 +450,7 @@ def _memory(found: Explanation) -> list[Block]:
     best = memory.whatifs[0]
     step = "" if best.predicted_ns is None else f"; step {time_text(best.predicted_ns)}"
     needs = f" ({best.needs})" if best.needs else ""
-    said = f"{_command(best)}   peak {bytes_text(best.after_bytes)}, {FITS[best.fits]}{step}{needs}"
+    said = f"{_command(best, words)}   peak {bytes_text(best.after_bytes)}, {FITS[best.fits]}{step}{needs}"
     return [*blocks, Text(said, margin=4), *code_of(best.code, 4)]
 
 

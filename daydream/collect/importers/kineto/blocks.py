@@ -9,8 +9,6 @@ grows until it decodes, at worst to the end of the file.
 What is not strict JSON (NaN, text where a number belongs, bytes that are not UTF-8)
 is decoded again by slower and more patient means; an event that still makes no
 sense is counted. What is no JSON at all, though profilers write it, is mended.
-
-Names of the kernels that calls of a recording launch: ROCm writes them beside the call.
 """
 
 from __future__ import annotations
@@ -18,13 +16,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import msgspec
 
-from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
+from daydream.collect.importers.kineto.events import Event, Header, patient_event
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath, opened
 from daydream.lazy import regex
@@ -65,9 +64,7 @@ def mended(text: bytes) -> tuple[bytes, int]:
             new = b""
         elif old.endswith(b'"'):
             end = (VALUE_ENDS if found[1] else ENDS).search(text, at)
-            if end is None:
-                return text, 0
-            if FIELD.search(text, at, end.start()):
+            if end is None or FIELD.search(text, at, end.start()):
                 return text, 0
             old += text[at : end.end()]
             new = found.group() + ESCAPES.sub(_escaped, text[at : end.end() - 1]) + b'"'
@@ -92,30 +89,20 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class EventReader:
     """Iterate over lists of events; `header`, `unreadable` and `mended` are complete when the iteration is.
 
-    `share` is how much of the file was read so far.
-
-    `exact_times` keeps the digits of start times. Raises `TraceError` if the file is no Kineto trace.
+    `share` is how much of the file was read so far. Raises `TraceError` if the file is no Kineto trace.
     """
 
     def __init__(
-        self,
-        path: StrPath,
-        *,
-        exact_times: bool = False,
-        block_bytes: int = BLOCK_BYTES,
-        max_unpacked: int | None = None,
+        self, path: StrPath, *, block_bytes: int = BLOCK_BYTES, max_unpacked: int | None = None
     ) -> None:
         self.path = Path(path)
         self.max_unpacked = max_unpacked
-        self.exact_times = exact_times
         self.header = Header()
         self.unreadable = 0
         self.mended = 0  # places that were no JSON
         self.block_bytes = block_bytes
         self.share = 0.0
-        kind = ExactEvent if exact_times else Event
-        self._one = msgspec.json.Decoder(kind)
-        self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        self._decoder = msgspec.json.Decoder(Events)
 
     def __iter__(self) -> Iterator[Events]:
         with opened(self.path, self.max_unpacked) as (file, position, size):
@@ -128,8 +115,8 @@ class EventReader:
             buffer = (buffer + file.read()).decode(encoding, "replace").encode()
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
+        prefix = b""
         if buffer.lstrip()[:1] == b"[":
-            prefix = b""
             buffer = buffer.lstrip()[1:]
         else:
             while (key := EVENTS_KEY.search(buffer)) is None:
@@ -150,7 +137,11 @@ class EventReader:
             if ended:
                 buffer += b"".join(following)
         self.share = 1.0
-        yield self._last(prefix, buffer)
+        text = (prefix or b"[") + buffer  # the remaining events and what stands behind them
+        found = self._whole(text)
+        if found is None:
+            found = self._mended(text, self._whole)
+        yield self._explain_broken(text) if found is None else found
 
     def _cut(self, buffer: bytes) -> tuple[Events, bytes, bool]:
         """Decode up to the last boundary that proves right.
@@ -164,21 +155,21 @@ class EventReader:
             cuts = list(BETWEEN_EVENTS.finditer(buffer, max(0, len(buffer) - window)))
             window *= 8
         for cut in reversed(cuts[-CUTS_TRIED:]):
-            events = self._decode(buffer, cut.start() + 1)
+            text = b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]"))
+            events = self._decode(text)
             if events is not None:
                 return events, buffer[cut.end() :], False
         if cuts:
-            events = self._mended(b"[" + buffer[: cuts[-1].start() + 1] + b"]", self._decode)
+            text = b"[" + buffer[: cuts[-1].start() + 1] + b"]"
+            events = self._mended(text, self._decode)
             if events is not None:
                 return events, buffer[cuts[-1].end() :], False
         return [], buffer, bool(cuts) or len(buffer) > LARGEST_BLOCK_BYTES
 
-    def _decode(self, text: bytes, stop: int | None = None) -> Events | None:
-        """Return the events of a JSON array, or of what stands in one up to `stop`; None if it is not one."""
-        if stop is not None:
-            text = b"".join((b"[", memoryview(text)[:stop], b"]"))
+    def _decode(self, text: bytes) -> Events | None:
+        """Return the events of a JSON array; None if it is not one."""
         try:
-            return self._many.decode(text)
+            return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
             pass
         except RecursionError:
@@ -186,43 +177,12 @@ class EventReader:
         except msgspec.DecodeError:
             if b"NaN" not in text and b"Infinity" not in text:
                 return None
-        try:
-            raws = msgspec.json.decode(text, type=list[msgspec.Raw])
-        except UNDECODABLE:
-            try:
-                return self._patiently(json.loads(text.decode("utf-8", "replace")))
-            except (ValueError, RecursionError):
-                return None
-        events = []
-        for raw in raws:
-            try:
-                events.append(self._one.decode(raw))
-            except UNDECODABLE:
-                try:
-                    row = json.loads(bytes(raw).decode("utf-8", "replace"))
-                except (ValueError, RecursionError):
-                    row = None
-                events += self._patiently([row])
-        return events
+        rows = patient_json(text)
+        return self._patiently(rows) if isinstance(rows, list) else None
 
-    def _patiently(self, rows: list[Any]) -> list[Event]:
-        events = []
-        for row in rows:
-            event = patient_event(row)
-            if event is None:
-                self.unreadable += 1
-            else:
-                events.append(event)
-        return events
-
-    def _last(self, prefix: bytes, buffer: bytes) -> Events:
-        """Decode the end of the file: the remaining events and what stands behind them."""
-        text = prefix + buffer if prefix else b"[" + buffer
-        events = self._whole(text)
-        if events is None:
-            events = self._mended(text, self._whole)
-        if events is None:
-            self._explain_broken(text)
+    def _patiently(self, rows: list[Any]) -> Events:
+        events = [event for event in map(patient_event, rows) if event is not None]
+        self.unreadable += len(rows) - len(events)
         return events
 
     def _mended(self, text: bytes, decode: Callable[[bytes], Events | None]) -> Events | None:
@@ -239,28 +199,26 @@ class EventReader:
         if text[:1] == b"[":
             return self._decode(text)
         try:
-            document = msgspec.json.decode(text, type=Document)
             self.header = msgspec.json.decode(text, type=Header)
-            events = self._decode(bytes(document.traceEvents))
+            events = self._decode(bytes(self.header.traceEvents))
             if events is not None:
                 return events
         except UNDECODABLE:
             pass
-        try:
-            whole = json.loads(text.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
+        whole = patient_json(text)
+        if whole is None:
             return None
         if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
             raise TraceError(
                 f"{self.path}: `traceEvents` is not a list; this is not a Kineto trace"
             )
-        self.header = Header(**{name: whole.get(name) for name in Header.__struct_fields__})
+        fields = {name: whole.get(name) for name in Header.__struct_fields__}
+        self.header = Header(**fields)  # type: ignore[arg-type]
         return self._patiently(whole["traceEvents"])
 
     def _explain_no_events(self, text: bytes) -> NoReturn:
-        try:
-            document = json.loads(text.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
+        document = patient_json(text)
+        if document is None:
             self._explain_broken(text)
         if isinstance(document, dict) and "nodes" in document:
             raise TraceError(
@@ -272,11 +230,6 @@ class EventReader:
         )
 
     def _explain_broken(self, text: bytes) -> NoReturn:
-        if self.path.suffix in (".nsys-rep", ".qdrep"):
-            raise TraceError(
-                f"{self.path} is a report of Nsight Systems; export it first: "
-                f"nsys export --type sqlite {self.path}"
-            )
         if text.lstrip()[:1] not in (b"{", b"["):
             raise TraceError(
                 f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed"
@@ -300,40 +253,30 @@ class EventReader:
         raise TraceError(f"{self.path}: its events cannot be read as a Kineto trace")
 
 
-class Document(msgspec.Struct, gc=False):
-    """The events of a file, undecoded."""
-
-    traceEvents: msgspec.Raw  # noqa: N815 - Kineto's spelling
-
-
-LARGEST = 1 << 30  # bytes of a capture's file whose names are read
-
-
-class _Args(msgspec.Struct):
-    correlation: int = -1
-    kernel: str = ""
-
-
-class _Event(msgspec.Struct):
-    args: _Args | None = None
-
-
-class _Document(msgspec.Struct):
-    traceEvents: list[_Event]  # noqa: N815 - the file's own name
+def patient_json(text: bytes) -> Any:
+    """Return what a text holds by Python's own decoder, numbers with all their digits; None if it fails."""
+    try:
+        return json.loads(text.decode("utf-8", "replace"), parse_float=Decimal)
+    except (ValueError, RecursionError):
+        return None
 
 
 def launched_kernels(path: Path, max_unpacked: int | None = None) -> dict[int, str]:
-    """Return correlation -> name of the kernel that the call launches; empty where the file has none."""
-    with opened(path, max_unpacked) as (file, _, _):
-        text = file.read(LARGEST + 1)
-    if len(text) > LARGEST:
-        return {}
+    """Return correlation -> name of the kernel that the call launches, as ROCm writes it beside the call.
+
+    Empty where the file has none, or is none of Kineto's.
+    """
+    reader = EventReader(path, max_unpacked=max_unpacked)
+    found = {}
     try:
-        events = msgspec.json.decode(text, type=_Document).traceEvents
-    except (msgspec.DecodeError, UnicodeError):
+        for events in reader:
+            for args in (event.args for event in events if event.args):
+                if (
+                    args.kernel
+                    and isinstance(args.kernel, str)
+                    and isinstance(args.correlation, int)
+                ):
+                    found[args.correlation] = args.kernel
+    except TraceError:
         return {}
-    return {
-        event.args.correlation: event.args.kernel
-        for event in events
-        if event.args and event.args.kernel
-    }
+    return found

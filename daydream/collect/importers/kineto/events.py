@@ -13,19 +13,24 @@ A backend of PyTorch (`privateuse1` and those in Kineto's own tree) names its ca
 rows are is seen from their arguments: device work has a stream, a call of its runtime has a category
 that ends in `_runtime` or `_driver`. torch_npu writes its file itself: device work has a task type and no
 category, and a flow from the operator's call names the start of the work as its id.
+
+Values become arrays: times to nanoseconds, ids to integers, texts of JSON.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from daydream.collect.derive.recording import narrow
+from daydream.collect.importers.row_builder import NO_TIME, plain_text
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN, Columns
+from daydream.trace.schema import NO_ID, UNKNOWN
 
 Id = int | str | float | None
 NOTHING = msgspec.Raw(b"")
@@ -74,33 +79,29 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     reserved: Id = msgspec.field(default=-1, name="Total Reserved")
     device_type: Id = msgspec.field(default=-1, name="Device Type")
     device_id: Id = msgspec.field(default=-1, name="Device Id")
+    kernel: Id = ""  # that a call of ROCm launches
     annotation: Id = msgspec.field(default=None, name="name")  # torch's, of nodes of CUDA graphs
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of `traceEvents`; times in microseconds as written."""
+    """One event of `traceEvents`; times in microseconds as written, the start with all its digits."""
 
     ph: str = ""
     cat: str | None = None
     name: str | int | float | None = None
     pid: Id = None
     tid: Id = None
-    ts: int | float | str | None = None
+    ts: msgspec.Raw = NOTHING
     dur: float | str | None = None
     id: Id = -1
     args: Args | None = None
 
 
-class ExactEvent(Event, gc=False):
-    """An event whose start keeps its digits, for files whose times are too large for a float."""
-
-    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
-
-
 class Header(msgspec.Struct, gc=False):
-    """What a file says beside its events and daydream keeps or looks at."""
+    """What a file says beside its events, which are not decoded, and daydream keeps or looks at."""
 
-    deviceProperties: Any = None  # noqa: N815 - Kineto's spelling
+    traceEvents: msgspec.Raw = NOTHING  # noqa: N815 - Kineto's spelling
+    deviceProperties: Any = None  # noqa: N815
     distributedInfo: Any = None  # noqa: N815
     baseTimeNanoseconds: Any = None  # noqa: N815
     cuda_runtime_version: Any = None
@@ -128,27 +129,27 @@ def patient_event(row: Any) -> Event | None:
     given = row.get("args")
     args = None
     if isinstance(given, dict):
-        kept: dict[str, Any] = {}
-        for name, key in ARGUMENTS.items():
-            if key in given:
-                kept[name] = _raw(given[key]) if name in RAW else _scalar(given[key])
-        args = Args(**kept)
-    phase = row.get("ph")
-    category = row.get("cat")
-    return Event(
-        ph=phase if isinstance(phase, str) else "",
-        cat=category if isinstance(category, str) else None,
-        name=_scalar(row.get("name")),
-        pid=_scalar(row.get("pid")),
-        tid=_scalar(row.get("tid")),
-        ts=_scalar(row.get("ts")),
-        dur=_scalar(row.get("dur")),
-        id=_scalar(row.get("id", -1)),
-        args=args,
-    )
+        args = Args(**{  # type: ignore[arg-type]
+            name: _raw(given[key]) if name in RAW else _scalar(given[key])
+            for name, key in ARGUMENTS.items() if key in given
+        })  # fmt: skip
+    event = Event(args=args, ts=_start_of(row.get("ts")))
+    for name in ("ph", "cat"):
+        if isinstance(row.get(name), str):
+            setattr(event, name, row[name])
+    for name in ("name", "pid", "tid", "dur", "id"):
+        if name in row:
+            setattr(event, name, _scalar(row[name]))
+    return event
+
+
+def _start_of(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(str(value).encode()) if isinstance(value, Decimal) else _raw(_scalar(value))
 
 
 def _scalar(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
     return value if isinstance(value, (str, int, float)) else None
 
 
@@ -185,26 +186,10 @@ CATEGORIES = {
 }
 # Without a note: spans of the profiler itself, and annotations of the CPU repeated on a stream.
 SILENT = (None, "Trace", "gpu_user_annotation")
-KINDS = (
-    "operator",
-    "annotation",
-    "runtime",
-    "module",
-    "blocked",
-    "kernel",
-    "memcpy",
-    "memset",
-    "sync",
-)
-HOST = ("operator", "annotation", "runtime", "module", "blocked")
+KINDS = tuple(dict.fromkeys(CATEGORIES.values()))
 CALLED = ("operator", "annotation", "runtime")
 NAMED = ("operator", "annotation")
 DEVICE = ("kernel", "memcpy", "memset", "sync")
-
-
-def is_kind(columns: Columns, kinds: Iterable[str]) -> np.ndarray:
-    """Return which rows are of some kinds: bool, shape (rows,)."""
-    return np.isin(columns["kind"], [KINDS.index(kind) for kind in kinds])
 
 
 CALLS = regex(r"_(runtime|driver)$")
@@ -332,11 +317,126 @@ def _of_npu(event: Event, args: Args, name: str) -> tuple[str, Event] | None:
     return None
 
 
-def _start(event: Event) -> Any:
+def _start(event: Event) -> int:
     """Return the start in ns, which is the id of the flow that ends there; -1 where it is not exact."""
-    text = bytes(event.ts).decode() if isinstance(event.ts, msgspec.Raw) else event.ts
-    if not isinstance(text, str):
-        return -1
-    whole, _, part = text.strip('"').partition(".")
+    whole, _, part = bytes(event.ts).decode("utf-8", "replace").strip('"').partition(".")
     digits = whole + part.ljust(3, "0")[:3]
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
+
+
+LARGEST_US = 9_200_000_000_000_000  # more does not fit 63 bits of nanoseconds
+EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
+LARGEST = 2**63 - 1
+WHOLE = regex(
+    rb"(?:(?:\d{1,15}|[0-8]\d{15})\n)+"
+)  # as older versions write times, and as newer ones do
+THOUSANDTHS = regex(rb"(?:(?:\d{1,15}|[0-8]\d{15})\.\d{3}\n)+")
+Shapes = list[
+    list[int | list[int]]
+]  # nearly all are so, without a number that is written otherwise
+
+
+def start_ns(values: list[msgspec.Raw]) -> np.ndarray:
+    """Return start times in nanoseconds by all their digits, `NO_TIME` where one is unreadable."""
+    text = b"\n".join([*values, b""])
+    for pattern, factor in ((THOUSANDTHS, 1), (WHOLE, 1000)):
+        if pattern.fullmatch(text):
+            return np.fromstring(text.replace(b".", b""), np.int64, sep="\n") * factor
+    try:
+        us = np.array(text.split(b"\n")[:-1]).astype(np.float64)
+    except ValueError:
+        us = np.array([np.nan])
+    if (np.abs(us) < EXACT_FLOAT_US).all():
+        whole = np.floor(us)  # one float product with 1000 would round a second time
+        return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+    return np.array([exact_ns(_digits(bytes(value))) for value in values], np.int64)
+
+
+def _digits(value: bytes) -> str:
+    return json_text(value) if value[:1] == b'"' else value.decode("ascii", "replace")
+
+
+def exact_ns(text: str) -> int:
+    """Return a time in microseconds as ns by all its digits, `NO_TIME` where it is unreadable."""
+    try:
+        us = Decimal(text)
+    except InvalidOperation:
+        return NO_TIME
+    if us.is_finite() and -LARGEST_US <= us <= LARGEST_US:
+        return int((us * 1000).to_integral_value())
+    return NO_TIME
+
+
+class Numbers(dict[Any, int]):
+    """Ids that are not plain integers to integers: `stream 7` to 7, `0x1f` to 31, nonsense to unknown."""
+
+    def __init__(self, null: int) -> None:
+        super().__init__()
+        self.null = null
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = number = _number(value, self.null)
+        return number
+
+    def of(self, values: list[Any]) -> np.ndarray:
+        """Return integers, 32 bits wide if they fit."""
+        if values.count(UNKNOWN) == len(values):
+            return np.full(len(values), UNKNOWN, np.int32)
+        try:
+            column = np.array(values, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            column = np.array([self[value] for value in values], np.int64)
+        return narrow(column)
+
+
+def _number(value: Any, null: int) -> int:
+    if isinstance(value, str):
+        words = value.split()
+        try:
+            value = int(words[-1], 16 if words[-1][:2].lower() == "0x" else 10)
+        except (ValueError, IndexError):
+            return null
+    if isinstance(value, float):
+        value = int(value) if math.isfinite(value) and value == int(value) else None
+    if value is None:
+        return null
+    if -LARGEST <= value <= LARGEST:
+        return int(value)
+    # A negative number printed as unsigned: a thread id keeps its sign, a counter is unknown.
+    return int(value) - 2**64 if null == NO_ID and LARGEST < value < 2**64 else null
+
+
+def parsed(text: bytes) -> Any:
+    """Return decoded JSON, None if it is not JSON."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_text(text: bytes) -> str:
+    """Return a JSON string's content, of anything else its JSON; empty where it says nothing."""
+    value = parsed(text)
+    return "" if value in (None, "", []) else plain_text(value)
+
+
+def compact_json(text: bytes) -> str:
+    """Return JSON without blanks; empty where it says nothing."""
+    try:
+        found = msgspec.json.encode(msgspec.json.decode(text, type=Shapes)).decode()
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        value = parsed(text)
+        found = "" if value in (None, "") else json.dumps(value, separators=(",", ":"))
+    return "" if found == "[]" else found
+
+
+def triple(text: bytes) -> str:
+    """Return a launch dimension `[x, y, z]` as `x,y,z`, empty if it is none."""
+    value = parsed(text)
+    if (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(size, int) and size >= 0 for size in value)
+    ):
+        return ",".join(str(int(size)) for size in value)
+    return ""

@@ -23,7 +23,6 @@ from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.databases import Database, Named, open_database
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.kineto.values import device_of
 from daydream.collect.importers.nsys.waits import (
     SYNC_COLUMNS,
     add_blocked,
@@ -32,7 +31,13 @@ from daydream.collect.importers.nsys.waits import (
     place_syncs,
     resolve_waits,
 )
-from daydream.collect.importers.row_builder import CODED, RowBuilder, pop_column
+from daydream.collect.importers.row_builder import (
+    CODED,
+    RowBuilder,
+    device_of,
+    plain_text,
+    pop_column,
+)
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.text import counted
@@ -295,22 +300,22 @@ def _add(database: Database, builder: RowBuilder, query: Query) -> int:
         if query.kind == "annotation":
             kind, rows["name"], rows["sequence"], rows["shapes"] = _ranges(builder, rows["name"])
         else:
-            rows |= {name: builder.coded_bytes(name, rows[name], query.text) for name in texts}
+            rows |= {
+                name: builder.codes(name, lambda raw: query.text(plain_text(raw))).of(rows[name])
+                for name in texts
+            }
         if query.owner == "globalTid":
             rows["pid"], rows["tid"] = pid_and_tid(owner)
         builder.add(kind, start, end, process=process_of(owner), **rows)
     return len(builder) - before
 
 
-def _ranges(builder: RowBuilder, labels: list[bytes]) -> np.ndarray:
-    """Return kind, name, sequence number and shapes of NVTX ranges: int64, shape (4, rows)."""
-    coded = {}
-    for label in dict.fromkeys(labels):
-        kind, name, sequence, shapes = parse_range(label.decode("utf-8", "replace"))
-        coded[label] = (
-            builder.code("kind", kind), builder.code("name", name), sequence, builder.code("shapes", shapes),
-        )  # fmt: skip
-    return np.array([coded[label] for label in labels], np.int64).T
+def _ranges(builder: RowBuilder, labels: list[bytes]) -> tuple[np.ndarray, ...]:
+    """Return codes of kinds and names, sequence numbers and codes of shapes of NVTX ranges."""
+    told = {label: parse_range(plain_text(label)) for label in dict.fromkeys(labels)}
+    kind, name, sequence, shapes = zip(*(told[label] for label in labels), strict=True)
+    coded = [builder.coded(*each) for each in (("kind", kind), ("name", name), ("shapes", shapes))]
+    return coded[0], coded[1], np.array(sequence), coded[2]
 
 
 def process_of(packed: np.ndarray) -> np.ndarray:

@@ -210,7 +210,7 @@ def add_blocked(database: Database, builder: RowBuilder) -> None:
     kept = (start < end) & np.isin(thread, recorded)
     builder.add(
         "blocked", start[kept], end[kept], waker=waker[kept],
-        name=builder.coded_bytes("name", [names[place] for place in waits[kept].tolist()]),
+        name=builder.coded("name", [names[place] for place in waits[kept].tolist()]),
         process=thread[kept] >> 24, pid=thread[kept] >> 24 & 0xFFFFFF, tid=thread[kept] & 0xFFFFFF,
     )  # fmt: skip
 

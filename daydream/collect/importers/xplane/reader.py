@@ -22,8 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.kineto.values import plain_text
-from daydream.collect.importers.row_builder import RowBuilder, whole
+from daydream.collect.importers.row_builder import RowBuilder, plain_text, whole
 from daydream.collect.importers.xplane.programs import (
     PROGRAMS,
     Told,
