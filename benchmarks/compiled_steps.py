@@ -145,7 +145,7 @@ def _predicted(trace: Path, options: dict[str, Any]) -> dict[str, float]:
     import sys
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "validation"))
-    from ledger_phases import predicted_ratios
+    from ledger import predicted_ratios
 
     import daydream
 

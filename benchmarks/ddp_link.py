@@ -5,7 +5,8 @@
 One process, world size 1, the real DistributedDataParallel: its buckets, copies and overlap. A
 communication hook hands each bucket to a link that completes it after latency + bytes / bandwidth,
 one bucket behind the other. So any bandwidth can be had on one machine, and no second process
-takes part of it. The method is that of `recordings.py`; the page is written from the traces alone.
+takes part of it. The method is that of `recordings.py`; `validation/ledger.py` predicts
+the steps again from the traces alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,10 @@ from typing import Any
 from emulated_link import (
     LINKS,
     Link,
-    about,
     at_speed,
-    cells,
     model_of,
-    predictions,
-    run,
-    summary,
 )  # fmt: skip
-from recordings import Change, Step, measured, record
+from recordings import Change, Step, main, measured, record
 
 ROUNDS, BLOCK_STEPS, BLOCK_NS = 6, 3, 120e6
 CAPS = (25.0, 4.0, 1.0)  # MB, `bucket_cap_mb`
@@ -115,26 +111,5 @@ def _step(name: str, cap: float | None = None, link: Reduced | None = None) -> S
     return step
 
 
-def page(folder: Path) -> list[str]:
-    """Return the section of the page: every measured step, predicted from its recording's trace."""
-    rows, made = predictions(folder), changes()
-    said = (
-        f"{about(folder, 'DDP')} That they are that long came after the first look at rows "
-        "like these; nothing in it is fitted."
-    )
-    lines = [
-        said,
-        "",
-        summary(list(rows.values())),
-        "",
-        "| model | link | cap MB | measured | predicted | error |",
-        "|---|---|---|---|---|---|",
-    ]
-    for (model, title), row in rows.items():
-        bandwidth, latency, cap, _ = made[title]
-        lines.append(f"| {model} | {bandwidth:g} GB/s, {latency / 1000:g} ms | {cap:g} | {cells(row)} |")
-    return lines
-
-
 if __name__ == "__main__":
-    run(__file__, __doc__, MODELS, recording, page, "ddp over an emulated link")
+    main(__doc__, __file__, MODELS, recording)

@@ -12,7 +12,8 @@ the first step, not zeros, which an update is slower with.
 Twice: as torch does it on a CPU, which has no streams, so that each collective is waited for
 where it is asked for; and with streams: `torch.cpu`, in which streams and events do nothing, is
 replaced by one where they do, and a thread that waits for an event waits for the link. That is the
-schedule of a GPU. The method is that of `recordings.py`; the page is written from the traces alone.
+schedule of a GPU. The method is that of `recordings.py`; `validation/ledger.py` predicts
+the steps again from the traces alone.
 """
 
 from __future__ import annotations
@@ -26,16 +27,11 @@ from typing import Any
 from emulated_link import (
     LINKS,
     Link,
-    about,
     at_speed,
-    cells,
     model_of,
-    predictions,
-    run,
-    summary,
     wait_until,
 )  # fmt: skip
-from recordings import Change, Step, measured, record
+from recordings import Change, Step, main, measured, record
 
 ROUNDS, BLOCK_STEPS, BLOCK_NS = 5, 2, 60e6
 WORKERS = (2, 4)
@@ -274,27 +270,5 @@ def _step(model: Any, loss: Any) -> Step:
     return step
 
 
-def page(folder: Path) -> list[str]:
-    """Return the section of the page: every measured step, predicted from its recording's trace."""
-    rows, made = predictions(folder), changes()
-    lines = [about(folder, "`fully_shard`")]
-    for streams in MODES.values():
-        of_mode = {where: row for where, row in rows.items() if made[where[1]][3] == streams}
-        lines += [
-            "",
-            "With streams: transfers beside compute." if streams else "Without, as on a CPU.",
-            "",
-            summary(list(of_mode.values())),
-            "",
-            "| model | workers | resharded | link | measured | predicted | error |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for (model, title), row in of_mode.items():
-            workers, again, bandwidth, *_ = made[title]
-            link = f"{bandwidth:g} GB/s, {LINKS[bandwidth] / 1000:g} ms"
-            lines.append(f"| {model} | {workers} | {'yes' if again else 'no'} | {link} | {cells(row)} |")
-    return lines
-
-
 if __name__ == "__main__":
-    run(__file__, __doc__, MODELS, recording, page, "fsdp over an emulated link")
+    main(__doc__, __file__, MODELS, recording)

@@ -1,7 +1,7 @@
 """What `daydream collect` costs around a job of a few seconds, beside the job alone and torch.profiler's own.
 
     python benchmarks/recording_cost.py                             a table on stdout, about two minutes
-    python benchmarks/recording_cost.py --write docs/collection.md  puts it between its markers there
+    python benchmarks/recording_cost.py --write docs/evaluation  keeps the table as CSV
 
 The job trains the GPT of `small_models.py` on one thread. torch.profiler records four of its steps with
 shapes and memory and writes them as JSON; `collect` records as it does by default, without suggestions at
@@ -37,7 +37,7 @@ WAYS = {
 def main() -> None:
     """Run the ways in turns, print or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--job", choices=("plain", "profiler"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -53,9 +53,9 @@ def main() -> None:
             found[way].append(_measured(way))
             print(way, found[way][-1], file=sys.stderr, flush=True)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "validation"))
-    from parts_of_pages import put
+    from tables import keep
 
-    put(options.write, "recording cost", [_table(found)])
+    keep(options.write, "recording cost", [_table(found)])
 
 
 def _measured(way: str) -> dict[str, float]:

@@ -1,7 +1,13 @@
-"""Run every benchmark, write docs/speed.md, print JSON on stdout."""
+"""Run every benchmark, write docs/evaluation/speed_*.csv, print JSON on stdout.
+
+Compare ratios, not seconds: what is compared takes turns in one run, so both sides see the same machine,
+however busy it is. Every table has an A/A control, the same thing timed twice; one further than `CONTROL_OFF`
+from 1 is marked "off", and ratios beside it are no better than that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -14,35 +20,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hta_environment import MissingError, hta_python, versions
-from results import CONTROL_OFF, Part, aims_table, grid, markdown, options, read, say
+from results import Part, aims_table, grid, markdown, options, read, say
 from traces import REPOSITORY
 from workers import HERE
+
+sys.path.insert(0, str(REPOSITORY / "validation"))
+from tables import keep
 
 LIBRARIES = ("numpy", "pyarrow", "msgspec", "click", "networkx")
 VECTOR_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 PARTS = ("importing", "graphs", "engines", "many_ranks", "sweep", "memory", "startup", "growth")
-
-HEAD = f"""\
-# Speed
-
-Written by `python benchmarks/run.py`; [benchmarks/README.md](../benchmarks/README.md) says how it works.
-Compare ratios, not seconds: what is compared took turns in one run, so both sides saw the same machine,
-however busy it was. Every table has an A/A control, the same thing timed twice; one further than
-{CONTROL_OFF:.0%} from 1 is marked "off", and ratios beside it are no better than that."""
 
 
 def main() -> None:
     """Run what was asked for."""
     parser = options(__doc__ or "")
     parser.add_argument("--only", choices=PARTS, action="append", help="run this part; may be given again")
-    parser.add_argument("-o", "--output", type=Path, help="the page (default: docs/speed.md, if all run)")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="the folder of CSV files (docs/evaluation, if all run)"
+    )
     parser.add_argument("--keep", type=Path, help="a folder that keeps each part's result, to be used again")
     chosen = parser.parse_args()
     os.environ["DAYDREAM_CACHE"] = "off"  # each process is the first that asks about its trace
-    output = chosen.output or (None if chosen.only or chosen.quick else REPOSITORY / "docs" / "speed.md")
+    output = chosen.output or (None if chosen.only or chosen.quick else REPOSITORY / "docs" / "evaluation")
     facts = machine()
-    with tempfile.TemporaryDirectory(prefix="daydream-benchmark-") as folder:
-        cache = chosen.cache or Path(folder)
+    with tempfile.TemporaryDirectory(prefix="daydream-benchmark-") as scratch:
+        cache = chosen.cache or Path(scratch)
         try:
             with hta_python(cache) as python:
                 names = [f"{name} {number}" for name, number in versions(python).items()]
@@ -50,13 +53,13 @@ def main() -> None:
         except MissingError as reason:
             facts["HTA's environment"] = str(reason)
         parts = [_part(name, cache, chosen.keep, quick=chosen.quick) for name in chosen.only or PARTS]
-    page = "\n".join(_page(facts, parts))
     failed = any(part.failed for part in parts)
-    if output is None or failed:
-        sys.stderr.write(page)
-    else:
-        output.write_text(page)
-        say(f"wrote {output}")
+    folder = None if failed else output
+    with contextlib.redirect_stdout(sys.stderr):  # the tables, where they go into no file
+        keep(folder, "speed machine", grid(["", ""], [[name, value] for name, value in facts.items()]))
+        keep(folder, "speed aims", aims_table(parts))
+        for part in parts:
+            keep(folder, f"speed {part.title.lower().replace(' and ', ' ').replace('-', '')}", markdown(part))
     json.dump(
         {"schema": 1, "machine": facts, "parts": [asdict(part) for part in parts]}, sys.stdout, indent=1
     )
@@ -93,28 +96,6 @@ def _run(name: str, cache: Path, *, quick: bool) -> Part:
     if done.returncode:
         return Part(name, "", failed=True, left_out=[f"all of it: it ended with code {done.returncode}"])
     return read(done.stdout)
-
-
-def _page(facts: dict[str, str], parts: list[Part]) -> list[str]:
-    lines = [
-        HEAD,
-        "",
-        "## Machine",
-        "",
-        *grid(["", ""], [[name, value] for name, value in facts.items()]),
-        "",
-    ]
-    lines += [
-        "## Aims",
-        "",
-        'Bars set before measuring; "measured" is the range over all cases.',
-        "",
-        *aims_table(parts),
-        "",
-    ]
-    for part in parts:
-        lines += markdown(part)
-    return lines
 
 
 def machine() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The unprofiled prediction against the truth: steps of small models with and without the profiler.
 
     python benchmarks/unprofiled.py                             tables on stdout, about ten minutes
-    python benchmarks/unprofiled.py --write docs/collection.md  puts them between their markers there
+    python benchmarks/unprofiled.py --write docs/evaluation  keeps the tables as CSV
 
 Each recording is a process of its own: one thread, denormals flushed, malloc told to keep freed memory
 (see `recordings.py`), the step timed before the recording, by the recording and after it. What-ifs are
@@ -39,7 +39,7 @@ def main() -> None:
     """Record, compare, print or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="which models; all without")
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="recordings of each model that count")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -58,9 +58,9 @@ def main() -> None:
                 left_out[name] += 1
             print(name, "ok" if one["quiet"] else "restless", _short(one), file=sys.stderr, flush=True)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "validation"))
-    from parts_of_pages import put
+    from tables import keep
 
-    put(options.write, "unprofiled", _page(found, left_out, options.repeats))
+    keep(options.write, "unprofiled", _page(found, left_out, options.repeats))
 
 
 # One recording -----------------------------------------------------------------------------------

@@ -149,8 +149,8 @@ __all__ = [
 
 lazy.give(
     {
-        "html": ("daydream.report.notebook", "html"),
-        "interactive": ("daydream.report.html.frame", "timeline_frame"),
+        "html": ("daydream.report.html.render", "html"),
+        "interactive": ("daydream.report.html.page", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.engine", "fix_order"),
         "block_of_layers": ("daydream.model.blocks", "block_of_layers"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
-from daydream.memory import Allocations, unchanged
+from daydream.memory import BEFORE, Allocations, unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
@@ -238,7 +238,7 @@ def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
             one: begin[(step == one) & (held["rank"][rows] == rank)].min()
             for one in set(held["step"][own].tolist())
         }
-        held["begin"][own] = [first.get(one - 1, -np.inf) for one in held["step"][own].tolist()]
+        held["begin"][own] = [first.get(one - 1, BEFORE) for one in held["step"][own].tolist()]
 
 
 COMMANDS = {

@@ -19,6 +19,7 @@ from daydream.costs import (
     parse_shapes,
 )
 from daydream.memory import (
+    BEFORE,
     Allocations,
     Moved,
     block_of_rows,
@@ -27,7 +28,6 @@ from daydream.memory import (
     input_of_parts,
     parts_of,
     place_before,
-    renumber,
     repeat,
     scale_owned,
     used_until,
@@ -114,7 +114,7 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
         mine, behind = (
             np.flatnonzero((parts.of >= 0) & (times[block] == each)) for parts in (forward, backward)
         )
-        there, back = Moved(held, forward, forward.until, each), Moved(held, backward, backward.first, each)
+        there, back = Moved(forward, forward.until, each), Moved(backward, backward.first, each)
         node, end = mate[forward.of[mine]], held["end"][mine]
         inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
         _hand_to_copies(held, back, np.unique(backward.of[behind]))
@@ -131,7 +131,6 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
         named = zip(paths, block.tolist(), strict=True)
         share += times[one] * trained.part({path for path, of in named if of == one and path is not None})[1]
     scale_owned(held, block >= 0, times[block], share)
-    renumber(held)
 
 
 def _hand_to_copies(held: Allocations, back: Moved, parts: np.ndarray) -> None:
@@ -314,15 +313,14 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
-    renumber(held)
 
 
 def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray) -> np.ndarray:
-    """Return until when the backward pass of a product or convolution needs each as its input, -inf for none.
+    """Return until when backward passes of products and convolutions need each as input, `BEFORE` for none.
 
     Products of layers that are trained do (bool, shape (rows,)), and convolutions with any backward pass.
     """
-    found = np.full(len(held), -np.inf)
+    found = np.full(len(held), BEFORE)
     products = operators_that(lambda op: op.is_linear or op.name == "matmul")
     convolutions = operators_that(lambda op: op.formula == "convolution")
     for pattern, layers in ((products, trained), (convolutions, convolves)):
@@ -333,7 +331,7 @@ def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray
         )
         node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
         known = (node >= 0) & (inputs >= 0)
-        np.maximum.at(found, inputs[known], place_before(held, backward.until[node[known]]))
+        np.maximum.at(found, inputs[known], place_before(backward.until[node[known]]))
     return found
 
 

@@ -19,7 +19,6 @@ from daydream.memory import (
     let_states_shrink,
     parts_of,
     put_away,
-    renumber,
     until_next_call,
 )
 from daydream.model import MIB, UPDATE_RULES, input_bytes, makers_and_users, update_of
@@ -236,9 +235,8 @@ def _hold_encoded(held: Allocations, *, ratio: float) -> None:
     backward = parts_of(held, (call >= 0) & in_phase(held, "backward"), held["step"], call)
     rows = np.flatnonzero((call >= 0) & in_phase(held, "forward") & held.where(kind="activation"))
     node = backward.find(np.stack([held["rank"], held["repeat"], held["step"], call], axis=1)[rows])
-    back = np.where(node >= 0, np.append(backward.first, 0)[node], -np.inf)
+    back = np.append(backward.first, 0)[node]  # 0, where nothing is gone, without a node
     put_away(held, rows, until_next_call(held, rows), back, left=1 / ratio)
-    renumber(held)
 
 
 def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: Any) -> None:
@@ -261,9 +259,7 @@ def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: An
             use = mate[places[min(at + ahead, len(places) - 1)]]
             if inputs[place] >= 0:
                 away.append((inputs[place], forward.first[places[at + 1]], backward.first[use]))
-    rows, gone, back = np.array(away).reshape(-1, 3).T
-    put_away(held, rows.astype(np.int64), gone, back)
-    renumber(held)
+    put_away(held, *np.array(away, np.int64).reshape(-1, 3).T)
 
 
 def _hold_no_states(held: Allocations, *, bucket_mb: float, **options: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import Allocations, parts_of, place_before, renumber, unchanged
+from daydream.memory import AFTER, Allocations, parts_of, place_before, unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -210,7 +210,7 @@ def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
         rows.append(np.repeat(np.flatnonzero(there), count))
         part.append(np.full(len(rows[-1]), step))
     updated, of = (np.concatenate([*each, np.empty(0, np.int64)]) for each in (rows, part))
-    ends = place_before(held, steps.until)
+    ends = place_before(steps.until)
     held.add(updated, begin=steps.first[of], end=ends[of], kind="temporary", phase="optimizer")
 
 
@@ -260,16 +260,15 @@ def zero_grad_none(graph: Graph) -> None:
 
 def _memory_zero_grad_none(held: Allocations) -> None:
     """Let a backward pass make the gradients, and zero_grad free them."""
-    lasting = held.where(kind="gradient") & (held["begin"] == -np.inf) & (held["end"] == np.inf)
+    lasting = held.where(kind="gradient") & held.lasting
     made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))
     for rank in np.unique(held["rank"]).tolist():
         own = made & (held["rank"] == rank)
         begins = np.sort(held["begin"][zeroed & (held["rank"] == rank)])
-        held["end"][own] = np.append(begins, np.inf)[np.searchsorted(begins, held["begin"][own])]
+        held["end"][own] = np.append(begins, AFTER)[np.searchsorted(begins, held["begin"][own])]
     held.become(made, "gradient")
     held.remove(lasting)
-    renumber(held)
 
 
 @contextmanager

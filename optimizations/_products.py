@@ -24,7 +24,7 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, in_phase, kept_calls, renumber, unchanged
+from daydream.memory import Allocations, in_phase, kept_calls, unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
 
@@ -458,7 +458,6 @@ def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **opti
     for size in (inputs, weights) if operands == "both" else (weights,):
         products.add(held, size * width)
         products.add(held, size * MASK_BYTES)
-    renumber(held)
 
 
 def _two_operands(held: Allocations, row: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from daydream import FileError, Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import in_place, replace_cost
-from daydream.memory import Allocations, KeptCalls, kept_calls, renumber
+from daydream.memory import Allocations, KeptCalls, kept_calls
 from daydream.model import backward_chains, remove_with_operators
 from daydream.transforms import read_text, stages
 
@@ -109,7 +109,6 @@ def _memory_replace(
         calls.keep(held, calls.output)
     else:
         _take_out(held, calls)
-    renumber(held)
 
 
 def _take_out(held: Allocations, calls: KeptCalls) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import take_measured, work
 from daydream.memory import (
+    AFTER,
+    BEFORE,
     Allocations,
     Moved,
     Parts,
@@ -24,7 +26,6 @@ from daydream.memory import (
     place_before,
     put_away,
     read_behind,
-    renumber,
     repeat,
     until_next_call,
     used_until,
@@ -184,7 +185,7 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     again = backward.find(forward.keys)
     if not (again >= 0).any():
         raise NotApplicableError(f"no layer of {layers or '*'!r} holds anything for its backward pass")
-    places = np.where(again >= 0, backward.first[again], np.inf)  # before them parts run once more
+    places = np.where(again >= 0, backward.first[again], AFTER)  # before them parts run once more
     mine = np.flatnonzero((forward.of >= 0) & (again[forward.of] >= 0))
     part, end = forward.of[mine], held["end"][mine]
     comes, done = places[part], backward.until[again[part]]
@@ -195,8 +196,8 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     goes = saved & ~output
     following = _next_part(forward, again >= 0)[part]
     # As recorded, before any place goes: the next block runs once more behind what the one before frees.
-    moved, gone = Moved(held, forward, places), place_before(held, backward.until)
-    input_until = np.where(following >= 0, gone[again[following]], place_before(held, comes))
+    moved, gone = Moved(forward, places), place_before(backward.until)
+    input_until = np.where(following >= 0, gone[again[following]], place_before(comes))
     kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
 
     let_go = _of_cut_steps(held, forward, again)
@@ -213,8 +214,7 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     inputs = _inputs(held, forward)
     taken = (again >= 0) & (inputs >= 0)
     np.maximum.at(held["end"], inputs[taken], gone[again[taken]])
-    _keep_random_state(held, np.where(again >= 0, gone[again], np.nan), moved)
-    renumber(held)
+    _keep_random_state(held, np.where(again >= 0, gone[again], BEFORE), moved)
 
 
 def _of_cut_steps(held: Allocations, forward: Parts, again: np.ndarray) -> np.ndarray:
@@ -227,7 +227,7 @@ def _of_cut_steps(held: Allocations, forward: Parts, again: np.ndarray) -> np.nd
     whole = np.array([tuple(each) in seen for each in step.tolist()], bool)
     cut = (again < 0) & ~whole & np.isin(block, block[again >= 0])
     mine = np.flatnonzero((forward.of >= 0) & cut[forward.of])
-    behind = np.isinf(held["end"][mine])
+    behind = held["end"][mine] == AFTER
     output = _outputs(held, mine, forward.of[mine], calls_that_made(held, "", mine), behind)
     return mine[behind & ~output]
 
@@ -235,13 +235,13 @@ def _of_cut_steps(held: Allocations, forward: Parts, again: np.ndarray) -> np.nd
 def _keep_random_state(held: Allocations, until: np.ndarray, moved: Moved) -> None:
     """Keep the state of the CPU's random numbers with each part, and the current one while that runs again.
 
-    `until` is of shape (parts,), NaN for parts that run once only. torch.utils.checkpoint does so
+    `until` is of shape (parts,), `BEFORE` for parts that run once only. torch.utils.checkpoint does so
     (`preserve_rng_state`); for parts on a GPU these states are in host memory, too.
     """
     parts = moved.parts
     own = np.flatnonzero((parts.of >= 0) & (held["device"][: len(parts.of)] < 0))
     part, at = np.unique(parts.of[own], return_index=True)
-    runs = np.isfinite(until[part])
+    runs = until[part] > BEFORE
     part, like = part[runs], own[at[runs]]
     state = {"bytes": RANDOM_STATE, "recorded_bytes": RANDOM_STATE, "begin_row": -1, "end_row": -1}
     first, behind = parts.first[part], parts.until[part]
@@ -257,7 +257,7 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
     recording tells.
     """
     used = used_until(held, rows, forward)
-    until = place_before(held, forward.until[forward.of[rows]])
+    until = place_before(forward.until[forward.of[rows]])
     return held.among(used, np.where(held.where(op=SUM)[rows], until, used), until)
 
 
@@ -307,16 +307,15 @@ def _free_outputs(held: Allocations, *, op: str, layer: str | None) -> None:
     rows = np.flatnonzero(made & in_phase(held, "backward", at="end"))
     if not len(rows):
         raise NotApplicableError(f"no operator {op!r} leaves anything for the backward pass")
-    begins = np.append(-np.inf, np.sort(node.first))
+    begins = np.append(BEFORE, np.sort(node.first))
     user = np.searchsorted(begins, held["end"][rows], side="left") - 1  # the node during which it ends
-    back = place_before(held, begins[user])
+    back = place_before(begins[user])
 
     calls = parts_of(held, made, held["step"], call)
     inputs = input_of_parts(held, calls)[calls.of[rows]]
     known = inputs >= 0
     np.maximum.at(held["end"], inputs[known], back[known])
     put_away(held, rows, until_next_call(held, rows), back)
-    renumber(held)
 
 
 @contextmanager

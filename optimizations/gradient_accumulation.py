@@ -6,7 +6,7 @@ import numpy as np
 from daydream.optimizations._gradient_collectives import REDUCTIONS
 
 from daydream import Graph, GraphError, Selection
-from daydream.memory import Allocations, Moved, Parts, next_call, parts_of, renumber, repeat
+from daydream.memory import STEP, Allocations, Moved, Parts, next_call, parts_of, repeat
 from daydream.transforms import need_room, stages
 
 STAGE = stages.WORK
@@ -69,7 +69,7 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     """Let the passes of a step run `batches` times, into the gradients of the first."""
     passes = parts_of(held, held.where(phase=PASSES), held["step"])
     turns = batches - 1  # right before the recorded one
-    moved = Moved(held, passes, passes.first, turns)
+    moved = Moved(passes, passes.first, turns)
     mine = np.flatnonzero(passes.of >= 0)
     part, begin, end = passes.of[mine], held["begin"][mine], held["end"][mine]
     gradient = held.where(kind="gradient", phase="backward")[mine]
@@ -88,18 +88,18 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     held.add(mine[gradient], end=added[gradient], kind="temporary")
     held["begin"][mine[gradient]] = first[gradient]
     _end_with_first(held, passes, moved)
-    renumber(held)
 
 
 def _goes_on(held: Allocations, passes: Parts) -> np.ndarray:
     """Return where, in the next turn of its own part, what outlives a pass would end; shape (rows,)."""
     part, end = passes.of, held["end"]
-    share = (held["begin"] - passes.first[part]) / (passes.until[part] - passes.first[part])
+    first, until = passes.first, passes.until
     following = np.append(np.arange(1, len(passes)), -1)[part]
-    length = passes.until[following] - passes.first[following]
-    in_next = (following >= 0) & (end >= passes.first[following]) & (end < passes.until[following])
-    share = np.where(in_next, (end - passes.first[following]) / length, share)
-    return np.where(part >= 0, passes.first[part] + share * (passes.until[part] - passes.first[part]), end)
+    in_next = (following >= 0) & (end >= first[following]) & (end < until[following])
+    events = (until - first) // STEP
+    at = (end - first[following]) // STEP * events[part] // events[following] * STEP + first[part]
+    at = np.where(in_next, at, held["begin"])
+    return np.where(part >= 0, at, end)
 
 
 def _end_with_first(held: Allocations, passes: Parts, moved: Moved) -> None:

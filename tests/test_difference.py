@@ -316,4 +316,5 @@ def test_the_page_shows_what_is_printed(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(words)
 
-    assert capsys.readouterr().out == shown
+    assert shown.endswith("\n...\n")
+    assert capsys.readouterr().out.startswith(shown.removesuffix("...\n"))

@@ -150,7 +150,7 @@ def row(package, name):
     value = getattr(importlib.import_module(package), name)
     if not inspect.isclass(value) and not inspect.isroutine(value):
         return None
-    summary, _, rest = inspect.cleandoc(value.__doc__).partition("\n\n")
+    summary = inspect.cleandoc(value.__doc__).partition("\n\n")[0]
     what = " ".join(summary.split()).removeprefix("Return ").rstrip(".")
     given = ""
     if inspect.isroutine(value):
@@ -160,11 +160,7 @@ def row(package, name):
             for each in parameters
         )
         given = f"({given})"
-    section = re.search(r"^(?:Returns|Attributes):\n((?:    .*\n?)+)", rest, re.MULTILINE)
-    parts = inspect.cleandoc(section[1]) if section else ""
-    if inspect.isclass(value):
-        parts = re.sub(r"^(\w+): ", r"`\1` ", parts, flags=re.MULTILINE).replace(".\n`", "; `")
-    cells = [f"`{name}{given}`", what[:1].upper() + what[1:], " ".join(parts.split()).rstrip(".")]
+    cells = [f"`{name}{given}`", what[:1].upper() + what[1:]]
     return re.sub(" +", " ", f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
 
 

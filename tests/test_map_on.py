@@ -282,4 +282,4 @@ def test_a_file_that_a_worker_elsewhere_does_not_see_is_told(tmp_path):
     from daydream.collect.importers.formats import Options
 
     with pytest.raises(TraceError, match=r"(?s)sees no file .*rank0.json.*a folder that the machines share"):
-        _reading((True, Options()))(([tmp_path / "rank0.json"], "kineto"))
+        _reading((True, Options(), None))(([tmp_path / "rank0.json"], "kineto"))

@@ -95,8 +95,9 @@ def test_a_refusal_is_a_miss_of_100_per_cent_and_outside_of_any_range():
     refused = row(None, refused="why")
 
     assert (refused.error, refused.holds) == (1.0, False)
-    assert ledger._summary("A", [refused, row(101, low=101, high=101)]) == (
-        "| A | 2 | 1 | 50.5% | 90.1% | +100.0% (A, change) | 0 of 2 |"
+    *_, line = ledger.table({"g": [refused]})
+    assert (
+        line == "| g | judgement | A | change | 0.00 | 0.00 |  | backward |  |  |  |  | +100.00% | no | why |"
     )
 
 

@@ -5,7 +5,7 @@ from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
 from daydream.graph.calls import in_replays
-from daydream.report.overview import Overview
+from daydream.report.info import info_of
 from daydream.report.views.step import likely_text
 
 
@@ -139,5 +139,5 @@ def test_info_says_how_much_is_known_of_the_whole_model_only():
         ("nothing", ("yes", "known for 100% of the kernel time")),
     ):
         recorded = model(call_of, unplaced=60)
-        found = Overview(recorded.graph.trace, recorded.graph, recorded)
-        assert found.verdicts()["by layer"] == said
+        found = info_of(recorded.graph.trace, recorded.graph, recorded)
+        assert (found.verdicts["by layer"].answer, found.verdicts["by layer"].why) == said

@@ -34,11 +34,13 @@ COMMANDS = {
 }
 HEAD = """# JSON
 
-`--json` prints one object, `"schema": 1` first; commands on one trace add `trace`, its name. In Python
-`to_json()` of a result returns the same. A key's unit is its ending: `_ns` are nanoseconds, a mean per step
-where nothing else is said, `_bytes` are bytes, `_share`, `_error` and `efficiency` are parts of a whole (0.02
-is 2 %). What is no finite number is null. This page is made by `python tools/json_page.py` from the records
-that are encoded.
+`--json` prints one object, `"schema": 1` first; commands on one trace add `trace`, its name. `to_json()` of
+a result in Python returns the same. Keys end in their unit: `_ns` is nanoseconds, a mean per step unless
+stated otherwise, `_bytes` is bytes, `_share`, `_error` and `efficiency` are fractions (0.02 is 2%). A `?`
+marks a value that can be null, `[x]` a list of x, `{x}` an object with values x by name; without a type it is
+a number, null if it is not finite. A key is described where it occurs first.
+
+Made by `python tools/json_page.py`.
 """
 DESCRIBED = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
@@ -46,6 +48,7 @@ DESCRIBED = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 def page() -> str:
     """Return the page."""
     shown: list[type[Record]] = []
+    described: list[str] = []
     found = [HEAD]
     for command, path in COMMANDS.items():
         module, _, name = path.rpartition(".")
@@ -54,7 +57,7 @@ def page() -> str:
         for record in nested(root):
             if record not in shown:
                 shown.append(record)
-                found += section(record, top=record is root)
+                found += section(record, described, top=record is root)
     return "\n".join(found)
 
 
@@ -91,8 +94,8 @@ def types(record: type[Record]) -> dict[str, str]:
     return {name: found[name] for name in record.__struct_fields__}
 
 
-def section(record: type[Record], *, top: bool) -> Iterator[str]:
-    """Yield the table of a record's keys."""
+def section(record: type[Record], described: list[str], *, top: bool) -> Iterator[str]:
+    """Yield the table of a record's keys; those that were described before by their names alone."""
     said: dict[str, str] = {}
     for each in reversed(record.__mro__):
         said |= {name: " ".join(text.split()) for name, text in DESCRIBED.findall(inspect.getdoc(each) or "")}
@@ -101,25 +104,30 @@ def section(record: type[Record], *, top: bool) -> Iterator[str]:
     plain, rows = [], []
     for key, (name, kind) in zip(record.__struct_encode_fields__, types(record).items(), strict=True):
         what = said.get(name, "").rstrip(".").replace("None", "null")
-        row = f"| `{key}` | {in_json(kind)} | {what} |" if what else f"`{key}` ({in_json(kind)})"
-        (rows if what else plain).append(row)
+        field = f"`{key}: {in_json(kind)}`".replace(": number", "")
+        row = f"{field} | {what}"
+        if what and row not in described:
+            rows.append(row)
+        else:
+            plain.append(field)
+    described += rows
     if rows:
-        yield "\n".join(["| key | type | what it is |", "|---|---|---|", *rows, ""])
+        yield "\n".join(["key | meaning", "---|---", *rows, ""])
     if plain:
-        yield f"{'Also' if rows else 'Keys:'} {', '.join(plain)}.\n"
+        yield f"{', '.join(plain)}\n"
 
 
 def in_json(kind: str) -> str:
-    """Return a type of Python in words of JSON."""
+    """Return a type of Python in the notation of the page."""
     words = {
-        r"\bNone\b": "null", r"\b(?:Sequence|list|tuple)\[([^\[\]]*?)(?:, \.\.\.)?\]": r"list of \1",
-        r"\b(?:Mapping|dict)\[str, ([^\[\]]*)\]": r"object of \1", r"\b(?:float|int)\b": "number",
-        r"\b(?:str|Basis|Bound|PathCause|By|Size)\b": "text", r"\bbool\b": "true or false",
-        r"\bAny\b": "any value", r" \| UnsetType": "", r" \| ": " or ",
+        r"\b(?:Sequence|list|tuple)\[([^\[\]]*?)(?:, \.\.\.)?\]": r"<\1>",
+        r"\b(?:Mapping|dict)\[(?:str|text), ([^\[\]]*)\]": r"{\1}", r"\b(?:float|int)\b": "number",
+        r"\b(?:str|Basis|Bound|PathCause|By|Size)\b": "text", r"\bbool\b": "boolean",
+        r"\bAny\b": "any", r" \| (?:UnsetType|None)\b": "?", r" \| ": " or ",
     }  # fmt: skip
     for pattern, word in [*words.items(), *words.items()]:  # twice: a list of lists
         kind = re.sub(pattern, word, kind)
-    return kind
+    return kind.replace("<", "[").replace(">", "]").replace("??", "?")
 
 
 def main() -> int:

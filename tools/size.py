@@ -40,7 +40,7 @@ BUDGETS = {
     "product": Budget(571_500, 348, 10.13),
     "tests": Budget(479_400, 356, 11.10),
     "benchmarks, validation, tools": Budget(12_170, 93, 0.00),
-    "README and docs": Budget(93_200, 39, 0.00),
+    "README and docs": Budget(36_100, 34, 0.00),
     "C": Budget(186, 2, 0.00),
     "other code": Budget(1_300, 13, 0.00),
 }

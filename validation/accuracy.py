@@ -1,9 +1,9 @@
-"""Write docs/accuracy.md: how well replays and predictions meet what is known, every trace and every failure kept.
+"""Write the rows of docs/accuracy.md to docs/evaluation: every trace and every failure, as CSV.
 
-    python validation/accuracy.py --traces ../shared/traces --write docs/accuracy.md
-    python validation/accuracy.py --traces ../shared/traces --ablation docs/accuracy.md     what each rule is worth
+    python validation/accuracy.py --traces ../shared/traces --write docs/evaluation
+    python validation/accuracy.py --traces ../shared/traces --ablation docs/evaluation     what each rule is worth
 
-Without `--traces` the parts that need them are left out and the page says so. The
+Without `--traces` the tables that need them are left out. `evaluation.py` makes the page's tables of the rows. The
 machine model is in tests/machine: an exact model of a training machine that is run
 again with the change, so the true answer is known.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from machine import Machine
 from machine.blocked import LOADERS
 from machine.harder import HARDER
 from machine.programs import PROGRAMS
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.graph.build import RULES
@@ -62,40 +63,39 @@ WINDOWS = {"settled": (24, 27), "cold start": (0, 3)}
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
-    parser.add_argument(
-        "--write", type=Path, help="the page whose parts are replaced; standard output without it"
-    )
-    parser.add_argument("--ablation", type=Path, help="the page whose part on rules is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files; standard output without it")
+    parser.add_argument("--ablation", type=Path, help="the folder that gets the table of rules alone")
     options = parser.parse_args()
     if options.ablation:
-        put(options.ablation, "ablation", _ablation(options.traces))
+        keep(options.ablation, "ablation", _ablation(options.traces))
         return
     found = ledger.predicted(options.traces)
     for name, lines in _parts(options.traces, found):
-        put(options.write, name, lines)
+        keep(options.write, name, lines)
     if options.write:
-        ledger_plot.write(found, options.write.with_suffix(".svg"))
+        ledger_plot.write(found, options.write.parent / "accuracy.svg")
 
 
 def _parts(traces: Path | None, found: ledger.Ledger) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the parts of the page with their names."""
+    """Yield the tables with their names."""
     loaded = {} if traces is None else dict(_load(traces))
     if loaded:
         yield "replays", _replays(loaded)
     with tempfile.TemporaryDirectory() as folder:
-        machines = _machine_table(_machines(Path(folder), PROGRAMS))
-        yield "machine model", [*_steady(loaded), *machines] if loaded else machines
+        if loaded:
+            yield "steady steps", _steady(loaded)
+        yield "machine model", _table(_machines(Path(folder), PROGRAMS))
         yield "hard machines", _table(_machines(Path(folder), {**HARDER, **LOADERS}))
         if traces is not None:
             yield "ablation", _ablation(traces)
             yield "thresholds", thresholds.part(traces, Path(folder) / "answers.json")
             yield "gpu pairs", gpu_pairs.page(list(gpu_pairs.rows(traces)))
-    yield "ledger", ledger.page(found)
+    yield from ledger.tables(found)
     yield "ranges", ranges.table(found.pairs())
-    yield "own changes", own_changes.part()
+    yield "own changes", own_changes.table(json.loads(own_changes.MEASURED.read_text()))
 
 
 def _load(traces: Path) -> Iterator[tuple[str, daydream.Trace]]:
@@ -115,26 +115,17 @@ def _load(traces: Path) -> Iterator[tuple[str, daydream.Trace]]:
 
 
 def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
-    yield "\n## Replay of public traces\n"
-    yield (
-        "Errors are of the step time, in per cent: of the median step, and the worst covered step. Start errors are "
-        "how far kernels start from where they were recorded. Waits: stream waits recorded / inferred / unresolved.\n"
-    )
     yield "| trace | steps | measured ms | replay median | worst | kernel start p50, p95 us | typical costs: median | worst | waits | queue |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    medians, worsts, left_out = [], [], []
     for name, trace in loaded.items():
         try:
             result = daydream.replay(trace)
             typical = daydream.replay(daydream.build(trace, without=["latencies"]))
         except daydream.GraphError as error:
-            left_out.append(f"`{name}`: {' '.join(str(error).split('. ')[0].split())}")
+            yield f"| `{name}` | refused: {' '.join(str(error).split('. ')[0].split())} |" + " |" * 8
             continue
         facts = result.graph.facts
         waits = facts.event_waits
-        if name in TRAINING:
-            medians += [abs(step.error) for step in result.steps]
-            worsts.append(result.max_error)
         depth = (
             ""
             if facts.queue_depth is None
@@ -147,22 +138,9 @@ def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
             f"| {typical.error:+.2%} | {typical.max_error:.2%} "
             f"| {waits['recorded']} / {waits['inferred']} / {waits['unresolved']} | {depth} |"
         )
-    yield (
-        f"\nOver every covered step of the training traces: median error {statistics.median(medians):.4%}, "
-        f"worst {max(worsts):.3%}.\n"
-    )
-    if left_out:
-        yield "Not judged, and why:\n"
-        yield from (f"- {line}" for line in left_out)
 
 
 def _steady(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
-    yield "\n## The same answer for every steady step\n"
-    yield (
-        "Speed-up of each covered step at GPU x 0.5, once settled: the lowest and highest of a trace. Steps further "
-        "than 25 % from the median (a stalled loader, a warm-up) are left out, as they are from predictions. Short "
-        "steps differ because a change moves work across the boundary between neighbours; sums do not.\n"
-    )
     yield "| trace | steps | lowest | highest |"
     yield "|---|---|---|---|"
     for name, trace in loaded.items():
@@ -220,21 +198,12 @@ def _errors(trace: daydream.Trace, truths: dict[str, float], without: Iterable[s
     return errors
 
 
-def _machine_table(machines: Machines) -> Iterator[str]:
-    yield "\n## Predictions against the machine model's own re-run\n"
-    yield "Error of `whatif scale` against the true settled step after the change.\n"
-    yield from _table(machines)
-
-
 def _table(machines: Machines) -> Iterator[str]:
     yield "| machine | window | " + " | ".join(CHANGES) + " |"
     yield "|---|---|" + "---|" * len(CHANGES)
-    worst = 0.0
     for (program, window), (trace, truths) in machines.items():
         errors = _errors(trace, truths)
-        worst = max(worst, *(abs(error) for error in errors.values()))
         yield f"| {program} | {window} | " + " | ".join(f"{error:+.2%}" for error in errors.values()) + " |"
-    yield f"\nWorst: {worst:.2%}."
 
 
 def _ablation(traces: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Fill the tables of docs/distributed.md: modelled against measured collectives, and traces of several ranks.
+"""Write docs/evaluation/collectives.csv and its kin: modelled against measured collectives, and traces of several ranks.
 
-    python validation/collectives.py --traces ../shared/traces --write docs/distributed.md
+    python validation/collectives.py --traces ../shared/traces --write docs/evaluation
 
 What stands between the page's two marks is replaced; without `--write` the tables are printed.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.collect.derive.collectives import match_collectives
@@ -43,13 +43,15 @@ def main() -> None:
     """Fill the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with collectives/ and kineto/ of public traces")
-    parser.add_argument("--write", type=Path, help="the page to fill; the tables are printed without it")
+    parser.add_argument(
+        "--write", type=Path, help="the folder of CSV files; the tables are printed without it"
+    )
     options = parser.parse_args()
     folder = options.traces or Path(__file__).resolve().parents[2] / "shared" / "traces"
     if not (folder / "collectives").exists():
         parser.exit(1, "the public traces are not at hand; name their folder with --traces\n")
     parts = (_all_reduces, _ranks, _fitted, _contention)
-    put(options.write, "collectives", (line for part in parts for line in part(folder)))
+    keep(options.write, "collectives", (line for part in parts for line in part(folder)))
 
 
 def _all_reduces(folder: Path) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Which layers a compiled model's kernels are of, as `daydream collect` tells, on the CPU.
 
     python validation/compiled_layers.py [NAME...]
-    python validation/compiled_layers.py --recordings FOLDER --write docs/guides/compiled.md
+    python validation/compiled_layers.py --recordings FOLDER --write docs/evaluation
 
 Each model trains twice under `daydream collect`, as it is and compiled; a row a model is printed, in Markdown. Needs torch
 2.13 and a C++ compiler. The models are those of benchmarks/small_models.py, and one whose blocks break the graph.
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.costs import work
-from daydream.model.compiled_calls import fused_loops
+from daydream.model.compiled_calls import _compilable, _library_calls, fused_bodies_ns
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"models: {'; '.join(MODELS)}")
     parser.add_argument("--recordings", type=Path, help="folder to keep recordings in, and to read them from")
-    parser.add_argument("--write", type=Path, help="the page whose part between the marks is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     options = parser.parse_args()
     lines = [
         (
@@ -171,7 +171,7 @@ def main() -> None:
             lines.append(row(name, options.recordings or Path(folder)))
             print(lines[-1], flush=True)
     if options.write is not None:
-        put(options.write, "compiled models", lines)
+        keep(options.write, "compiled models", lines)
 
 
 # Which layers' work a compiler fuses: predicted from the uncompiled recording, against what Inductor fused. Both
@@ -183,7 +183,11 @@ Pair = tuple[str, str, str]  # the pass and two layers; of one layer alone both 
 def predicted_pairs(eager: Any, roots: set[str]) -> set[Pair]:
     """Return the layers whose work is predicted to be in one loop, two by two, each also with itself."""
     graph = daydream.build(eager)
-    loops = fused_loops(graph)
+    compiled, accumulate = _compilable(graph)
+    library = compiled.where(within=_library_calls(graph))
+    others = graph.select(kind="cpu") - compiled - accumulate
+    loops = (compiled - library).stretches(others | library, on_lane=True)
+    loops = loops.where(fused_bodies_ns(graph, loops) > 0)  # views and dispatch alone make no loop
     tasks = loops.by_group
     works = work(graph, tasks).family != None  # noqa: E711 - an array
     works &= ~((tasks.phase == "backward") & np.isin(tasks.op.astype(str), SUM_OF_GRADIENTS))

@@ -1,7 +1,7 @@
 """Whose kernels are they? What public recordings of compiled and replayed code tell of operators, layers, phases.
 
     python validation/compiled_public.py --traces ../shared/traces                                 the tables on stdout
-    python validation/compiled_public.py --traces ../shared/traces --write docs/guides/compiled.md
+    python validation/compiled_public.py --traces ../shared/traces --write docs/evaluation
 
 Captures beside their replays, a compiled step on an MI300X, and Inductor's own files.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.collect.captures_beside import attach_capture, read_handles
@@ -33,12 +33,12 @@ MAPPING = "inductor_provenance_tracking_node_mappings.json"
 
 
 def main() -> None:
-    """Print the tables, or write them into a page."""
+    """Print the tables, or write them as CSV."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
-    parser.add_argument("--write", type=Path, help="the page whose part between the marks is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     options = parser.parse_args()
-    put(options.write, "public recordings", tables(options.traces))
+    keep(options.write, "public recordings", tables(options.traces))
 
 
 def tables(traces: Path) -> Iterator[str]:

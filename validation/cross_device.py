@@ -1,6 +1,6 @@
 """Kernel time predicted for another GPU or more work against what was measured there.
 
-    python validation/cross_device.py --traces ../shared/traces --write docs/costs.md
+    python validation/cross_device.py --traces ../shared/traces --write docs/evaluation
 
 Public pairs: three models recorded on an H100 and on an MI300X, each predicted from the
 other; a forward pass recorded with 8 events of 43 particles and with 128 of 128, each predicted from the
@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from parts_of_pages import put
 from public_pairs import LARGE, PARTICLES, SMALL
+from tables import keep
 
 import daydream
 from daydream.costs import retime, work
@@ -32,15 +32,13 @@ GPUS = {"h100": "H100 SXM", "mi300x": "MI300X"}
 
 
 def main() -> None:
-    """Print the tables, or put them in their place on a page."""
+    """Print the tables, or write them as CSV."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder with kineto/ of public traces")
-    parser.add_argument(
-        "--write", type=Path, help="page with the marks around the tables; else they are printed"
-    )
+    parser.add_argument("--write", type=Path, help="the folder of CSV files; without it they are printed")
     options = parser.parse_args()
     folder = options.traces / "kineto"
-    put(options.write, "cross device", (*devices(folder), "", *batches(folder)))
+    keep(options.write, "cross device", (*devices(folder), "", *batches(folder)))
 
 
 def devices(folder: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
     python validation/falsify.py --traces ../shared/traces                              1,000 mutations
     python validation/falsify.py --traces ../shared/traces --only 417                   one of them
-    python validation/falsify.py --traces ../shared/traces --write docs/sanity.md       its part of the page
+    python validation/falsify.py --traces ../shared/traces --write docs/evaluation
 
 A mutation is what another day, another profiler or another option of it would have recorded of the same program. It is
 made in the columns of a public trace, or of a recording of the machine model (tests/machine); operators, layers and steps
@@ -33,8 +33,8 @@ from machine.harder import HARDER
 from machine.nsys import write_nsys
 from machine.programs import PROGRAMS
 from mutations import LATER_NS, MUTATIONS, mutated
-from parts_of_pages import put
 from sanity import sources
+from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -202,7 +202,7 @@ def table(found: Sequence[Judged], title: str, part: Callable[[Judged], Sequence
 
 
 def page(found: Sequence[Judged], seed: int) -> Iterator[str]:
-    """Yield the section of the page."""
+    """Yield the tables."""
     yield f"{len(found):,} mutations of seed {seed}:"
     yield from table(found, "mutation", lambda each: each.mutations)
     yield from table(found, "source", lambda each: (family(each.source), "all"))
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", type=int, help="the mutation of this number")
     parser.add_argument(
-        "--write", type=Path, help="the page whose part is replaced; without it, it is printed"
+        "--write", type=Path, help="the folder of CSV files; without it the tables are printed"
     )
     options = parser.parse_args(arguments)
     numbers = range(options.count) if options.only is None else [options.only]
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for one in filter(None, [*said, each.why_not]):
                 about = f"{each.number}: {each.source}, {' + '.join(each.mutations)}"
                 print(f"{about}: {one}", file=sys.stderr, flush=True)
-    put(options.write, "mutations", page(found, options.seed))
+    keep(options.write, "mutations", page(found, options.seed))
     return int(any(each.new for each in found))
 
 

@@ -1,7 +1,7 @@
 """Real changes on real GPUs: public recordings made before and after a change, each after predicted from its before.
 
     python validation/gpu_pairs.py --traces ../shared/traces                           the tables on stdout
-    python validation/gpu_pairs.py --traces ../shared/traces --write docs/accuracy.md   between their markers
+    python validation/gpu_pairs.py --traces ../shared/traces --write docs/evaluation    as CSV
     python validation/gpu_pairs.py --traces ../shared/traces --only vit                 one series, while working
 
 Every question is asked as a person would type it, without a step marker. The truth is read off the file recorded
@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import held_out
 import numpy as np
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -196,37 +195,21 @@ def _kernels(graph: Any, question: Question) -> float:
     return float(graph.columns["duration_ns"][chosen].sum()) / len(covered)
 
 
+COLUMNS = (
+    "series", "recorded", "asked", "judged", "before ms", "measured ms", "predicted ms", "90% interval", "error",
+    "left out",
+)  # fmt: skip
+
+
 def page(found: list[tuple[Row, Row]]) -> Iterator[str]:
-    """Yield the tables."""
-    yield "| recorded | asked | judged | before ms | measured ms | predicted ms | 90 % interval | error | left out |"
-    yield "|---|---|---|---:|---:|---:|---|---:|---:|"
+    """Yield the table; `left out` is the error without what the series was fitted to."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
     for row, left_out in found:
         question = row.question
-        recorded = f"{question.series.folder} {question.before} → {question.after} | `{question.asked}`"
-        times = (_ms(ns) for ns in (row.before_ns, row.measured_ns, row.predicted_ns))
-        first = row.measure == question.judged[0]  # of a question's rows
-        judged = " | ".join([recorded if first else "|", row.measure, *times])
-        yield f"| {judged} | {row.interval} | {_error(row)} | {_error(left_out)} |"
-    yield ""
-    yield f"| series | {' | '.join(SUMMARY)} |"
-    yield "|---" * (len(SUMMARY) + 1) + "|"
-    for series in [*dict.fromkeys(row.question.series.folder for row, _ in found), ""]:
-        chosen = [both for both in found if series in both[0].question.series.folder]
-        cells = [summary([both[side] for both in chosen]) for side in (0, 1)]
-        told = (a if a == b else f"{a} / {b}" for a, b in zip(*cells, strict=True))
-        yield f"| {series or 'all'} | {' | '.join(told)} |"
-
-
-SUMMARY = ("rows", "refused", "median error", "90th percentile", "worst", "interval holds")
-
-
-def summary(found: list[Row]) -> list[str]:
-    """Return the figures of some rows, as `SUMMARY` names them; a refusal counts as a miss of 100 %."""
-    errors = [1.0 if row.error is None else abs(row.error) for row in found]
-    held = [bool(row.holds) for row in found if row.measure == STEP]
-    shares = (median(errors), float(np.percentile(errors, 90)), max(errors))
-    refused = sum(row.error is None for row in found)
-    return [str(len(found)), str(refused), *(f"{x:.1%}" for x in shares), f"{sum(held)} of {len(held)}"]
+        cells = [question.series.folder, f"{question.before} → {question.after}", question.asked, row.measure]
+        cells += [_ms(ns) for ns in (row.before_ns, row.measured_ns, row.predicted_ns)]
+        yield f"| {' | '.join([*cells, row.interval, _error(row), _error(left_out)])} |"
 
 
 def _error(row: Row) -> str:
@@ -244,9 +227,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="only questions whose series, trace or words hold this text"
     )
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     options = parser.parse_args()
-    put(options.write, "gpu pairs", page(list(rows(options.traces, options.only))))
+    keep(options.write, "gpu pairs", page(list(rows(options.traces, options.only))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How many operators of a training step instrumentation offers, against hooks on modules: a page of the docs.
+"""How many operators of a training step instrumentation offers, against hooks on modules.
 
-    python validation/instrument_coverage.py docs/instrument_coverage.md
+    python validation/instrument_coverage.py docs/evaluation
 
 A `TorchDispatchMode` that knows nothing of daydream counts the operators below autograd, in the same step and in the
 same thread: what it sees is what runs. Needs torch; takes a minute on a laptop's CPU. Counts, no times.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
-from parts_of_pages import put
+from tables import keep
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -226,12 +226,12 @@ NOTES: list[str] = []
 
 
 def main() -> None:
-    """Print the table, or put it on a page that is named."""
+    """Print the table, or write it into the folder that is named."""
     rows = [row_of(name, make()) for name, make in MODELS.items()]
     head = "| model | forward ran | offered | missed | extra | hooks | backward ran | offered | missed | extra | hooks "
     head += "| most often one id was offered |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     notes = NOTES or ["None was missed, none was offered twice."]
-    put(Path(sys.argv[1]) if sys.argv[1:] else None, "coverage", [head, *rows, "", *notes])
+    keep(Path(sys.argv[1]) if sys.argv[1:] else None, "coverage", [head, *rows, "", *notes])
 
 
 if __name__ == "__main__":

@@ -1,36 +1,34 @@
 """The ledger: every change that was measured, predicted again from the trace that was recorded before it.
 
-    python validation/ledger.py --traces ../shared/traces                            the tables on stdout
-    python validation/ledger.py --traces ../shared/traces --write docs/accuracy.md    between their markers
+    python validation/ledger.py --traces ../shared/traces                             the tables on stdout
+    python validation/ledger.py --traces ../shared/traces --write docs/evaluation     as CSV, with the figure
 
 `validation/<device>/measured.json` holds what was measured, the traces beside it are all that a
-prediction may know. `benchmarks/before_after.py` records a CPU's. What is fitted to what stands on the page.
+prediction may know. `benchmarks/before_after.py` records a CPU's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import ledger_phases
 import ledger_plot
 import numpy as np
 import public_pairs
 import ranges
-from parts_of_pages import put
+from tables import keep
 
 import daydream
+from daydream.graph.tables import CPU
+from daydream.trace.schema import PHASES
 
 HERE = Path(__file__).parent
 PAPER: dict[str, dict[str, Any]] = {"fused-adam": {"model": "sum"}}  # one kernel for the sum of the old ones
-IN_TURNS = "Each is in a process of its own; before and after in blocks that take turns."
-CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,12 @@ class Entry:
     refused: str = ""
     pair: ranges.Pair | None = None
     paper: float | None = None  # predicted by the paper's own model, where it has one
+    role: str = "development"
 
     @property
     def error(self) -> float:
         """Relative error of the predicted step time."""
         return (self.predicted or np.nan) / self.measured - 1
-
-    @property
-    def in_range(self) -> bool:
-        """Whether the measured ratio lies in the range that was printed with the prediction."""
-        return self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True)
@@ -86,14 +80,14 @@ class Ledger:
 def main() -> None:
     """Predict everything; print or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
     options = parser.parse_args()
     found = predicted(options.traces)
-    put(options.write, "ledger", page(found))
-    put(options.write, "ranges", ranges.table(found.pairs()))
+    for name, lines in [*tables(found), ("ranges", ranges.table(found.pairs()))]:
+        keep(options.write, name, lines)
     if options.write:
-        ledger_plot.write(found, options.write.with_suffix(".svg"))
+        ledger_plot.write(found, options.write.parent / "accuracy.svg")
 
 
 def predicted(traces: Path | None = None) -> Ledger:
@@ -110,9 +104,13 @@ def entries(folder: Path) -> Iterator[Entry]:
     document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     for model, recordings in document["recordings"].items():
         for recording in recordings:
-            replay = daydream.replay(folder / recording["trace"])
+            trace = daydream.load(folder / recording["trace"])
+            trace.metadata.update({key: document[key] for key in ("world_size",) if key in document})
+            replay = daydream.replay(trace)
+            judges = recording.get("judges", document.get("judges", False))
             for title, change in recording["changes"].items():
-                yield _entry(replay, model, recording["trace"], title, change, folder.name)
+                entry = _entry(replay, model, recording["trace"], title, change, folder.name)
+                yield replace(entry, role="judgement" if judges else "development")
 
 
 def folders() -> list[Path]:
@@ -143,85 +141,113 @@ def _entry(
     )  # fmt: skip
 
 
-def page(found: Ledger) -> Iterator[str]:
-    """Yield the lines of the section."""
+def tables(found: Ledger) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the tables with their names: a row for each change in each recording, parts of a step, public pairs."""
+    yield "ledger", _rows(found)
+    yield (
+        "phases",
+        [line for one in found.recorded for line in _phase_rows(HERE / one.name, one.document)],
+    )
+    titles = ("pair", "asked", "compared", "before ms", "after ms", "predicted ms", "error", "range")
+    yield "public pairs", [f"| {' | '.join(titles)} |", "|---" * 8 + "|", *public_pairs.rows(found.public)]
+
+
+COLUMNS = (
+    "device", "role", "model", "change", "recording", "measured", "predicted", "low", "high", "error",
+    "error of the paper's model", "refused",
+)  # fmt: skip
+
+
+def _rows(found: Ledger) -> Iterator[str]:
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
     for device in found.recorded:
-        document, mine = device.document, device.entries
-        yield ""
-        yield (
-            f"`validation/{device.name}`: {document['machine']}. {len({one.recording for one in mine})} recordings. "
-            f"{document.get('how', IN_TURNS)} Ratios of the step after to the "
-            "step before, the median of the recordings; errors of the predicted step, the least and the most in brackets. "
-            f"Recordings left out because the unchanged step differed from itself by more than 5 %: "
-            f"{sum(document['left_out'].values())}."
-        )
-        yield ""
-        yield "| model | change | measured | predicted | error | paper's model |"
-        yield "|---|---|---:|---:|---:|---:|"
-        for model in document["recordings"]:
-            for title in dict.fromkeys(one.title for one in mine if one.model == model):
-                yield _row([one for one in mine if (one.model, one.title) == (model, title)])
-        yield ""
-        yield from _summary(mine)
-        yield from ledger_phases.rows(HERE / device.name, document)
-    yield ""
-    yield (
-        "Public pairs: the same work recorded twice, the second predicted from the first, ms. Inference traces hold "
-        "one forward pass without steps, so the sum of their kernels' times is compared. Both sides were known "
-        "when the models were written: these rows are no blind test."
-    )
-    yield ""
-    yield "| pair | asked | compared | before | after | predicted | error | range |"
-    yield "|---|---|---|---:|---:|---:|---:|---:|"
-    yield from public_pairs.rows(found.public)
+        for one in device.entries:
+            cells = [device.name, one.role, one.model, one.title, one.recording, f"{one.measured:.4f}"]
+            if one.predicted is None:
+                cells += ["", "", "", "", "", one.refused]
+            else:
+                cells += [f"{ratio:.4f}" for ratio in (one.predicted, one.low, one.high)]
+                cells += [
+                    f"{one.error:+.2%}",
+                    "" if one.paper is None else f"{one.paper / one.measured - 1:+.2%}",
+                    "",
+                ]
+            yield f"| {' | '.join(cells)} |"
 
 
-def _row(found: list[Entry]) -> str:
-    first = found[0]
-    measured = median(one.measured for one in found)
-    head = f"| {first.model} | {first.title} | {measured:.3f} "
-    known = [one for one in found if one.predicted is not None]
-    if not known:
-        return f"{head}| refused: {first.refused} | | |"
-    errors = [one.error for one in known]
-    return (
-        f"{head}| {median(one.predicted or 0 for one in known):.3f} "
-        f"| {median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%}) | {_of_the_paper(known)} |"
-    )
+# The parts of a change by phase ------------------------------------------------------------------
+
+# What a measured part holds of the phases of a trace: the loss is called in what is timed as forward, and
+# what stands between two steps, as `zero_grad`, with the optimizer.
+PARTS = {
+    "forward": ("data", "forward", "loss"),
+    "backward": ("backward",),
+    "optimizer": ("optimizer", "other"),
+}
+
+# Operators by which `backward` makes the gradient that it begins with.
+SEED = ("aten::ones_like", "aten::empty_like", "aten::empty_strided", "aten::fill_")
 
 
-def _of_the_paper(found: list[Entry]) -> str:
-    errors = [one.paper / one.measured - 1 for one in found if one.paper is not None]
-    return f"{median(errors):+.1%}" if errors else ""
+def parts_ns(settled: Any) -> dict[str, float]:
+    """Return the time of each part of the median step on the CPU, ns, bounded as a measurement is that calls them in turns.
+
+    What lies between two tasks belongs to the later one's part: a loss has ended with its last operator, and
+    autograd's way to the first node is `backward`'s, with the gradient of the loss that it makes (`ones_like`).
+    """
+    timeline, steps = settled.timeline, list(settled.step_times())
+    columns = timeline.graph.columns
+    at = np.flatnonzero(columns["kind"][timeline.task] == CPU)
+    at = at[np.argsort(timeline.start_ns[at], kind="stable")]
+    reached = np.maximum.accumulate(timeline.end_ns[at])
+    spent = np.diff(reached, prepend=timeline.start_ns[at[:1]])
+    task = timeline.task[at]
+    inside = (timeline.copy[at] == settled.copy) & np.isin(columns["step"][task], steps)
+    phase = columns["phase"][task].copy()
+    seed = np.isin(timeline.graph.column("op", task), SEED) & (phase == PHASES.index("loss"))
+    phase[seed] = PHASES.index("backward")
+    of_part = {part: [PHASES.index(phase) for phase in phases] for part, phases in PARTS.items()}
+    found = {}
+    for part, codes in of_part.items():
+        mine = inside & np.isin(phase, codes)
+        by_step = np.bincount(columns["step"][task[mine]], spent[mine], len(timeline.graph.steps))
+        found[part] = float(np.median(by_step[steps]))
+    return found
 
 
-def _summary(found: list[Entry]) -> Iterator[str]:
-    known = [one for one in found if one.predicted is not None]
-    rows: dict[tuple[str, str], list[float]] = {}
-    for one in known:
-        rows.setdefault((one.model, one.title), []).append(one.error)
-    of_rows = sorted(abs(median(errors)) for errors in rows.values())
-    (worst_model, worst_title), worst = max(rows.items(), key=lambda item: abs(median(item[1])))
-    right, pairs = _ranked(known)
-    yield (
-        f"Over the {len(of_rows)} rows: median error {median(of_rows):.1%}, 90th percentile "
-        f"{np.quantile(of_rows, 0.9):.1%}, worst {median(worst):+.1%} ({worst_model}, {worst_title}). "
-        f"The right one of two changes of a model is predicted to be faster in {right} of {pairs} pairs that are "
-        f"measured more than {CLOSE:.0%} apart. The printed range holds the measured ratio in "
-        f"{sum(one.in_range for one in known)} of {len(known)} recorded changes; it is "
-        f"{median((one.high - one.low) / 2 / (one.predicted or np.inf) for one in known):.0%} to either side in the median."
-    )
+def predicted_ratios(comparison: daydream.Prediction) -> dict[str, float]:
+    """Return after over before of the step and of its parts, as the change is predicted."""
+    before, after = parts_ns(comparison.replay.settled), parts_ns(comparison.after)
+    ratios = {part: after[part] / before[part] if before[part] else 1.0 for part in PARTS}
+    return {"step": comparison.simulated_ns / comparison.replayed_ns, **ratios}
 
 
-def _ranked(known: list[Entry]) -> tuple[int, int]:
-    """Return in how many pairs of a recording's changes the faster one is predicted, and how many there are."""
-    right = pairs = 0
-    for recording in {one.recording for one in known}:
-        for a, b in combinations([one for one in known if one.recording == recording], 2):
-            if abs(a.measured / b.measured - 1) > CLOSE:
-                pairs += 1
-                right += (a.measured < b.measured) == ((a.predicted or 0) < (b.predicted or 0))
-    return right, pairs
+def _phase_rows(folder: Path, document: dict[str, Any]) -> Iterator[str]:
+    """Yield a table of the changes that were measured by phase, medians of the recordings; nothing of none."""
+    found: dict[tuple[str, str], list[tuple[dict[str, float], dict[str, float]]]] = {}
+    for model, recordings in document["recordings"].items():
+        for recording in recordings:
+            for title, change in recording["changes"].items():
+                if "phases" in change:
+                    replay = daydream.replay(folder / recording["trace"])
+                    told = daydream.whatif(replay, change["optimization"], **change["options"])
+                    pair = predicted_ratios(told), {"step": change["measured"], **change["phases"]}
+                    named = f"{model} (judges)" if recording.get("judges") else model
+                    found.setdefault((named, title), []).append(pair)
+    if not found:
+        return
+    titles = [f"{part} {what}" for part in PARTS for what in ("measured", "predicted", "error")]
+    yield f"| device | model | change | {' | '.join(titles)} |"
+    yield "|---" * (3 + len(titles)) + "|"
+    for (model, title), pairs in found.items():
+        cells = []
+        for part in PARTS:
+            error = median(told[part] / measured[part] - 1 for told, measured in pairs)
+            ratios = (median(one[part] for one in side) for side in zip(*pairs, strict=True))
+            told, measured = ratios
+            cells += [f"{measured:.3f}", f"{told:.3f}", f"{error:+.1%}"]
+        yield f"| {folder.name} | {model} | {title} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Predicted peak memory against what was measured: real changes on a CPU, public pairs of a GPU.
 
-    python validation/memory_accuracy.py --traces ../shared/traces                                     the page on stdout
-    python validation/memory_accuracy.py --traces ../shared/traces --write docs/memory_accuracy.md     on the page
+    python validation/memory_accuracy.py --traces ../shared/traces                             the table on stdout
+    python validation/memory_accuracy.py --traces ../shared/traces --write docs/evaluation     as CSV
 
 `memory_peaks/peaks.json` holds what was measured (`memory_pairs.py`), the traces beside it are all that a
 prediction may know. A refusal counts as a miss of 100 %.
@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 from gpu_recordings import CHANGES as ON_GPUS
 from memory_changes import CHANGES, UNCHANGED
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -34,7 +32,6 @@ from daydream.transforms.compose import memory_changes, parse
 
 HERE = Path(__file__).parent / "memory_peaks"
 MIB = 2**20
-MOVED = 0.05
 DEVELOPED, JUDGED = "development", "judgement"  # looked at while models were made, or not
 FOUND_HERE = {"convnext"}  # of the H100: what a factor of 32 bits does to the types behind it was seen there
 CPU = 0  # the device type of a row
@@ -158,10 +155,16 @@ def main() -> None:
     """Print the page, or write its part."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with pairs/ and kineto/ of public traces")
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     options = parser.parse_args()
-    for name, lines in parts(list(rows()), list(of_gpus(options.traces)), list(on_gpus())):
-        put(options.write, name, lines)
+    found = [row for row in rows() if row.title != UNCHANGED]
+    groups = {
+        "one process": [row for row in found if not row.steps],
+        "two ranks": [row for row in found if row.steps],
+        "GPUs": list(on_gpus()),
+        "public pairs": list(of_gpus(options.traces)),
+    }
+    keep(options.write, "memory", table(groups))
 
 
 def measured() -> dict[str, Any]:
@@ -239,113 +242,25 @@ def _trace(path: Path) -> daydream.Trace:
     return daydream.load(path)
 
 
-def parts(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the parts of the page with their names."""
-    changes = [row for row in found if row.title != UNCHANGED]
-    alone = [row for row in changes if not row.steps]
-    ranks = [row for row in changes if row.steps]
-    yield (
-        "memory",
-        [
-            _checked(),
-            _where(alone),
-            "## How far off\n",
-            *_summaries(alone, "one process", lambda row: row.role),
-            *_summaries(alone, "change", lambda row: row.title, by_role=True),
-            *_summaries(alone, "model", lambda row: f"{row.of} ({row.role})"),
-            "## Rows that judge\n",
-            *_table([row for row in found if row.role == "judgement" and not row.steps]),
-            "## Rows for development\n",
-            *_table([row for row in found if row.role == "development" and not row.steps]),
-        ],
-    )
-    yield "memory of two ranks", [*_summaries(ranks, "two ranks", lambda row: row.role), *_table(ranks)]
-    yield (
-        "memory on GPUs",
-        [
-            *_summaries(on_gpu, "GPUs", lambda row: row.role),
-            *_summaries(on_gpu, "change", lambda row: row.title, by_role=True),
-            *_table(on_gpu),
-        ],
-    )
-    yield "memory of public pairs", [*_summaries(public, "pairs", lambda row: row.role), *_table(public)]
+COLUMNS = (
+    "group", "role", "of", "change", "before MiB", "measured MiB", "of the steps", "measured in", "predicted MiB",
+    "predicted in", "low MiB", "high MiB", "error", "inside", "refused",
+)  # fmt: skip
 
 
-def _table(found: Sequence[Row]) -> Iterator[str]:
-    yield "| of | change | before MiB | measured MiB, in | predicted MiB, in | range MiB | error |"
-    yield "|---|---|---:|---|---|---|---:|"
-    for row in found:
-        measured = _mib(row.measured)
-        if len(set(row.steps)) > 1:
-            measured += f" ({_mib(row.steps[0])} to {_mib(row.steps[1])})"
-        head = f"| {row.of} | {row.title} | {_mib(row.before)} | {measured} {row.phase} |"
+def table(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Yield the lines of the table: a row a change, group by group."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
+    for group, row in ((group, row) for group, rows in groups.items() for row in rows):
+        steps = f"{_mib(row.steps[0])} to {_mib(row.steps[1])}" if len(set(row.steps)) > 1 else ""
+        cells = [group, row.role, row.of, row.title, _mib(row.before), _mib(row.measured), steps, row.phase]
         if row.predicted is None:
-            yield f"{head} refused: {row.refused} | | miss |"
-            continue
-        band = "" if _mib(row.low) == _mib(row.high) else f"{_mib(row.low)} to {_mib(row.high)}"
-        outside = "" if row.holds else f"{band and ', '}outside"
-        yield f"{head} {_mib(row.predicted)} {row.predicted_phase} | {band}{outside} | {row.error:+.1%} |"
-    yield ""
-
-
-def _summaries(
-    found: Sequence[Row], head: str, of: Callable[[Row], str], *, by_role: bool = False
-) -> Iterator[str]:
-    for role in (JUDGED, DEVELOPED) if by_role else ("",):
-        chosen = [row for row in found if role in {"", row.role}]
-        yield f"| {head}{role and f' ({role})'} | rows | refused | median | 90th percentile | worst | inside the range |"
-        yield "|---|---:|---:|---:|---:|---:|---:|"
-        for group in dict.fromkeys(map(of, chosen)):
-            yield _summary(group, [row for row in chosen if of(row) == group])
-        yield ""
-
-
-def _summary(group: str, found: Sequence[Row]) -> str:
-    errors = [abs(row.error) for row in found]
-    refused = sum(row.predicted is None for row in found)
-    worst = max(found, key=lambda row: abs(row.error))
-    inside = sum(row.holds for row in found)
-    return (
-        f"| {group} | {len(found)} | {refused} | {median(errors):.1%} | {float(np.quantile(errors, 0.9)):.1%} "
-        f"| {worst.error:+.1%} ({worst.of}, {worst.title}) | {inside} of {len(found)} |"
-    )
-
-
-def _checked() -> str:
-    """Return what says how sure the truth is: A/A, tensors, and the count below torch."""
-    found = [
-        (one, title in CHANGES and CHANGES[title].ranks > 1)
-        for recording in measured()["recordings"].values() for title, one in recording["peaks"].items()
-    ]  # fmt: skip
-    again = [abs(one["again_bytes"] / one["peak_bytes"] - 1) for one, _ in found]
-    alone = [one for one, ranks in found if not ranks]
-    same = sum(one["counted_bytes"] == one["peak_bytes"] for one in alone)
-    off = max(abs(one["counted_bytes"] / one["peak_bytes"] - 1) for one in alone)
-    beyond = [one["with_onednn_bytes"] / one["peak_bytes"] - 1 for one in alone]
-    untold = max(abs(one["held_by_no_tensor_bytes"]) for one in alone)
-    return (
-        f"How sure is the truth? A second recording differs by {max(again):.2%} at most, over {len(again)} rows. "
-        f"Counted below torch, without a profiler, {same} of {len(alone)} peaks of one process are the same to "
-        f"the byte, none is more than {off:.2%} off. Between steps {untold:,} bytes at most are held by anything but "
-        f"parameters, buffers, gradients and optimizer state. What oneDNN takes for itself is in no figure: "
-        f"{median(beyond):.1%} of the peak in the median, {max(beyond):.1%} at most.\n"
-    )
-
-
-def _where(found: Sequence[Row]) -> str:
-    """Return how far off rows are that move, and in how many the peak is in the phase where it was measured."""
-    known = [row for row in found if row.predicted is not None]
-    same = sum(row.phase == row.predicted_phase for row in known)
-    moved = [row for row in found if abs(row.measured / row.before - 1) > MOVED]
-    errors = [abs(row.error) for row in moved]
-    stays = [abs(row.before / row.measured - 1) for row in moved]
-    return (
-        f"Rows in which nothing moves are easy. In {len(moved)} of the {len(found)} rows of one process the measured peak moves by "
-        f"more than {MOVED:.0%}: over these the median error is {median(errors):.1%}, the 90th percentile "
-        f"{float(np.quantile(errors, 0.9)):.1%}, the worst {max(errors):.1%}; who says that the peak stays is "
-        f"{median(stays):.0%} off in the median. The peak is predicted in the phase where it was measured in "
-        f"{same} of {len(known)} rows.\n"
-    )
+            cells += ["", "", "", "", f"{row.error:+.2%}", "no", row.refused]
+        else:
+            cells += [_mib(row.predicted), row.predicted_phase, _mib(row.low), _mib(row.high)]
+            cells += [f"{row.error:+.2%}", "yes" if row.holds else "no", ""]
+        yield f"| {' | '.join(cells)} |"
 
 
 def _mib(nbytes: int) -> str:

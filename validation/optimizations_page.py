@@ -1,4 +1,4 @@
-"""Write docs/optimizations.md: every optimization on every public training trace, what it gives or why it does not apply.
+"""Write docs/optimizations.md, and evaluation/optimizations.csv: what each gives on each public training trace, or why not.
 
     python validation/optimizations_page.py --traces ../shared/traces --write docs/optimizations.md
 
@@ -59,19 +59,19 @@ class Found:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page's parts, or put them in their places on a page; return the exit code."""
-    from parts_of_pages import put  # the documentation's hook reads this file from elsewhere
+    """Print the list and the tables, or write them; return the exit code."""
+    from tables import keep, put  # the documentation's hook reads this file from elsewhere
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder with kineto/ and nsys/")
-    parser.add_argument("--write", type=Path, help="the page; without it the parts are printed")
+    parser.add_argument("--write", type=Path, help="the page; without it all is printed")
     parser.add_argument("--cache", type=Path, help="folder for imported traces, to be used again")
     parser.add_argument("--only", action="append", help="run this optimization only; may be given again")
     options = parser.parse_args(arguments)
     chosen = [find(name) for name in options.only or names()]
     found = run(sources(options.traces), chosen, options.cache)
     put(options.write, "the list of optimizations", listed(chosen))
-    put(options.write, "the table of optimizations", tables(found))
+    keep(options.write and options.write.parent / "evaluation", "optimizations", rows(found))
     for crash in found.crashes:
         print(crash, file=sys.stderr)
     return 1 if found.crashes else 0
@@ -170,30 +170,16 @@ def listed(chosen: Sequence[Optimization]) -> Iterator[str]:
             yield ""
 
 
-def tables(found: Found) -> Iterator[str]:
-    """Yield the table, what applies nowhere, the reasons and the traces."""
-    numbers: dict[str, int] = {}
-
-    def marked(cell: Cell) -> str:
-        mark = f"[{numbers.setdefault(cell.reason, len(numbers) + 1)}]" if cell.reason else ""
-        return f"{cell.shown} {mark}".strip()
-
-    nowhere = {name: cells for name, cells in found.cells.items() if not any(cell.shown for cell in cells)}
-    yield _row(["", *found.traces])
-    yield _row(["---"] * (len(found.traces) + 1))
+def rows(found: Found) -> Iterator[str]:
+    """Yield two tables: a row for each optimization and trace, and the traces."""
+    yield _row(["optimization", "trace", "speedup, bound by", "why not"])
+    yield "|---|---|---|---|"
     for name, cells in found.cells.items():
-        if name not in nowhere:
-            yield _row([_spelled(name), *map(marked, cells)])
-    if nowhere:
-        yield "\nOn none of these traces:\n"
-        for name, cells in nowhere.items():
-            yield f"- {_spelled(name)} {', '.join(dict.fromkeys(map(marked, cells)))}"
-    if numbers:
-        yield "\nWhy not:\n"
-        yield from (f"- [{number}] {reason}" for reason, number in numbers.items())
-    yield "\nThe traces:\n"
+        for trace, cell in zip(found.traces, cells, strict=True):
+            yield _row([_spelled(name), trace, cell.shown, cell.reason])
+    yield ""
     yield _row(["trace", "file", "steps", "settled step, ms", "replay error", "bound by"])
-    yield _row(["---", "---", "---:", "---:", "---:", "---"])
+    yield "|---|---|---|---|---|---|"
     yield from map(_row, found.about)
 
 

@@ -2,7 +2,7 @@
 
     python validation/own_changes.py --measure                   run all of it: a quarter of an hour at rest
     python validation/own_changes.py                             the table on stdout
-    python validation/own_changes.py --write docs/accuracy.md    between its markers
+    python validation/own_changes.py --write docs/evaluation
 
 What new code costs is taken from `daydream calibrate --tool`, in a run of its own of a model of
 `CALIBRATED` layers; the prediction is for the run of a deeper one, from its steps before the change.
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from parts_of_pages import put
+import tables
 
 HERE = Path(__file__).parent / "own_changes"
 ROOT = HERE.parents[1]
@@ -38,8 +38,8 @@ BLOCKS = ("--rounds", "5", "--block-steps", "2")
 BUSY = 2.0  # processes that run or wait, the measured one among them
 RESTLESS = 0.05  # an A/A control further from 1: the machine did not hold still
 KEPT = ("predicted_speedup", "confirmed_speedup", "error", "control", "replay_error", "baseline_ns")
-HEADER = """| model | change | predicted | measured | error of the step | step against itself |
-|---|---|---|---|---|---|"""
+HEADER = """| machine | model | change | predicted | measured | error of the step | step against itself |
+|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -48,20 +48,13 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--only", help="a change, by its file's name")
     parser.add_argument("--model", choices=list(MODELS))
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if options.measure:
         for model in [options.model] if options.model else MODELS:
             for change in [options.only] if options.only else CHANGES:
                 keep(model, change, measure(MODELS[model], change))
-    put(options.write, "own changes", part())
-
-
-def part() -> list[str]:
-    """Return the part of the page."""
-    rows = json.loads(MEASURED.read_text())
-    tables = [table([row for row in rows if row["at_rest"] is rest]) for rest in (True, False)]
-    return [tables[0], "", "On a busy machine:", "", tables[1]]
+    tables.keep(options.write, "own changes", table(json.loads(MEASURED.read_text())))
 
 
 def measure(script: Path, change: str) -> dict[str, Any]:
@@ -98,24 +91,18 @@ def keep(model: str, change: str, found: dict[str, Any]) -> None:
     MEASURED.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the table, and a sentence on it."""
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table."""
     lines = [HEADER]
     for row in rows:
         restless = abs(row["control"] - 1) > RESTLESS
         lines.append(
+            f"| {'at rest' if row['at_rest'] else 'busy'} "
             f"| {row['model']}{' (developed on)' if row['model'] == DEVELOPED else ''} "
             f"| `{row['change']}` | {row['predicted_speedup']:.2f}x | {row['confirmed_speedup']:.2f}x "
             f"| {row['error']:+.1%} | {row['control'] - 1:+.1%}{', restless' if restless else ''} |"
         )
-    close = sum(abs(row["error"]) <= 0.1 for row in rows)
-    judged = [row for row in rows if row["model"] != DEVELOPED]
-    good = sum(abs(row["error"]) <= 0.1 for row in judged)
-    lines.append("")
-    lines.append(
-        f"Within 10 % of the step: {close} of {len(rows)}; of the model that judges, {good} of {len(judged)}."
-    )
-    return "\n".join(lines)
+    return lines
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python validation/sanity.py --traces ../shared/traces                     all of them, by hand: about 30 minutes
     python validation/sanity.py --traces ../shared/traces --sample            a few small ones, as CI does
-    python validation/sanity.py --traces ../shared/traces --write docs/sanity.md
+    python validation/sanity.py --traces ../shared/traces --write docs/evaluation
 
 Nothing here knows what a change would really give. A broken law is an answer that no expert believes: a saving larger
 than what was touched, an optimization of something that is not there, a busy device that gains nothing
@@ -31,7 +31,7 @@ from laws import (
     a_faster_device_is_never_slower,
 )
 from optimizations_page import EXAMPLES
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -318,7 +318,7 @@ def _ms(ns: float) -> str:
 
 
 def page(found: Sequence[Judged]) -> Iterator[str]:
-    """Yield the lines of the page."""
+    """Yield the laws and the table."""
     yield f"{sum(each.answered + each.refused for each in found):,} questions.\n"
     yield from (f"- {(law.__doc__ or '').strip()}" for law in (*OF_ANSWERS, *OF_TRACES))
     yield "\n|trace|steps|answered|cannot be predicted|refused|laws broken|\n|---|---:|---:|---:|---:|---:|"
@@ -332,12 +332,12 @@ def page(found: Sequence[Judged]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the traces; print or write the page; return 1 if a law is broken."""
+    """Judge the traces; print or write the table; return 1 if a law is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
     parser.add_argument("--sample", action="store_true", help="a few small traces only")
     parser.add_argument("--only", default="", help="traces whose name holds this text")
-    parser.add_argument("--write", type=Path, help="the page; without it findings are printed")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files; without it findings are printed")
     options = parser.parse_args(arguments)
     found = []
     for name, path in sources(options.traces):
@@ -350,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for finding in judged.findings:
             print(f"  {finding.asked}: {finding.law}: {finding.said}", file=sys.stderr)
     if options.write is not None:
-        put(options.write, "laws", page(found))
+        keep(options.write, "laws", page(found))
     return 1 if any(each.findings for each in found) else 0
 
 

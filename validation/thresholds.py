@@ -1,7 +1,7 @@
 """Thresholds of waits: answers with half to twice of each, and each series judged by what the others leave open.
 
     python validation/thresholds.py --traces ../shared/traces --kept FILE                        tables on stdout
-    python validation/thresholds.py --traces ../shared/traces --kept FILE --write docs/accuracy.md
+    python validation/thresholds.py --traces ../shared/traces --kept FILE --write docs/evaluation
 
 What is in the file of kept answers is not asked again: they take half an hour.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from answer_truths import machines
 from held_out import set_to
-from parts_of_pages import put
+from tables import keep
 
 import daydream
 from daydream.collect.importers.nsys import waits
@@ -138,9 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--kept", type=Path, required=True, help="a file of answers")
-    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--write", type=Path, help="the folder of CSV files")
     options = parser.parse_args()
-    put(options.write, "thresholds", part(options.traces, options.kept))
+    keep(options.write, "thresholds", part(options.traces, options.kept))
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def import_(
         ranks (LIST): Ranks of the files in their order: 0,1,4.
         etrecord (FILE): ETRecord of an ETDump's program: layers and operators.
     """
-    from daydream.report.overview import rows_by_kind
+    from daydream.report.info import rows_by_kind
     from daydream.report.views.records import imported
 
     if out.output is not None and out.output.endswith(NOT_PARQUET):

@@ -31,10 +31,7 @@ def info(request: TraceRequest, out: Output) -> None:
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
     """
-    from msgspec import convert
-
-    from daydream.report.info import Info
-    from daydream.report.overview import overview
+    from daydream.report.info import overview
 
     with working() as progress:
         trace = request.load(progress)
@@ -42,8 +39,7 @@ def info(request: TraceRequest, out: Output) -> None:
         found = overview(trace)
     note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
-    record = convert(found.to_json(), Info)
-    out.answer(found, {"trace": request.trace}, document=record, then=then)
+    out.answer(found, {"trace": request.trace}, then=then)
 
 
 @command("verbose", "output", "html", "no_ranking", "force")

@@ -42,9 +42,9 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
     ) -> None:
         from pathlib import Path
 
-        from daydream.collect.live.session import Session
+        from daydream.collect.live.recorder import Recorder
 
-        self._session = Session(
+        self._session = Recorder(
             Path(path),
             steps=steps,
             warmup=warmup,

@@ -111,6 +111,6 @@ def _texts(found: Result) -> dict[str, str]:
 
 
 def _page(found: Result) -> str:
-    from daydream.report.notebook import html
+    from daydream.report.html.render import html
 
     return f"<!doctype html><meta charset=utf-8>{html(found)}"

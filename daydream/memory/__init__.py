@@ -21,13 +21,15 @@ from daydream import lazy
 
 if TYPE_CHECKING:
     from daydream.memory.allocations import (
+        AFTER,
+        BEFORE,
+        STEP,
         Allocations,
         Moved,
         Parts,
         parts_of,
         place_before,
         put_away,
-        renumber,
         repeat,
     )
     from daydream.memory.before import let_states_shrink
@@ -60,13 +62,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "daydream.memory.allocations": (
+        "AFTER",
+        "BEFORE",
+        "STEP",
         "Allocations",
         "Moved",
         "Parts",
         "parts_of",
         "place_before",
         "put_away",
-        "renumber",
         "repeat",
     ),
     "daydream.memory.before": ("let_states_shrink",),
@@ -110,7 +114,6 @@ __all__ = [
     "parts_of",
     "place_before",
     "put_away",
-    "renumber",
     "repeat",
     "resize_input",
     "shard",

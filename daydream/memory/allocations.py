@@ -2,9 +2,9 @@
 
 PyTorch's allocators work in the order in which a program's threads ask, not in time: how much is held
 follows from the order alone. So a change of the program is a change of this table: rows grow, go, come, or
-are held longer or shorter. *Places* are that order: the number of the recorded event, with fractions in
-between for what is new; what was held before the recording begins at `BEFORE`, what is held after it ends
-at `AFTER`.
+are held longer or shorter. *Places* are that order, in steps of `STEP`, which leaves room to insert what a change
+brings between two events. Two steps are from one recorded event to the next, for what must have happened between
+them. What was held before the recording begins at `BEFORE`, what is held after it ends at `AFTER`.
 
 Parts of a program, in its order: where they begin and end, and to run one of them once more.
 
@@ -38,12 +38,14 @@ KINDS = (
     "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
     "workspace", "buffer", "unknown",
 )  # fmt: skip
-BEFORE, AFTER = -np.inf, np.inf
+BEFORE, AFTER = -(1 << 62), 1 << 62
+STEP = 1 << 30  # from one place to the next before a change
+EVENT = 2 * STEP  # from one recorded event to the next
 OWN_ERROR = 0.02  # of any change; see `Allocations.own_error`
 GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to this
 
 TYPES: dict[str, str] = {
-    "rank": "int64", "device": "int64", "bytes": "int64", "begin": "float64", "end": "float64",
+    "rank": "int64", "device": "int64", "bytes": "int64", "begin": "int64", "end": "int64",
     "begin_row": "int64", "end_row": "int64", "kind": "int64", "step": "int64", "end_step": "int64",
     "phase": "int64", "end_phase": "int64", "parameter": "int64", "recorded_bytes": "int64",
     "repeat": "int64",
@@ -58,7 +60,7 @@ class Allocations:
     |---|---|
     | `rank`, `device` | whose memory; device -1 is the CPU's |
     | `bytes` | as the allocator gave them: on a GPU in multiples of 512 |
-    | `begin`, `end` | places in program order, float64; `BEFORE` and `AFTER` the recording |
+    | `begin`, `end` | places in program order; `BEFORE` and `AFTER` the recording |
     | `begin_row`, `end_row` | row of the trace that asked for it, and that freed it; -1 if none |
     | `kind` | code into `KINDS` |
     | `step`, `end_step` | index into the trace's steps, -1 outside of them |
@@ -78,7 +80,7 @@ class Allocations:
         doubted_cases: those of "least" and "most" that differ from what is expected.
         own_error: what a change may be off besides, of the peak: causes that are not known yet. When changes
             were first predicted, before any miss was mended, nine of ten were within 1.3 % (two models)
-            and 2.1 % (three): docs/memory_accuracy.md.
+            and 2.1 % (three): docs/accuracy.md.
     """
 
     trace: Trace
@@ -253,6 +255,11 @@ class Allocations:
 
     # What it holds
 
+    @property
+    def lasting(self) -> np.ndarray:
+        """Which allocations are held from before the recording to behind it: bool, shape (rows,)."""
+        return np.asarray((self["begin"] == BEFORE) & (self["end"] == AFTER))
+
     def devices(self) -> list[tuple[int, int]]:
         """Return the (rank, device) pairs there are, in order."""
         keys = (self["rank"], self["device"])
@@ -260,14 +267,14 @@ class Allocations:
         return sorted(zip(*(key[first].tolist() for key in keys), strict=True))
 
     def held(self, rank: int, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at which places the bytes held change, float64, and what is held from there on, int64.
+        """Return at which places the bytes held change, and what is held from there on, both int64.
 
         The first is `BEFORE`. At one place what begins is held before what ends is let go.
         """
         own = on_device(self, rank, device)
         nbytes = self["bytes"][own]
         begin, end = self["begin"][own], self["end"][own]
-        freed = np.isfinite(end)
+        freed = end < AFTER
         places = np.concatenate([begin, end[freed]])
         amounts = np.concatenate([nbytes, -nbytes[freed]])
         order = np.lexsort((amounts < 0, places))
@@ -276,13 +283,13 @@ class Allocations:
         inside = places > BEFORE
         return np.append(BEFORE, places[inside]), np.append(initial, totals[inside])
 
-    def peak(self, rank: int, device: int) -> tuple[int, float]:
+    def peak(self, rank: int, device: int) -> tuple[int, int]:
         """Return the most bytes that are held at once, and the first place where they are."""
         places, totals = self.held(rank, device)
         at = int(np.argmax(totals))
-        return int(totals[at]), float(places[at])
+        return int(totals[at]), int(places[at])
 
-    def held_at(self, place: float) -> np.ndarray:
+    def held_at(self, place: int) -> np.ndarray:
         """Return which allocations are held at a place: bool, shape (rows,)."""
         return np.asarray(
             (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
@@ -323,8 +330,8 @@ class Parts:
     Attributes:
         keys: what tells the parts apart, int64, shape (parts, columns).
         of: the part that each allocation is made in, -1 for none; int64, shape (rows,).
-        first: place of a part's first allocation, float64, shape (parts,).
-        until: place behind its last, where something else begins; float64, shape (parts,).
+        first: place of a part's first allocation, int64, shape (parts,).
+        until: place behind its last, where something else begins; int64, shape (parts,).
     """
 
     keys: np.ndarray
@@ -358,34 +365,49 @@ def parts_of(held: Allocations, which: np.ndarray, *columns: np.ndarray) -> Part
     keys, of = rows.T[found], np.full(len(held), UNKNOWN, np.int64)
     of[mine] = part
     begin = held["begin"][mine]
-    first, last = np.full(len(keys), np.inf), np.full(len(keys), -np.inf)
+    first, last = np.full(len(keys), AFTER), np.full(len(keys), BEFORE)
     np.minimum.at(first, of[mine], begin)
     np.maximum.at(last, of[mine], begin)
-    until = np.full(len(keys), np.inf)
+    until = np.full(len(keys), AFTER)
     for rank in np.unique(keys[:, 0]).tolist() if len(keys) else []:
         theirs = np.flatnonzero(keys[:, 0] == rank)
         begins = np.sort(held["begin"][held["rank"] == rank])
         at = np.searchsorted(begins, last[theirs], side="right")
-        until[theirs] = np.append(begins, begins[-1:] + 1)[at]
+        until[theirs] = np.append(begins, begins[-1:] + STEP)[at]
     return Parts(keys, of, first, until)
 
 
+def between(place: Any, slot: Any, slots: Any) -> Any:
+    """Return one of so many places between the last event and this one; 0 is where that event is.
+
+    Args:
+        place: of an event, int or int64, shape (n,).
+        slot: which one, below `slots`; of that shape.
+        slots: how many there are.
+    """
+    return place - STEP + slot * (STEP // slots)
+
+
+def place_before(place: Any) -> Any:
+    """Return the place of the last event before this one: int or int64, of its shape."""
+    return between(place, 0, 1)
+
+
 class Moved:
-    """Where parts are when they run once more, right before some places (float64, shape (parts,)), in turns.
+    """Where parts are when they run once more, right before some places (int64, shape (parts,)), in turns.
 
     Call it with places and parts, each of shape (n,), and the turn, from 0.
     """
 
-    def __init__(self, held: Allocations, parts: Parts, before: np.ndarray, turns: int = 1) -> None:
+    def __init__(self, parts: Parts, before: np.ndarray, turns: int = 1) -> None:
         self.parts, self.before, self.turns = parts, before, turns
-        self.gap = before - place_before(held, before)
 
     def __call__(self, place: np.ndarray, part: np.ndarray, turn: int = 0) -> np.ndarray:
-        """Return where places of parts are in a turn: float64, shape (n,)."""
-        share = (place - self.parts.first[part]) / (self.parts.until[part] - self.parts.first[part])
-        found: np.ndarray = self.before[part] - self.gap[part] * (
-            1 - (turn + 0.1 + 0.8 * share) / self.turns
-        )
+        """Return where places of parts are in a turn: int64, shape (n,)."""
+        first, until = self.parts.first[part], self.parts.until[part]
+        events = (until - first) // STEP + 1
+        slot = turn * events + (place - first) // STEP + 1
+        found: np.ndarray = between(self.before[part], slot, self.turns * events + 1)
         return found
 
 
@@ -405,7 +427,7 @@ def repeat(
         **columns: what else the copies have of their own, of shape (n,) or for all.
 
     Returns:
-        the new rows, int64, shape (n,). Call `renumber` when all parts are repeated.
+        the new rows, int64, shape (n,).
     """
     parts = moved.parts
     part, end = parts.of[rows], held["end"][rows]
@@ -421,22 +443,6 @@ def repeat(
     return np.arange(count, count + len(rows))
 
 
-def place_before(held: Allocations, places: np.ndarray) -> np.ndarray:
-    """Return the last place before each of these where anything begins or ends.
-
-    Args:
-        held: the allocations.
-        places: float64, shape (n,).
-
-    Returns:
-        places, float64, shape (n,).
-    """
-    known = np.concatenate([held["begin"], held["end"]])
-    known = np.sort(known[np.isfinite(known)])
-    found: np.ndarray = np.append(known[:1] - 1, known)[np.searchsorted(known, places)]
-    return found
-
-
 def put_away(
     held: Allocations, rows: np.ndarray, gone: np.ndarray, back: np.ndarray, left: float = 0.0
 ) -> None:
@@ -445,8 +451,8 @@ def put_away(
     Args:
         held: the allocations.
         rows: which of them.
-        gone: places where they go, float64, shape (n,).
-        back: places where they come again, float64, shape (n,); where that is not behind, nothing changes.
+        gone: places where they go, int64, shape (n,).
+        back: places where they come again, int64, shape (n,); where that is not behind, nothing changes.
         left: the part of the bytes that is held between.
 
     Returns:
@@ -461,12 +467,11 @@ def put_away(
 
 
 def renumber(held: Allocations) -> None:
-    """Give places whole numbers again, in the same order."""
+    """Put all events one step apart, in the same order, if anything lies between steps."""
     places = np.concatenate([held["begin"], held["end"]])
-    inside = np.isfinite(places)
+    inside = (places > BEFORE) & (places < AFTER)
+    if not (places[inside] % STEP).any():
+        return
     _, order = np.unique(places[inside], return_inverse=True)
-    places[inside] = order.reshape(-1)
-    held.columns["begin"], held.columns["end"] = (
-        places[: len(held)].copy(),
-        places[len(held) :].copy(),
-    )
+    places[inside] = order.reshape(-1) * STEP
+    held.columns["begin"], held.columns["end"] = np.split(places, 2)

@@ -21,8 +21,10 @@ from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
+    EVENT,
     GRANULE,
     KINDS,
+    STEP,
     TYPES,
     Allocations,
     freed,
@@ -60,7 +62,7 @@ def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int)
             second_asked, held["end"][rows]
         )  # it goes before the nth request of its step
         nth = np.minimum(nth, len(first_asked) - 1)
-        places = first_asked[nth] - 0.5
+        places = first_asked[nth] - STEP
     else:
         rows = np.flatnonzero(on & is_kind(held, "gradient") & ~freed(held))
         cleared = _clears_gradients(held, events, rank, asked)
@@ -70,7 +72,7 @@ def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int)
     new = _not_recorded(held, rows, on & (held["begin"] == BEFORE) & (held["end_step"] == first))
     rows, places = rows[new], places[new]
     added = {name: column[rows] for name, column in held.columns.items()}
-    added |= {"begin": np.full(len(rows), BEFORE), "end": places.astype(np.float64)}
+    added |= {"begin": np.full(len(rows), BEFORE), "end": places}
     for name in ("begin_row", "end_row", "step", "phase"):
         added[name] = np.full(len(rows), UNKNOWN)
     added["end_step"] = np.full(len(rows), first)
@@ -94,7 +96,7 @@ def _is_the_first(trace: Trace, step: int) -> bool:
 
 def _clears_gradients(
     held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray
-) -> float | None:
+) -> int | None:
     """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
     trace = held.trace
     named = rows_that(trace, lambda text: text.startswith("Optimizer.zero_grad"))
@@ -105,7 +107,7 @@ def _clears_gradients(
         return None
     time = int(trace["start_ns"][rows[0]])
     after = int(np.searchsorted(events["time_ns"][asked], time))
-    place = float(asked[min(after, len(asked) - 1)]) - 0.5
+    place = int(asked[min(after, len(asked) - 1)]) * EVENT - STEP
     return place if place < backward.min() else None
 
 
@@ -170,7 +172,7 @@ def let_states_shrink(
     held.resize(states, left(held["bytes"][states]))
     for rank, device in held.devices():
         here = on_device(held, rank, device)
-        rest = here & is_kind(held, "unknown") & (held["begin"] == BEFORE) & (held["end"] == AFTER)
+        rest = here & is_kind(held, "unknown") & held.lasting
         kept = _kept_bytes(held, rank)
         if (here & states).any() or device < 0 or kept == 0 or not rest.any():
             continue
@@ -242,9 +244,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         if device == HOST and not first_step:
             add_from_the_step_before(held, events, rank)
         described = _described(held, rank, device, first_step=first_step)
-        rest = np.flatnonzero(
-            on_device(held, rank, device) & (held["begin"] == BEFORE) & (held["end"] == AFTER)
-        )
+        rest = np.flatnonzero(on_device(held, rank, device) & held.lasting)
         known = (events["allocated_bytes"][on_device(events, rank, device)] >= 0).any()
         if known and device != HOST and len(rest) == 1:
             _split(held, int(rest[0]), described, first_step=first_step)

@@ -7,13 +7,14 @@ Python frees tensors between rows: then what its thread did before tells the pha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from daydream.arrays import distinct_rows, last_before
 from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
@@ -31,24 +32,6 @@ def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name")
     """Return which rows have a text that fits: bool, shape (rows of the trace,)."""
     hits = np.array([*(bool(fits(text)) for text in trace.text(column)), False])
     return np.asarray(hits[trace[column]])
-
-
-def innermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the first of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
-    parent, up = np.asarray(trace["parent"], np.int64), places.copy()
-    while (climbing := np.flatnonzero((up >= 0) & ~take(rows, up, False))).size:
-        up[climbing] = parent[up[climbing]]
-    return up
-
-
-def outermost(trace: Trace, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the last of some rows (bool) from each place outwards, -1 for none: int64, shape (places,)."""
-    parent, up = np.asarray(trace["parent"], np.int64), places
-    found = np.full(len(places), UNKNOWN, np.int64)
-    while ((up := innermost(trace, up, rows)) >= 0).any():
-        found = np.where(up >= 0, up, found)
-        up = take(parent, up)
-    return found
 
 
 def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:
@@ -69,38 +52,12 @@ def rows_before(trace: Trace, events: MemoryEvents, rows: np.ndarray) -> np.ndar
 
     Of rows that begin at once the innermost. The answer is int64, of shape (events,).
     """
-    found = np.full(len(events), UNKNOWN, np.int64)
-    start, time = trace["start_ns"], events["time_ns"]
-    for mine, candidates in _threads(trace, events, np.flatnonzero(rows)):
-        at = np.searchsorted(start[candidates], time[mine], side="right") - 1
-        found[mine] = np.where(at >= 0, candidates[np.maximum(at, 0)], UNKNOWN)
-    return found
-
-
-def _threads(
-    trace: Trace, events: MemoryEvents, rows: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each thread with both its events and its rows, these in order of start, outer ones first."""
-    if not len(rows) or not len(events):
-        return
-    rank = np.maximum(trace["rank"], 0)
-    pairs = (
-        (rank[rows], events["rank"]),
-        (trace["pid"][rows], events["pid"]),
-        (trace["tid"][rows], events["tid"]),
-    )
-    lane, lane_of_event = np.zeros(len(rows), np.int64), np.zeros(len(events), np.int64)
-    for of_rows, of_events in pairs:  # a number for each thread, the same on both sides
-        values = np.unique(of_rows)
-        lane = lane * len(values) + np.searchsorted(values, of_rows)
-        place = np.minimum(np.searchsorted(values, of_events), len(values) - 1)
-        here = (values[place] == of_events) & (lane_of_event >= 0)
-        lane_of_event = np.where(here, lane_of_event * len(values) + place, UNKNOWN)
-    order = np.lexsort((rows, trace["start_ns"][rows], lane))
-    for one in np.unique(lane_of_event[lane_of_event >= 0]).tolist():
-        low, high = np.searchsorted(lane[order], [one, one + 1])
-        if low < high:  # each of rank, pid and tid may be known, and the three never together
-            yield np.flatnonzero(lane_of_event == one), rows[order[low:high]]
+    mine = np.flatnonzero(rows)
+    columns = {"rank": np.maximum(trace["rank"], 0), "pid": trace["pid"], "tid": trace["tid"]}
+    threads = [np.append(column[mine], events[name]) for name, column in columns.items()]
+    _, thread = distinct_rows(threads)
+    asked = thread[len(mine) :], events["time_ns"]
+    return take(mine, last_before(thread[: len(mine)], trace["start_ns"][mine], *asked))
 
 
 def arguments_of(trace: Trace, row: int) -> list[Argument]:
@@ -161,15 +118,10 @@ def moments(trace: Trace, events: MemoryEvents) -> Moments:
 
 def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
     step = take(np.asarray(trace["step"], np.int64), row)
-    steps = trace.metadata.get("steps", [])
-    bare = step < 0
-    for rank in np.unique(events["rank"][bare]).tolist():
-        own = [number for number, each in enumerate(steps) if each.get("rank", 0) == rank]
-        if own:
-            starts = [steps[number]["start_ns"] for number in own]
-            mine = np.flatnonzero(bare & (events["rank"] == rank))
-            place = np.searchsorted(starts, events["time_ns"][mine], side="right") - 1
-            step[mine] = np.where(place >= 0, np.array(own)[np.maximum(place, 0)], UNKNOWN)
+    steps, bare = trace.metadata.get("steps", []), np.flatnonzero(step < 0)
+    rank = np.array([each.get("rank", 0) for each in steps], np.int64)
+    start = np.array([each["start_ns"] for each in steps], np.int64)
+    step[bare] = last_before(rank, start, events["rank"][bare], events["time_ns"][bare])
     return step
 
 

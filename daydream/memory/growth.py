@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
@@ -43,15 +42,6 @@ Reading = tuple[list[list[tuple[int, int]]], float]
 NUMBERS = 8  # bytes: what is no larger holds a single number, not samples
 
 
-@dataclass(frozen=True)
-class Grown:
-    """Sizes before rounding, in bytes, of shape (rows,): what is expected, and its range."""
-
-    least: np.ndarray
-    expected: np.ndarray
-    most: np.ndarray
-
-
 def resize_input(held: Allocations, old: int | None, factor: float, *, every: bool = False) -> None:
     """Give allocations the sizes that they have when a size of the input is `factor` times as large.
 
@@ -70,43 +60,40 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
     changes = np.flatnonzero(~held.where(kind=STAYS) & (held.where(phase=PASSES) | before))
     if not len(changes):
         return
-    grown = _by_shapes(held, changes, old, factor, every=every)
+    sizes = _of_unknown(held, changes, factor)
+    if old is not None:
+        by_shapes = _by_shapes(held, changes, old, factor, every=every)
+        sizes = np.where(np.isnan(by_shapes), sizes, by_shapes)
     recorded = held["recorded_bytes"][changes]
     now = held["bytes"][changes] / np.maximum(recorded, 1)  # an earlier change of the same memory
     which = np.zeros(len(held), bool)
     which[changes] = True
-    held.resize(which, np.rint(held.among(grown.least, grown.expected, grown.most) * now))
+    held.resize(which, np.rint(held.among(*sizes) * now))
 
 
 def _by_shapes(
-    held: Allocations, rows: np.ndarray, old: int | None, factor: float, *, every: bool
-) -> Grown:
-    recorded = held["recorded_bytes"][rows]
-    unknown = _of_unknown(held, rows, factor)
-    if old is None:
-        return unknown
+    held: Allocations, rows: np.ndarray, old: int, factor: float, *, every: bool
+) -> np.ndarray:
+    """Return the least, expected and largest sizes before rounding, NaN where shapes do not tell: (3, rows)."""
     sizes = _sizes_of(held.trace, old, round(old * factor), every=every)
-    calls, resize = sizes.calls, sizes.resize
-    asked = asking_operators(held, rows)
+    calls, asked = sizes.calls, asking_operators(held, rows)
+    scores = sizes.resize.shared
     keys = np.stack([
         take(held.trace["name"], asked),
         take(held.trace["shapes"], asked),
         take(calls.which, asked),
         take(held.trace["dtype"], asked),
-        take(rows_of_scores(calls), asked, False) if resize.shared else np.zeros(len(rows)),
-        recorded,
+        take(rows_of_scores(calls), asked, False) if scores else np.zeros(len(rows)),
+        held["recorded_bytes"][rows],
         held["device"][rows] >= 0,
     ]).astype(np.int64)  # fmt: skip
     first, of_key = distinct_rows(keys)
-    by_key = np.array([sizes.of(*key) for key in keys[:, first].T.tolist()], np.float64)[of_key]
-    found = np.where(
-        np.isnan(by_key), np.stack([unknown.least, unknown.expected, unknown.most], 1), by_key
-    )
-    return Grown(*found.T)
+    found = np.array([sizes.of(*key) for key in keys[:, first].T.tolist()], np.float64)
+    return found[of_key].T
 
 
-def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
-    """Return sizes of what no shape tells: what holds more than numbers grows with the input.
+def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> np.ndarray:
+    """Return the same of what no shape tells: what holds more than numbers grows with the input.
 
     Inputs do so certainly. Of anything else it is expected, and may stay as it is.
     """
@@ -114,11 +101,8 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
     sure = held["kind"][rows] == KINDS.index("input")
     granule = np.where(held["device"][rows] >= 0, GRANULE, np.where(sure, ITEM_BYTES[2], NUMBERS))
     grows = np.where(recorded > granule, recorded * factor, recorded)
-    return Grown(
-        np.where(sure, grows, np.minimum(recorded, grows)),
-        grows,
-        np.where(sure, grows, np.maximum(recorded, grows)),
-    )
+    may = np.where(sure, grows, recorded)
+    return np.stack([np.minimum(may, grows), grows, np.maximum(may, grows)])
 
 
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -335,14 +319,8 @@ def drop_scores(held: Allocations) -> None:
         max((prod(shape) for shape in found if (prod(shape), *shape[-2:]) in scores), default=0)
         for _, found in shapes
     ], np.int64)[of_key.reshape(-1)]  # fmt: skip
-    width = np.array(
-        [
-            *(
-                {prod(shape): shape[-1] for shape in of_softmax}.get(each, 1)
-                for each in elements.tolist()
-            )
-        ]
-    )
+    widths = {prod(shape): shape[-1] for shape in of_softmax}
+    width = np.array([widths.get(each, 1) for each in elements.tolist()])
     fits = np.zeros(len(held), bool)
     for size in (1, 2, 4):
         fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
@@ -351,11 +329,8 @@ def drop_scores(held: Allocations) -> None:
         of_key.reshape(-1)
     ]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
-    held.add(
-        saved,
-        bytes=4 * elements[saved] // width[saved],
-        recorded_bytes=4 * elements[saved] // width[saved],
-    )
+    kept = 4 * elements[saved] // width[saved]
+    held.add(saved, bytes=kept, recorded_bytes=kept)
     held.remove(np.append(goes, np.zeros(len(saved), bool)))
 
 

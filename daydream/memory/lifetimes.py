@@ -16,10 +16,11 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
 from daydream.memory.before import add_held_before
-from daydream.memory.enclosing import Moments, innermost, moments, rows_that, take
+from daydream.memory.enclosing import Moments, moments, rows_that, take
 from daydream.memory.pairing import paired
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
@@ -84,7 +85,7 @@ def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
         own = np.flatnonzero(events["rank"] == rank)
         mine = held["rank"][lost] == rank
         after = np.searchsorted(events["time_ns"][own], end[mine], side="right")
-        held["end"][lost[mine]] = np.append(own, own[-1] + 1)[after] - 0.5
+        held["end"][lost[mine]] = np.append(own, own[-1] + 1)[after] * EVENT - STEP
     for name in ("end_step", "end_phase"):
         held[name][lost] = held[name.removeprefix("end_")][lost]
     held.note(
@@ -131,16 +132,17 @@ class _Lifetimes:
 
 def under(held: Allocations, pattern: re.Pattern[str]) -> np.ndarray:
     """Return what was asked for within a row whose name matches: bool, shape (rows,)."""
-    return innermost(held.trace, held["begin_row"], rows_that(held.trace, pattern.search)) >= 0
+    hits = rows_that(held.trace, pattern.search)
+    return enclosing(held.trace["parent"], hits, held["begin_row"], inner=True) >= 0
 
 
 def _passes(held: Allocations, when: Moments) -> tuple[np.ndarray, np.ndarray]:
     """Return how many backward passes have begun where each begins and where it ends: int64, (rows,)."""
     begun, freed = held["begin"] > BEFORE, held["end"] < AFTER
     passes = np.zeros(len(held), np.int64)
-    passes[begun] = when.passes[held["begin"][begun].astype(np.int64)]
+    passes[begun] = when.passes[held["begin"][begun] // EVENT]
     ends = np.full(len(held), int(when.passes.max(initial=0)) + 1)
-    ends[freed] = when.passes[held["end"][freed].astype(np.int64)]
+    ends[freed] = when.passes[held["end"][freed] // EVENT]
     return passes, ends
 
 
@@ -184,7 +186,7 @@ def _input(of: _Lifetimes) -> np.ndarray:
     layer = take(of.trace["layer"], of.held["begin_row"])
     in_layer = of.begun & (layer >= 0) & (of.phase == FORWARD)
     _, of_pass = distinct_rows([of.held["rank"], of.passes])
-    first = np.full(len(of.held), np.inf)
+    first = np.full(len(of.held), AFTER)
     np.minimum.at(first, of_pass[in_layer], of.held["begin"][in_layer])
     begins = first[of_pass]
     outside = (layer < 0) & np.isin(of.phase, (FORWARD, OTHER, DATA))
@@ -209,7 +211,7 @@ def _recomputed(of: _Lifetimes) -> np.ndarray:
     again = (maker >= 0) & ~take(nodes(trace), maker, False)
     end = np.append(np.asarray(trace["start_ns"]) + trace["duration_ns"], 0)
     freed = of.held["end"][mine]
-    at = np.where(np.isfinite(freed), freed, len(of.time_ns) - 1).astype(np.int64)
+    at = np.where(freed < AFTER, freed // EVENT, len(of.time_ns) - 1)
     found[mine] = again & (of.time_ns[at] > end[maker])
     return found
 
@@ -243,27 +245,25 @@ def _as_their_like(held: Allocations, kinds: np.ndarray) -> np.ndarray:
         ("begin", held["step"], held["phase"], held["begin"], -1),
         ("end", held["end_step"], held["end_phase"], held["end"], 1),
     ):
-        cut = np.isfinite(order) & ~whole & (step >= 0)
+        inside = (order > BEFORE) & (order < AFTER)
+        cut = inside & ~whole & (step >= 0)
         edge = _edge(held["rank"], step, cut, neighbour)  # each rank's last, or first, step
         cut &= step == edge
-        rows = np.flatnonzero(np.isfinite(order) & ((step == edge) | (step == edge + neighbour)))
+        rows = np.flatnonzero(inside & ((step == edge) | (step == edge + neighbour)))
         rows = rows[np.argsort(order[rows], kind="stable")]
         by = held[f"{at}_row"][rows]
         op, layer = (take(held.trace[name], by) for name in ("op", "layer"))
         parts = [held[name][rows] for name in ("rank", "device", "bytes")]
         parts += [phase[rows], op, layer, step[rows]]
         keys = zip(*(part.tolist() for part in parts), strict=True)
-        seen: dict[tuple[int, ...], list[int]] = {}
-        nth = []
+        alike: dict[tuple[int, ...], list[int]] = {}
         for number, key in zip(rows.tolist(), keys, strict=True):
-            alike = seen.setdefault(key, [])
-            nth.append((number, key, len(alike)))
-            alike.append(number)
-        for number, key, place in nth:
-            if cut[number]:
-                alike = seen.get((*key[:-1], key[-1] + neighbour), [])
-                if place < len(alike) and whole[alike[place]]:
-                    found[number] = kinds[alike[place]]
+            alike.setdefault(key, []).append(number)
+        for key, mine in alike.items():
+            others = alike.get((*key[:-1], key[-1] + neighbour), [])
+            for number, other in zip(mine, others, strict=False):
+                if cut[number] and whole[other]:
+                    found[number] = kinds[other]
     return found
 
 

@@ -15,19 +15,27 @@ import numpy as np
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Argument, elements, parse_shapes
+from daydream.costs.workload.shapes import elements
+from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
+    AFTER,
     BEFORE,
-    GRANULE,
+    STEP,
     Allocations,
     Parts,
     parts_of,
     place_before,
     rounded,
 )
-from daydream.memory.enclosing import has_tensors, innermost, outermost, rows_that, take
+from daydream.memory.enclosing import (
+    arguments_of,
+    has_tensors,
+    rows_that,
+    take,
+)
 from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.trace import Trace
 
 
 def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.ndarray:
@@ -101,7 +109,7 @@ def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np
     if forward:
         mine = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
         up[mine] = forward_rows(held.trace, up[mine])
-    return innermost(held.trace, up, rows)
+    return enclosing(held.trace["parent"], rows, up, inner=True)
 
 
 def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = None) -> np.ndarray:
@@ -123,7 +131,7 @@ def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = N
     backward = np.flatnonzero(in_phase(held, "backward")[every] & (up >= 0))
     call = forward_rows(trace, up[backward])
     up[backward] = np.where(call >= 0, call, up[backward])
-    return outermost(trace, up, hits)
+    return enclosing(trace["parent"], hits, up, inner=False)
 
 
 def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
@@ -137,7 +145,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
         parts: parts of the forward pass.
 
     Returns:
-        places, float64, shape (n,); the end of the part where no node tells the call.
+        places, int64, shape (n,); the end of the part where no node tells the call.
     """
     trace = held.trace
     start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
@@ -160,9 +168,10 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
-    return place_before(
-        held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
+    found: np.ndarray = place_before(
+        np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
     )
+    return found
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -173,12 +182,13 @@ def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
         rows: which of them, int64, shape (n,).
 
     Returns:
-        places, float64, shape (n,).
+        places, int64, shape (n,).
     """
     calls = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
     begins = np.sort(calls.first)
     at = np.searchsorted(begins, held["begin"][rows], side="right")
-    return place_before(held, np.append(begins, [begins[-1:] + 1] * 2)[at + 1])
+    found: np.ndarray = place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
+    return found
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -189,7 +199,7 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
         rows: which of them, int64, shape (n,); none from before the recording.
 
     Returns:
-        places, float64, shape (n,).
+        places, int64, shape (n,).
     """
     inside = np.flatnonzero(held["begin"] > BEFORE)
     order = inside[np.lexsort((held["begin"][inside], held["rank"][inside]))]
@@ -203,13 +213,13 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
     last = np.where(changes, np.arange(len(order)), len(order))
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
-    begins = np.append(held["begin"][order], np.inf)
+    begins = np.append(held["begin"][order], AFTER)
     behind = np.where(
-        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1
+        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + STEP
     )
-    found = np.full(len(held), np.inf)
-    found[order] = behind
-    return place_before(held, found[rows])
+    found = np.full(len(held), AFTER)
+    found[order] = place_before(behind)
+    return found[rows]
 
 
 def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
@@ -225,18 +235,14 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
         rows of the table, int64, shape (parts,); -1 where none is.
     """
     trace = held.trace
-    names, shapes, dtypes = trace.text("name"), trace.text("shapes"), trace.text("dtype")
     wanted = held.where(kind=("activation", "temporary", "input")) & (held["begin"] > BEFORE)
     by_size: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
     found = np.full(len(parts), UNKNOWN, np.int64)
     for place, (rank, turn, *_, row) in enumerate(parts.keys.tolist()):
-        code, dtype = int(trace["shapes"][row]), int(trace["dtype"][row])
-        first = first_factor(names[int(trace["name"][row])], shapes[code] if code >= 0 else "")
-        nbytes = elements(first) * ((itemsize(dtypes[dtype]) if dtype >= 0 else None) or 4)
+        nbytes = _read_bytes(trace, row)
         key = (rank, turn, nbytes)
         if key not in by_size:
-            on_gpu = -(-nbytes // GRANULE) * GRANULE
-            size = np.where(held["device"] >= 0, on_gpu, nbytes)
+            size = rounded(np.full(len(held), nbytes), held["device"])
             rows = np.flatnonzero(
                 wanted
                 & (held["recorded_bytes"] == size)
@@ -278,26 +284,25 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.nd
         own = readers[rank[readers] == rank[call]] if call >= 0 else readers[:0]
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
-            nbytes[place] = _read_bytes(held, int(own[at]))
+            nbytes[place] = _read_bytes(trace, int(own[at]))
     fits: np.ndarray = (
         rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
     )
     return fits
 
 
-def _read_bytes(held: Allocations, row: int) -> int:
-    trace = held.trace
-    name = trace.text("name")[int(trace["name"][row])]
-    nbytes = elements(first_factor(name, trace.text("shapes")[int(trace["shapes"][row])]))
+def _read_bytes(trace: Trace, row: int) -> int:
+    """Return the bytes of the first tensor that a call works on, of the one behind the bias of `addmm`."""
     dtype = int(trace["dtype"][row])
-    return nbytes * ((itemsize(trace.text("dtype")[dtype]) if dtype >= 0 else None) or 4)
+    width = itemsize(trace.text("dtype")[dtype]) if dtype >= 0 else None
+    return first_elements(trace, row) * (width or 4)
 
 
-def first_factor(name: str, shapes: str) -> Argument:
-    """Return the tensor that a call works on: its first argument, or of `addmm` the one behind the bias."""
-    arguments = parse_shapes(shapes) or []
-    place = operator(name).first
-    return arguments[place] if place < len(arguments) else ()
+def first_elements(trace: Trace, row: int) -> int:
+    """Return the elements of that tensor."""
+    arguments = arguments_of(trace, row)
+    place = operator(trace.text("name")[int(trace["name"][row])]).first
+    return elements(arguments[place]) if place < len(arguments) else 0
 
 
 @dataclass(frozen=True)
@@ -306,8 +311,8 @@ class KeptCalls:
 
     Attributes:
         calls: the calls as parts of the program; the last of their keys is the row of the trace.
-        done: where the call is done, float64, shape (calls,).
-        node: where its autograd node is done, float64, shape (calls,); -inf where it has none.
+        done: where the call is done, int64, shape (calls,).
+        node: where its autograd node is done, int64, shape (calls,); `BEFORE` where it has none.
         input: row of the table that holds what it reads, int64, shape (calls,); -1 if not known.
         output: row of the table that holds its result, likewise.
         besides: what else each row is that a call made and left: the call, -1 for none; int64, shape (rows,).
@@ -335,7 +340,7 @@ class KeptCalls:
         chosen = (self.input >= 0) & (True if which is None else which)
         rows = self.input[chosen]
         own = self.freed_by[rows] >= 0
-        ends = np.full(len(held), -np.inf)
+        ends = np.full(len(held), BEFORE)
         np.maximum.at(ends, rows[own], self.done[chosen][own])
         found = np.unique(rows[own])
         held["end"][found] = np.minimum(held["end"][found], ends[found])
@@ -373,7 +378,7 @@ class KeptCalls:
         like = np.full(len(self), UNKNOWN)
         mine = np.flatnonzero(self.calls.of >= 0)
         like[self.calls.of[mine][::-1]] = mine[::-1]
-        have = np.isfinite(self.node)
+        have = self.node > BEFORE
         begin, end = self.calls.first[have], self.node[have]
         held.add(like[have], bytes=nbytes[have], begin=begin, end=end, kind="activation")
 
@@ -391,10 +396,9 @@ def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> Kep
     calls = parts_of(held, made & (in_phase(held, "forward") | in_phase(held, "loss")), call)
     nodes = parts_of(held, made & in_phase(held, "backward"), call)
     at = nodes.find(calls.keys)
-    node = np.where(at >= 0, take(nodes.until, at, 0), -np.inf)
-    node[at >= 0] = place_before(held, node[at >= 0])
-    done = place_before(held, calls.until)
-    stays = np.flatnonzero((calls.of >= 0) & (held["end"] > np.append(done, np.inf)[calls.of]))
+    node = np.where(at >= 0, place_before(take(nodes.until, at, 0)), BEFORE)
+    done = place_before(calls.until)
+    stays = np.flatnonzero((calls.of >= 0) & (held["end"] > np.append(done, AFTER)[calls.of]))
     order = stays[np.lexsort((held["begin"][stays], -held["bytes"][stays], calls.of[stays]))]
     first = np.unique(calls.of[order], return_index=True)
     output = np.full(len(calls), UNKNOWN)
@@ -419,6 +423,7 @@ def _freed_by(held: Allocations, pattern: str, calls: Parts) -> np.ndarray:
     up = np.full(len(held), UNKNOWN)
     rows = np.flatnonzero(in_phase(held, "backward", at="end") & (held["end_row"] >= 0))
     up[rows] = forward_rows(trace, held["end_row"][rows])
-    found = outermost(trace, up, rows_that(trace, re.compile(pattern).search))
+    hits = rows_that(trace, re.compile(pattern).search)
+    found = enclosing(trace["parent"], hits, up, inner=False)
     keys = np.stack([held["rank"], held["repeat"], found], axis=1)
     return calls.find(keys)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,20 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements
-from daydream.memory.allocations import BEFORE, Allocations, Parts, parts_of, place_before, renumber
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    STEP,
+    Allocations,
+    Parts,
+    between,
+    parts_of,
+    place_before,
+)
 from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
 from daydream.memory.liveness import (
     calls_that_made,
-    first_factor,
+    first_elements,
     forward_calls,
     nearest,
     next_call,
@@ -103,7 +112,6 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     half &= ~resize_scratch(held, np.flatnonzero(half))[:size]
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     add_scratch(held, np.flatnonzero(half | casts))
-    renumber(held)
 
 
 def hold_8_bits(held: Allocations) -> None:
@@ -126,7 +134,7 @@ def hold_8_bits(held: Allocations) -> None:
     like = np.full(len(products), UNKNOWN)
     rows = np.flatnonzero(products.of >= 0)
     like[products.of[rows]] = rows
-    ends = place_before(held, products.until)
+    ends = place_before(products.until)
     held.add(
         like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary"
     )
@@ -138,14 +146,11 @@ def hold_8_bits(held: Allocations) -> None:
     held.scale(
         saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum())))
     )
-    renumber(held)
 
 
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 FLOAT = "float32"
-OWN_ERROR_ON_GPU = (
-    0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
-)
+OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/accuracy.md): types are inferred
 
 
 def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
@@ -160,13 +165,11 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
         np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
     )
     begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    turn = np.empty(len(rows))
+    turn = np.empty(len(rows), np.int64)
     turn[order] = np.arange(len(rows)) - begins
-    shift = (turn + 1) / (3 * (len(rows) + 1))  # less than to the next place
-    held.add(
-        rows, bytes=held["recorded_bytes"][rows] // 2, end=behind + 1.1 * shift, kind="temporary"
-    )
-    held["begin"][rows] = behind + shift
+    at = between(behind + STEP, turn + 1, len(rows) + 1)
+    held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=at + 1, kind="temporary")
+    held["begin"][rows] = at
 
 
 def _cast_values(
@@ -176,7 +179,8 @@ def _cast_values(
     if not len(rows):
         return
     used, ends = used_until(held, rows, forward), held["end"][rows].copy()
-    sizes = 4 * types.value_elements(types.outermost[last[rows]])
+    calls = [arguments_of(held.trace, row) for row in types.outermost[last[rows]].tolist()]
+    sizes = np.array([4 * elements((call + [()] * 3)[2]) for call in calls], np.int64)
     held["end"][rows] = used
     held.add(rows, bytes=sizes, recorded_bytes=sizes, begin=used, end=ends)
 
@@ -227,7 +231,7 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     backward = held["phase"][rows] == PHASES.index("backward")
     begin = held["begin"][rows]
     behind = next_call(held, rows)
-    first, done = np.full(len(found), np.inf), np.full(len(found), -np.inf)
+    first, done = np.full(len(found), AFTER), np.full(len(found), BEFORE)
     np.minimum.at(first, group[~backward], begin[~backward])
     np.maximum.at(done, group[backward], behind[backward])
     leader = np.full(len(found), UNKNOWN)
@@ -236,30 +240,30 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     leader[group[order]] = rows[order]
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
-    ends = np.where(
-        passes.of >= 0, place_before(held, take(passes.until, passes.of, 0)), held["end"]
-    )
+    ends = np.where(passes.of >= 0, place_before(take(passes.until, passes.of, 0)), held["end"])
     ends = np.maximum(ends[leader[there]], done[there])
-    _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
+    _hold(types, leader[there], found[there, 1], types.weight_elements, first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
     begins = there[take(types.is_first | types.reads_result, found[there, 1], False)]
     ends = np.maximum(done[begins], first[begins])
-    _hold(held, leader[begins], types.input_elements(found[begins, 1]), first[begins], ends)
+    read = partial(first_elements, held.trace)
+    _hold(types, leader[begins], found[begins, 1], read, first[begins], ends)
 
 
 def _hold(
-    held: Allocations, like: np.ndarray, elements: np.ndarray, begin: np.ndarray, end: np.ndarray
+    types: _Types,
+    like: np.ndarray,
+    calls: np.ndarray,
+    elements: Callable[[int], int],
+    begin: np.ndarray,
+    end: np.ndarray,
 ) -> None:
-    """Add copies in 16 bits for the backward pass, beside the allocations of these rows."""
-    some = np.flatnonzero(elements > 0)
-    size = 2 * elements[some]
-    held.add(
-        like[some],
-        bytes=size,
-        recorded_bytes=size,
-        begin=begin[some],
-        end=end[some],
-        kind="activation",
+    """Add copies in 16 bits, for the backward pass, of what calls read in 32, like allocations of these rows."""
+    size = np.array([2 * elements(row) * types.float32[row] for row in calls.tolist()], np.int64)
+    some = np.flatnonzero(size)
+    ends = {"begin": begin[some], "end": end[some]}
+    types.held.add(
+        like[some], bytes=size[some], recorded_bytes=size[some], kind="activation", **ends
     )
 
 
@@ -379,39 +383,9 @@ class _Types:
             and not self._parameters.isdisjoint(tensors)
         )
 
-    def weight_elements(self, rows: np.ndarray) -> np.ndarray:
-        """Return the elements of matrices and kernels that each product takes as parameters: int64."""
-        found = []
-        for row in rows.tolist():
-            if not self.float32[row]:
-                found.append(0)
-                continue
-            op = operator(self.held.trace.text("name")[self.held.trace["name"][row]])
-            arguments = arguments_of(self.held.trace, row)
-            places = [place for place in op.parameters if place < len(arguments)]
-            weights = [
-                arguments[place] for place in places if len(arguments[place]) > 1
-            ]  # no biases
-            found.append(sum(elements(weight) for weight in weights))
-        return np.array(found, np.int64)
-
-    def value_elements(self, rows: np.ndarray) -> np.ndarray:
-        """Return the elements of the values that each call of attention reads, its third argument: int64."""
-        return np.array(
-            [elements((arguments_of(self.held.trace, row) + [()] * 3)[2]) for row in rows.tolist()],
-            np.int64,
-        )
-
-    def input_elements(self, rows: np.ndarray) -> np.ndarray:
-        """Return the elements of what each product reads: int64."""
-        names, texts = self.held.trace.text("name"), self.held.trace.text("shapes")
-        calls = zip(
-            self.held.trace["name"][rows].tolist(),
-            self.held.trace["shapes"][rows].tolist(),
-            strict=True,
-        )
-        sizes = [
-            elements(first_factor(names[name], texts[code] if code >= 0 else ""))
-            for name, code in calls
-        ]
-        return np.where(self.float32[rows], np.array(sizes, np.int64), 0)
+    def weight_elements(self, row: int) -> int:
+        """Return the elements of matrices and kernels, no biases, that a product takes as parameters."""
+        trace = self.held.trace
+        places = operator(trace.text("name")[trace["name"][row]]).parameters
+        given = [part for at, part in enumerate(arguments_of(trace, row)) if at in places]
+        return sum(elements(part) for part in given if len(part) > 1)

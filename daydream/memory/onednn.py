@@ -107,7 +107,7 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
     least, expected, most = found.reshape(-1, 3).T
     nbytes, begin = held.among(least, expected, most), held["begin"][last]
     held.add(
-        last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 0.01, kind="workspace"
+        last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 1, kind="workspace"
     )
 
 

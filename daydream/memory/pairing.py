@@ -4,14 +4,18 @@ An allocation and a free at one address of one device belong together. A free of
 allocated ends something that was held before the recording. Where the allocator's totals are recorded,
 what they hold beyond that was there before and stays. Events that contradict each other are counted: no total
 may be wrong in silence.
+
+And how much a recording itself says was held: what needs no pairing.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.arrays import distinct_rows, run_starts
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
 from daydream.memory.enclosing import Moments, moments, take
+from daydream.results import Record
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
@@ -52,11 +56,10 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     """Say how many allocations are at an address that is held: the free between is missing."""
     known = (begin >= 0) & (events["address"][begin] >= 0)
     first, last = begin[known], np.where(end[known] >= 0, end[known], len(events))
-    keys = [events[name][first] for name in ("address", "device", "rank")]
-    order = np.lexsort((first, *keys))
+    _, place = distinct_rows([events[name][first] for name in ("address", "device", "rank")])
+    order = np.lexsort((first, place))
     first, last = first[order], last[order]
-    place = first_of_each([key[order] for key in keys])
-    above = np.cumsum(place) * (len(events) + 1)  # keeps the places apart
+    above = place[order] * (len(events) + 1)  # keeps the places apart
     held_until = np.maximum.accumulate(above + last)
     odd = int((above[1:] + first[1:] < held_until[:-1]).sum())
     if not odd:
@@ -65,15 +68,6 @@ def _twice(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str
     found = counted(odd, "allocation", "allocations")
     missing = "frees are missing, and less may be held than the events add up to"
     return [f"{found} {were} that had not been freed: {missing}."]
-
-
-def first_of_each(keys: list[np.ndarray]) -> np.ndarray:
-    """Return which elements differ from the one before in some key: bool, shape (n,)."""
-    found = np.zeros(len(keys[0]), bool)
-    found[:1] = True
-    for key in keys:
-        found[1:] |= key[1:] != key[:-1]
-    return found
 
 
 def _totals(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
@@ -127,8 +121,8 @@ def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> A
         "rank": events["rank"][of],
         "device": events["device"][of],
         "bytes": np.abs(events["bytes"][of]),
-        "begin": np.where(begin >= 0, begin, BEFORE),
-        "end": np.where(end >= 0, end, AFTER),
+        "begin": np.where(begin >= 0, begin * EVENT, BEFORE),
+        "end": np.where(end >= 0, end * EVENT, AFTER),
         "kind": np.full(len(of), KINDS.index("unknown")),
         "parameter": np.full(len(of), UNKNOWN),
     }
@@ -154,15 +148,13 @@ def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
     where = np.where(address >= 0, address, -2 - np.abs(nbytes))[
         event
     ]  # without an address: by size
-    keys = (where, events["device"][event], events["rank"][event])
-    order = np.lexsort((event, *keys))
-    event, step = event[order], change[event[order]]
-    first = first_of_each([key[order] for key in keys])
+    _, place = distinct_rows([events["rank"][event], events["device"][event], where])
+    order = np.lexsort((event, place))
+    event, place, step = event[order], place[order], change[event[order]]
     height = np.cumsum(step) + (step < 0)  # of a free: the height it comes from
-    own = np.cumsum(first)
-    by_height = np.lexsort((event, height, own))
+    by_height = np.lexsort((event, height, place))
     event, step = event[by_height], step[by_height]
-    first = first_of_each([own[by_height], height[by_height]])
+    first = run_starts(place[by_height]) | run_starts(height[by_height])
     opens = step > 0
     closed = opens & np.append((step < 0) & ~first, False)[1:]
     begins = np.where(opens, event, UNKNOWN)
@@ -179,7 +171,7 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
     The CPU's total is none: PyTorch counts there what it saw while it recorded, so that what came while it
     did and went later stays in it (`ProfiledCPUMemoryReporter`, c10/core/CPUAllocator.cpp).
     """
-    found: dict[str, list[float]] = {name: [] for name in columns}
+    found: dict[str, list[int]] = {name: [] for name in columns}
     pairs = sorted(set(zip(events["rank"].tolist(), events["device"].tolist(), strict=True)))
     for rank, device in pairs:
         if device == HOST:
@@ -203,3 +195,44 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
             for name, value in row.items():
                 found[name].append(value)
     return {name: np.array(values, columns[name].dtype) for name, values in found.items()}
+
+
+class RecordedMemory(Record):
+    """The events of one device of a rank, and the most that it held.
+
+    Attributes:
+        rank: whose memory.
+        device: `cpu`, or `cuda:` and the GPU's number.
+        events: how many allocations and frees.
+        peak_allocated_bytes: the largest recorded total; without totals, and on the CPU, whose total counts
+            what the profiler saw alone, the most that the events add up to.
+        peak_reserved_bytes: the largest recorded total of what the allocator had, None if not recorded.
+        since_start: whether the peak counts from what was held when the recording began.
+
+    """
+
+    rank: int
+    device: str
+    events: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    since_start: bool
+
+
+def recorded_memory(events: MemoryEvents) -> list[RecordedMemory]:
+    """Return what was recorded of each device of each rank, GPUs first."""
+    owners = set(zip(events["rank"].tolist(), (events["device"] == HOST).tolist(),
+                     events["device"].tolist(), strict=True))  # fmt: skip
+    found = []
+    for rank, on_host, device in sorted(owners):
+        own = on_device(events, rank, device)
+        total, reserved = events["allocated_bytes"][own], events["reserved_bytes"][own]
+        since_start = on_host or bool((total < 0).all())
+        held = np.cumsum(events["bytes"][own])
+        peak = int(held.max()) - min(int(held.min()), 0) if since_start else int(total.max())
+        found.append(RecordedMemory(
+            rank=rank, device="cpu" if on_host else f"cuda:{device}", events=int(own.sum()),
+            peak_allocated_bytes=peak, since_start=since_start,
+            peak_reserved_bytes=None if on_host or (reserved < 0).all() else int(reserved.max()),
+        ))  # fmt: skip
+    return found

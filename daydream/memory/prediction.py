@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import TYPES, Allocations
+from daydream.memory.allocations import TYPES, Allocations, renumber
 from daydream.results import Record
 
 MIB = 2**20
@@ -174,6 +174,7 @@ def changed(
             said = "; ".join(traceback.format_exception_only(error)).strip()
             raise GraphError(f"memory() of {change.name} failed: {said}") from error
         _check(after, change.name)
+        renumber(after)
     return after
 
 
@@ -186,10 +187,8 @@ def _check(held: Allocations, name: str) -> None:
     """Raise `GraphError` if an edit left columns of other lengths, or places and sizes that are none."""
     rows = len(held["begin"])
     sizes = {len(held.columns.get(column, ())) for column in TYPES}
-    if sizes != {rows} or np.isnan(held["begin"]).any() or np.isnan(held["end"]).any():
-        raise GraphError(
-            f"memory() of {name} left a broken table: columns differ in length, or have holes"
-        )
+    if sizes != {rows}:
+        raise GraphError(f"memory() of {name} left a broken table: columns differ in length")
     if rows and held["bytes"].min() < 0:
         raise GraphError(f"memory() of {name} left allocations of less than no bytes")
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
-from daydream.memory.enclosing import innermost, rows_that, take
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
+from daydream.memory.enclosing import rows_that, take
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, recorded_reserved, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
@@ -149,7 +150,7 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
     ).having(holders=_holders(held, then, layers))
 
 
-def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | None]:
+def _moment(held: Allocations, place: int) -> tuple[int, str | None, str | None]:
     """Return step, phase and layer of the request at a place."""
     rows = np.flatnonzero(held["begin"] == place)
     if place == BEFORE or not len(rows):
@@ -190,12 +191,7 @@ def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -
         return None
     # What was freed and not seen to come had been there; rows that were added end between events.
     on = on_device(held, rank, device)
-    seen = (
-        on
-        & (held["begin"] == BEFORE)
-        & np.isfinite(held["end"])
-        & (held["end"] == np.floor(held["end"]))
-    )
+    seen = on & (held["begin"] == BEFORE) & (held["end"] < AFTER) & (held["end"] % EVENT == 0)
     start = int(held["bytes"][seen].sum())
     return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
 
@@ -254,7 +250,7 @@ def operators(held: Allocations) -> list[str | None]:
     tells = trace.is_kind("operator") & ~rows_that(
         trace, lambda name: "allocates" in operator(name).traits
     )
-    row = innermost(trace, held["begin_row"], tells)
+    row = enclosing(trace["parent"], tells, held["begin_row"], inner=True)
     own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = take(trace["name"], row).tolist()
     return [
@@ -282,6 +278,6 @@ def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) 
         return "fused-cross-entropy"
     if kind == "temporary":
         return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"
-    if kind == "gradient" and held["begin"][row] == BEFORE and held["end"][row] == AFTER:
+    if kind == "gradient" and held.lasting[row]:
         return "zero-grad-none"
     return SMALLER.get(kind) if trained or kind == "activation" else None

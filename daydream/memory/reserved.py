@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations, on_device
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
 from daydream.memory.replay import ALLOCATE, FREE, Part, Request, Segment, Usage, usage
 from daydream.memory.settings import Settings
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
@@ -122,11 +122,11 @@ def _placed(
 def _freed_address(held: Allocations, row: int) -> int:
     """Return where the free of a row says that it lay, -1 if that is not known."""
     events: MemoryEvents | None = held.trace.memory
-    end = float(held["end"][row])
-    if events is None or not np.isfinite(end) or end != int(end) or not 0 <= end < len(events):
+    event, beyond = divmod(int(held["end"][row]), EVENT)
+    if events is None or beyond or not 0 <= event < len(events):
         return -1
-    same = events["bytes"][int(end)] == -held["bytes"][row]
-    return int(events["address"][int(end)]) if same else -1
+    same = events["bytes"][event] == -held["bytes"][row]
+    return int(events["address"][event]) if same else -1
 
 
 def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
@@ -200,7 +200,7 @@ def requests_of(
     sizes = held["bytes"].copy()
     if inside:
         sizes[list(inside)] -= list(inside.values())
-    asked, ended = rows[sizes[rows] > 0], rows[np.isfinite(held["end"][rows])]
+    asked, ended = rows[sizes[rows] > 0], rows[held["end"][rows] < AFTER]
     places = np.concatenate([held["begin"][asked], held["end"][ended]])
     frees = np.arange(len(places)) >= len(asked)
     order = np.lexsort((frees, places))  # at one place what begins comes before what ends

@@ -16,9 +16,9 @@ from daydream.memory.allocations import (
     BEFORE,
     Allocations,
     Parts,
+    between,
     on_device,
     parts_of,
-    renumber,
 )
 from daydream.memory.before import let_states_shrink
 from daydream.memory.enclosing import take
@@ -35,7 +35,7 @@ def gradient_bytes(held: Allocations, rank: int, device: int) -> int:
         device: index of the GPU, -1 for the CPU.
     """
     own = held.where(kind="gradient") & on_device(held, rank, device)
-    lasting = own & (held["begin"] == BEFORE) & (held["end"] == AFTER)
+    lasting = own & held.lasting
     of_steps = np.bincount(held["step"][own & ~lasting] + 1, held["bytes"][own & ~lasting])[1:]
     return int(held["bytes"][lasting].sum() + of_steps.max(initial=0))
 
@@ -178,11 +178,18 @@ ROOT = -1
 Key = tuple[int, ...]
 One = TypeVar("One")
 
-# In the gap before the first work of a unit, and behind its last, torch 2.13 does this in this order
+# Before the first work of a unit, and behind its last, torch 2.13 does this in this order
 # (torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py, _fsdp_collectives.py, _fsdp_state.py).
-COPIES_GO, OTHER_FLAT_GRADIENTS_GO, FLAT_GRADIENTS, GRADIENTS_GO, SHARE = 0.05, 0.08, 0.1, 0.15, 0.2
-REDUCED = (0.25, 0.3)
-GATHER, GATHERED, COPIES, FLAT_GOES, NEXT = 0.4, 0.45, 0.5, 0.6, 0.7
+(
+    COPIES_GO, OTHER_FLAT_GRADIENTS_GO, FLAT_GRADIENTS, GRADIENTS_GO, SHARE, REDUCE, REDUCED,
+    GATHER, GATHERED, COPIES, FLAT_GOES, NEXT,
+) = range(1, 13)  # fmt: skip
+
+
+def _at(place: int, what: int) -> int:
+    """Return where that is done between the last event and the one at a place."""
+    found: int = between(place, what, NEXT + 1)
+    return found
 
 
 def shard(
@@ -234,7 +241,7 @@ def shard(
             if unit == ROOT:
                 ends = [_span(parts, step) for parts in passes]
                 spans = [(ends[0][0], max(ends[0][1], ends[1][1]))] * 2
-            if len(mine) and np.isfinite(spans[0][0]):
+            if len(mine) and spans[0][0] < AFTER:
                 units.append(_Unit(unit, int(whole[mine].sum()), int(mine[0]), theirs, *spans))
         program.phase = "forward"
         program.gather_for_forward(units, _span(passes[0], step)[1], again=again)
@@ -244,7 +251,6 @@ def shard(
         program.scatter(units, workers, gone)
     held["end"][:] = gone
     program.add()
-    renumber(held)
 
 
 @dataclass(frozen=True)
@@ -255,8 +261,8 @@ class _Unit:
     nbytes: int
     like: int
     gradients: np.ndarray
-    forward: tuple[float, float]
-    backward: tuple[float, float]
+    forward: tuple[int, int]
+    backward: tuple[int, int]
 
 
 @dataclass
@@ -264,35 +270,21 @@ class _Program:
     """Buffers that a worker makes besides: a row that each is like, bytes, begin, end, end at the most."""
 
     held: Allocations
-    made: list[tuple[int, int, float, float, float, int]] = field(default_factory=list)
+    made: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     phase: str = "forward"
 
-    def __post_init__(self) -> None:
-        inside = np.concatenate([self.held["begin"], self.held["end"]])
-        self.places = np.unique(inside[np.isfinite(inside)])
-
-    def at(self, place: float, share: float) -> float:
-        """Return a place between this one and the last one before where anything happens."""
-        before = int(np.searchsorted(self.places, place)) - 1
-        begin = float(self.places[before]) if before >= 0 else place - 1
-        return begin + (place - begin) * share
-
-    def make(
-        self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None
-    ) -> None:
+    def make(self, unit: _Unit, nbytes: int, begin: int, end: int, most: int | None = None) -> None:
         """Hold bytes from a place to another."""
         if end > begin:
             most = end if most is None else max(most, end)
             self.made.append((unit.like, nbytes, begin, end, most, PHASES.index(self.phase)))
 
-    def send(
-        self, unit: _Unit, nbytes: int, begin: float, end: float, most: float | None = None
-    ) -> None:
+    def send(self, unit: _Unit, nbytes: int, begin: int, end: int, most: int | None = None) -> None:
         """Hold bytes once more while gloo moves them, which it does on a CPU."""
         if self.held["device"][unit.like] < 0:
             self.make(unit, nbytes, begin, end, most)
 
-    def gather_for_forward(self, units: list[_Unit], until: float, *, again: bool) -> None:
+    def gather_for_forward(self, units: list[_Unit], until: int, *, again: bool) -> None:
         """Gather each unit before its forward pass."""
         order = sorted(units, key=lambda unit: (unit.forward[0], unit.number != ROOT))
         for unit, following in _with_next(order):
@@ -300,36 +292,31 @@ class _Program:
             if unit.number != ROOT and not again:
                 done = max(done, unit.backward[1])
             end = (
-                self.at(until, COPIES_GO)
-                if following is None
-                else self.at(following.forward[0], FLAT_GOES)
+                _at(until, COPIES_GO) if following is None else _at(following.forward[0], FLAT_GOES)
             )
-            ask = self.at(first, GATHER)
+            ask = _at(first, GATHER)
             self.make(unit, unit.nbytes, ask, end)
-            self.send(unit, unit.nbytes, ask, self.at(first, GATHERED))
-            self.make(unit, unit.nbytes, self.at(first, COPIES), self.at(done, COPIES_GO))
+            self.send(unit, unit.nbytes, ask, _at(first, GATHERED))
+            self.make(unit, unit.nbytes, _at(first, COPIES), _at(done, COPIES_GO))
 
-    def gather_for_backward(self, units: list[_Unit], begins: float, *, ahead: bool) -> None:
+    def gather_for_backward(self, units: list[_Unit], begins: int, *, ahead: bool) -> None:
         """Gather each unit before its backward pass, or when the one before it is there."""
-        order = [unit for unit in units if unit.number != ROOT and np.isfinite(unit.backward[0])]
+        order = [unit for unit in units if unit.number != ROOT and unit.backward[0] < AFTER]
         order.sort(key=lambda unit: unit.backward[0])
         place = begins
         for unit in order:
             first, done = unit.backward
-            ask = self.at(place, NEXT) if ahead and place < first else self.at(first, GATHER)
-            self.make(unit, unit.nbytes, ask, self.at(first, FLAT_GOES))
-            soon = ask + (self.at(first, GATHERED) - ask) * 0.001
-            self.send(unit, unit.nbytes, ask, soon, self.at(first, GATHERED))
-            self.make(unit, unit.nbytes, self.at(first, COPIES), self.at(done, COPIES_GO))
+            ask = _at(place, NEXT) if ahead and place < first else _at(first, GATHER)
+            self.make(unit, unit.nbytes, ask, _at(first, FLAT_GOES))
+            self.send(unit, unit.nbytes, ask, ask + 1, _at(first, GATHERED))
+            self.make(unit, unit.nbytes, _at(first, COPIES), _at(done, COPIES_GO))
             place = first
 
     def scatter(self, units: list[_Unit], workers: int, gone: np.ndarray) -> None:
         """Let whole gradients go when their unit's backward pass is done (`gone`: ends), and shares stay."""
         held = self.held
         trained = [unit for unit in units if len(unit.gradients)]
-        done = [
-            max(unit.backward[1], float(held["begin"][unit.gradients].max())) for unit in trained
-        ]
+        done = [max(unit.backward[1], int(held["begin"][unit.gradients].max())) for unit in trained]
         order = sorted(
             range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT)
         )
@@ -339,12 +326,12 @@ class _Program:
                 done[place],
             )
             total = int(held["bytes"][unit.gradients].sum())
-            end = until if following is None else self.at(done[following], OTHER_FLAT_GRADIENTS_GO)
-            self.make(unit, total, self.at(until, FLAT_GRADIENTS), end)
-            self.send(unit, total, self.at(until, REDUCED[0]), self.at(until, REDUCED[1]))
-            stays = float(held["end"][unit.gradients].max())
-            self.make(unit, -(-total // workers), self.at(until, SHARE), stays)
-            goes = self.at(until, GRADIENTS_GO)
+            end = until if following is None else _at(done[following], OTHER_FLAT_GRADIENTS_GO)
+            self.make(unit, total, _at(until, FLAT_GRADIENTS), end)
+            self.send(unit, total, _at(until, REDUCE), _at(until, REDUCED))
+            stays = int(held["end"][unit.gradients].max())
+            self.make(unit, -(-total // workers), _at(until, SHARE), stays)
+            goes = _at(until, GRADIENTS_GO)
             gone[unit.gradients] = np.maximum(goes, held["begin"][unit.gradients])
 
     def add(self) -> None:
@@ -370,7 +357,7 @@ def _of_loss(held: Allocations) -> np.ndarray:
     return np.asarray((call >= 0) & (take(held.trace["phase"], call) == loss))
 
 
-def _span(parts: Parts, key: Key) -> tuple[float, float]:
+def _span(parts: Parts, key: Key) -> tuple[int, int]:
     """Return the first and the last place of a part; from nowhere to nowhere if there is none."""
     at = int(parts.find(np.array([key]))[0])
-    return (np.inf, -np.inf) if at < 0 else (float(parts.first[at]), float(parts.until[at]))
+    return (AFTER, BEFORE) if at < 0 else (int(parts.first[at]), int(parts.until[at]))

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET, UnsetType, field
 
-from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, on_device
-from daydream.memory.enclosing import argument_bytes, innermost, rows_that
+from daydream.graph.calls import enclosing
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, GRANULE, KINDS, Allocations, on_device
+from daydream.memory.enclosing import argument_bytes, rows_that
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import INSTANCE, NOWHERE, operators
 from daydream.results import Record
@@ -134,14 +135,13 @@ def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ranges = "autograd::", "torch::"  # such as autograd's nodes, around operators
     operators = rows_that(trace, lambda text: "::" in text and not text.startswith(ranges))
     operators &= trace.is_kind("operator")
-    rows = np.flatnonzero(
-        operators & (innermost(trace, np.asarray(trace["parent"], np.int64), operators) < 0)
-    )
+    parent = trace["parent"]
+    rows = np.flatnonzero(operators & (enclosing(parent, operators, parent, inner=True) < 0))
     asked = np.zeros(len(trace), np.int64)
     begun = np.flatnonzero((held["begin"] > BEFORE) & (held["begin_row"] >= 0))
     outer = np.zeros(len(trace), bool)
     outer[rows] = True
-    row = innermost(trace, held["begin_row"][begun], outer)
+    row = enclosing(parent, outer, held["begin_row"][begun], inner=True)
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
@@ -184,7 +184,7 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     are recorded.
     """
     place = held.peak(rank, device)[1]
-    if not np.isfinite(place):
+    if place == BEFORE:
         return []
     stays = np.isin(held["kind"], [KINDS.index(kind) for kind in STAYS])
     mine = held.held_at(place) & on_device(held, rank, device) & ~stays
@@ -195,8 +195,8 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     if not users:
         return []
     time = events["time_ns"]
-    peak = int(time[int(place)])
-    begin, end = (time[np.floor(held[at][rows]).astype(np.int64)] for at in ("begin", "end"))
+    peak = int(time[place // EVENT])
+    begin, end = (time[held[at][rows] // EVENT] for at in ("begin", "end"))
     asked, layers = operators(held), held.texts("layer")
     groups: dict[tuple[str, str, int], list[tuple[int, bool]]] = defaultdict(list)
     for row, first, last in zip(rows.tolist(), begin.tolist(), end.tolist(), strict=True):
@@ -344,7 +344,7 @@ def held_over_time(trace: Trace) -> list[HeldOverTime]:
     for rank, device in held.devices():
         places, totals = held.held(rank, device)
         # What was added ends between two events: at the time of the later one.
-        event = np.minimum(np.ceil(places[1:]).astype(np.int64), len(time) - 1)
+        event = np.minimum(-(-places[1:] // EVENT), len(time) - 1)
         first = int(time[event[0]]) if len(event) else 0
         name = "cpu" if device == HOST else f"cuda:{device}"
         found.append(HeldOverTime(rank, name, np.append(first, time[event]), totals))

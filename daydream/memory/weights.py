@@ -14,7 +14,8 @@ import numpy as np
 
 from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.operators import Operator, operator
-from daydream.memory.enclosing import arguments_of, innermost, rows_that
+from daydream.graph.calls import enclosing
+from daydream.memory.enclosing import arguments_of, rows_that
 from daydream.text import bytes_text
 from daydream.trace.trace import Trace
 
@@ -74,7 +75,7 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     ]  # the last step: the first may be cut
     own = np.zeros(len(trace), bool)
     own[rows] = True
-    rows = rows[innermost(trace, np.asarray(trace["parent"], np.int64)[rows], own) < 0]
+    rows = rows[enclosing(trace["parent"], own, trace["parent"][rows], inner=True) < 0]
     found, seen = [], set()
     for row in rows.tolist():
         name, layer = names[trace["name"][row]], _text(trace, "layer", row)

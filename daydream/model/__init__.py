@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         work_tasks,
     )
     from daydream.model.compiled_calls import GUARDS, compile_cpu_calls, remove_dispatch
-    from daydream.model.feature_maps import input_bytes, makers_and_users
     from daydream.model.gradients import (
         ACCUMULATE,
         BUCKET_MB,
@@ -97,7 +96,12 @@ if TYPE_CHECKING:
         weight_casts,
         wide_kernels,
     )
-    from daydream.model.saved_tensors import behind_last_saved, saved_tensor_counts
+    from daydream.model.saved_tensors import (
+        behind_last_saved,
+        input_bytes,
+        makers_and_users,
+        saved_tensor_counts,
+    )
 
 _HOMES = lazy.imports_of(__file__)
 

@@ -8,14 +8,18 @@ from math import prod
 import numpy as np
 
 from daydream.costs.device.call_scaling import memory_bandwidth
+from daydream.costs.kernel_names import names_fit
 from daydream.costs.kernels import floor_ns, is_matrix, work
-from daydream.costs.operators import operators_that
+from daydream.costs.operators import operator
 from daydream.costs.workload.formulas import attention
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
+from daydream.graph.select import of_tasks
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
+from daydream.model.chains import matched
 
 FUSED_ATTENTION_OP = (
     r"_scaled_dot_product_(flash|efficient|cudnn|fused)|_flash_attention|_efficient_attention"
@@ -36,6 +40,11 @@ BETWEEN_COPY = (
     r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
 )
 
+# Letters: a batched product, another product or work that does not fit, the gradient of a softmax, a softmax, the
+# exponential and the maximum it is written with, and what else fits between products.
+FORWARD = r"P(?=[fem]*(s|e[fem]*m|m[fem]*e))[fsem]+P"
+GRADIENT = r"P[fsem]*P[fsem]*b[fsbem]*P[fsem]*P"
+
 
 def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
     """Return the kernels of each attention call, forward and backward: groups of chains on a stream.
@@ -49,28 +58,38 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
         chains of the forward and of the backward pass, a group of kernels each.
     """
     device = graph.select(on="gpu")
-    matrix = device.where(kind="kernel").where(lambda tasks: is_matrix(graph, tasks))
-    rest = device - matrix
-    parts = rest.stretches(matrix, on_lane=True)
-    empty = Groups(device, np.full(len(device), -1), [])
-    if not len(parts) or not len(matrix):
-        return empty, empty
-    soft = rest.where(name=SOFTMAX) | rest.where(op=SOFTMAX)
-    soft = soft - soft.where(name=OTHER_SOFTMAX) - soft.where(op=OTHER_SOFTMAX)
-    back = soft.where(name=BACKWARD) | soft.where(op=BACKWARD)
-    family = work(graph, rest).family.astype(str)
-    known = graph.tasks(rest.ids[np.isin(family, BETWEEN)])
-    fits = (
-        known
-        | rest.where(name=BETWEEN_KERNEL, kind="kernel")
-        | rest.where(name=BETWEEN_COPY, kind="memcpy")
+
+    def said(pattern: str) -> np.ndarray:
+        search = regex(pattern).search
+        return names_fit(device, search) | of_tasks(
+            device, "op", lambda op: op and search(op), bool
+        )
+
+    def is_batched(op: str | None) -> bool:
+        return op is None or operator(op).is_batched or operator(op).name == "matmul"
+
+    kind = device.kind
+    product = (kind == "kernel") & is_matrix(graph, device)
+    fits = work(graph, device).is_of(*BETWEEN)
+    fits |= (kind == "kernel") & names_fit(device, regex(BETWEEN_KERNEL).search)
+    fits |= (kind == "memcpy") & names_fit(device, regex(BETWEEN_COPY).search)
+    soft = said(SOFTMAX) & ~said(OTHER_SOFTMAX)
+    letters = np.select(
+        [
+            product & of_tasks(device, "op", is_batched, bool),
+            product | ~fits,
+            soft & said(BACKWARD),
+            soft,
+            said(EXPONENTIAL),
+            said(LARGEST),
+        ],
+        ["P", "-", "b", "s", "e", "m"],
+        "f",
     )
-    whole = _all(parts, fits)
-    written_out = _any(parts, _either(rest, EXPONENTIAL)) & _any(parts, _either(rest, LARGEST))
-    forward = whole & (_any(parts, soft - back) | written_out)
-    backward = whole & _any(parts, back)
-    return _with_products(graph, parts.where(forward), matrix, fits, 1), _with_products(
-        graph, parts.where(backward), matrix, fits, 2
+    forward, backward = (matched(device, letters, pattern) for pattern in (FORWARD, GRADIENT))
+    products = device.of(device.ids[product], "products")
+    return _plausible(forward, products, backward=False), _plausible(
+        backward, products, backward=True
     )
 
 
@@ -116,73 +135,11 @@ def fused_attention_ns(graph: Graph, chains: Groups, *, backward: bool) -> tuple
     return np.minimum(time, chains.total("duration_ns")), known
 
 
-def _either(tasks: Selection, pattern: str) -> Selection:
-    return tasks.where(name=pattern) | tasks.where(op=pattern)
-
-
-def _any(parts: Groups, tasks: Selection) -> np.ndarray:
-    """Mask of the groups that hold any of some tasks."""
-    number = np.repeat(np.arange(len(parts)), parts.sizes)
-    return np.bincount(number, np.isin(parts.by_group.ids, tasks.ids), len(parts)) > 0
-
-
-def _all(parts: Groups, tasks: Selection) -> np.ndarray:
-    number = np.repeat(np.arange(len(parts)), parts.sizes)
-    return np.bincount(number, np.isin(parts.by_group.ids, tasks.ids), len(parts)) == parts.sizes
-
-
-def _with_products(
-    graph: Graph, parts: Groups, matrix: Selection, fits: Selection, sides: int
-) -> Groups:
-    """Return the groups with `sides` products before and behind each, and what lies between those.
-
-    A loop over chains: each takes its products from its own place on its lane.
-    """
-    lanes = graph.lane
-    chains: list[np.ndarray] = []
-    on_lane: dict[int, np.ndarray] = {}
-    place = np.empty(graph.size, np.int64)
-    product = np.zeros(graph.size, bool)
-    product[matrix.ids] = True
-    fitting = product.copy()
-    fitting[fits.ids] = True
-    batched = np.zeros(graph.size, bool)
-    known = matrix.op != None  # noqa: E711 - an array, compared one by one
-    batched[matrix.ids] = ~known
-    batched[
-        matrix.where(op=operators_that(lambda op: op.is_batched or op.name == "matmul")).ids
-    ] = True
-    for lane in np.unique(lanes[matrix.ids]).tolist():
-        on_lane[lane] = graph.ids[lanes[graph.ids] == lane]
-        place[on_lane[lane]] = np.arange(len(on_lane[lane]))
-    step = graph.step
-    for first, last in zip(parts.first().ids.tolist(), parts.last().ids.tolist(), strict=True):
-        line = on_lane.get(int(lanes[first]))
-        if line is None:
-            continue
-        where = np.flatnonzero(product[line])
-        before = np.searchsorted(where, place[first]) - sides
-        behind = np.searchsorted(where, place[last]) + sides - 1
-        if before < 0 or behind >= len(where):
-            continue
-        chain = line[where[before] : where[behind] + 1]
-        products = chain[product[chain]]
-        if fitting[chain].all() and batched[products].all() and len(set(step[chain].tolist())) == 1:
-            chains.append(chain)
-    tasks = graph.tasks(np.concatenate([*chains, matrix.ids[:0]]))
-    number = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
-    groups = Groups(tasks, number, list(range(len(chains))))
-    return groups.where(
-        np.array([_plausible(graph, chain, product, sides) for chain in chains], bool)
-    )
-
-
-def _plausible(graph: Graph, chain: np.ndarray, product: np.ndarray, sides: int) -> bool:
-    """Say whether the shapes of a chain's products are those of attention, or not recorded."""
-    texts = graph.column("shapes", chain[product[chain]])
-    if any(text is None for text in texts.tolist()):
-        return True
-    return _of_shapes(texts.tolist(), backward=sides == 2) is not None
+def _plausible(chains: Groups, products: Selection, *, backward: bool) -> Groups:
+    """Return the chains whose products have the shapes of attention, or none that were recorded."""
+    texts = [(chain & products).shapes.tolist() for chain in chains]
+    fits = [None in each or _of_shapes(each, backward=backward) is not None for each in texts]
+    return chains.where(np.array(fits, bool))
 
 
 def _of_shapes(texts: list[str | None], *, backward: bool) -> tuple[Shape, Shape, Shape] | None:

@@ -20,13 +20,13 @@ from math import prod
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, unique
+from daydream.arrays import distinct_rows, run_starts
 from daydream.costs.device.call_scaling import memory_bandwidth, works
 from daydream.costs.device.fusion import parting_calls
 from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.operators import MATRIX_FAMILIES, operators_that
-from daydream.costs.workload.calls import innermost_makers, nodes
+from daydream.costs.workload.calls import innermost_makers, nodes, of_rows, rows_above
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_launches
@@ -84,42 +84,53 @@ def find_chains(
         `Groups`, a group a chain.
     """
     tasks = _forward(graph, work_tasks(graph))
-    tasks = tasks.of(
-        tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True
-    )
     letters, call = _letters(tasks, words)
-    hidden = letters == ""
     if unseen is not None:
-        hidden |= np.isin(tasks.ids, unseen.ids)
-    seen = np.flatnonzero(~hidden)
-    place = _lane_and_step(tasks)[seen]
-    if not len(seen):
-        return Groups(tasks, np.full(len(tasks), -1), [])
-    moved = np.append(True, place[1:] != place[:-1])
-    starts = moved | np.append(True, (call[seen][1:] != call[seen][:-1]) | (call[seen][1:] < 0))
+        letters[tasks.is_in(unseen)] = ""
+    chains = matched(tasks, letters, pattern, call)
+    return can_fuse(chains) if one_kernel else chains
+
+
+def matched(
+    tasks: Selection, letters: np.ndarray, pattern: str, call: np.ndarray | None = None
+) -> Groups:
+    """Return tasks that follow each other on a lane in a step as a pattern says, a group for each match.
+
+    Args:
+        tasks: in program order.
+        letters: one a task, "" for what is not seen: on a CPU it goes with what is around it.
+        pattern: regular expression over the letters; two at least are a match.
+        call: the number of each task's call, whose tasks are one letter; -1 for none. By default each is a letter.
+    """
+    lane, step = (
+        getattr(tasks.graph, name)[tasks.ids].astype(np.int64) for name in ("lane", "step")
+    )
+    place = lane * (int(step.max(initial=0)) + 2) + step
+    order = np.argsort(place, kind="stable")
+    tasks, letters = tasks.of(tasks.ids[order], tasks.words, ordered=True), letters[order]
+    seen = np.flatnonzero(letters != "")
+    moved = run_starts(place[order][seen])
+    starts = np.ones(len(seen), bool)
+    if call is not None:
+        own = call[order][seen]
+        starts = moved | run_starts(own) | (own < 0)
     at = (
         np.cumsum(starts.astype(np.int64) + moved) - 1
     )  # a separator stands before each lane and step
-    text = [
-        BETWEEN + letter if first else letter
-        for first, letter in zip(
-            moved[starts].tolist(), letters[seen][starts].tolist(), strict=True
-        )
-    ]
-    of_letter = np.full(int(at[-1]) + 1, -1)
-    matches = [
-        match.span() for match in re.finditer(pattern, "".join(text)) if len(match.group()) > 1
-    ]
-    for number, (first, last) in enumerate(matches):
-        of_letter[first:last] = number
+    text = np.char.add(np.where(moved, BETWEEN, ""), letters[seen].astype(str))[starts]
+    matches = [found for found in re.finditer(pattern, "".join(text)) if len(found[0]) > 1]
+    of_letter = np.full(int(at[-1]) + 1 if len(at) else 0, -1)
+    for number, found in enumerate(matches):
+        of_letter[slice(*found.span())] = number
     chain = np.full(len(tasks), -1)
     chain[seen] = of_letter[at]
     if (tasks.kind == "cpu").all():  # views between two calls of a chain go with it
-        before = _last_known(chain, seen)
-        behind = _last_known(chain[::-1], np.sort(len(tasks) - 1 - seen))[::-1]
-        chain = np.where(hidden & (before == behind), before, chain)
-    chains = Groups(tasks, chain, list(range(len(matches))))
-    return can_fuse(chains) if one_kernel else chains
+        hidden = np.flatnonzero(letters == "")
+        known = np.concatenate([[-1], chain[seen], [-1]])
+        next_seen = np.searchsorted(seen, hidden)
+        before, behind = known[next_seen], known[next_seen + 1]
+        chain[hidden] = np.where(before == behind, before, -1)
+    return Groups(tasks, chain, list(range(len(matches))))
 
 
 def backward_chains(chains: Groups) -> Groups:
@@ -135,7 +146,7 @@ def backward_chains(chains: Groups) -> Groups:
     trace = graph.recorded
     rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
     parent = np.asarray(trace["parent"], np.int64)
-    is_node = _is_node(graph)
+    is_node = nodes(trace)
     work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
     up = graph.row[work.ids].astype(np.int64)
@@ -158,7 +169,7 @@ def backward_chains(chains: Groups) -> Groups:
         if is_own
     }
     tasks = work_tasks(graph)
-    node = _innermost(graph, tasks.ids)
+    node = innermost_makers(trace, graph.row[tasks.ids])
     there = np.flatnonzero((node >= 0) & is_node[node])
     of_node = list(zip(rank[node[there]].tolist(), sequence[node[there]].tolist(), strict=True))
     shared = set(of_node)
@@ -184,7 +195,7 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     the operators in it: it is the chain's if nearly all of that work, `ns` of it from each task below, is.
     """
     trace = graph.recorded
-    whole = np.array(["::" not in text for text in trace.text("name")])[trace["name"][rows]]
+    whole = of_rows(trace, "name", lambda text: "::" not in text)[rows]
     if not whole.any():
         return ~whole
     parent, total = np.asarray(trace["parent"], np.int64), np.zeros(len(trace))
@@ -293,28 +304,8 @@ def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> st
 def _forward(graph: Graph, tasks: Selection) -> Selection:
     """Return the work of neither the optimizer nor autograd nodes; what a checkpoint runs again is in."""
     rest = tasks - tasks.where(phase=("optimizer", "data"))
-    row = _innermost(graph, rest.ids)
-    return rest.of(rest.ids[(row < 0) | ~_is_node(graph)[row]], rest.words)
-
-
-def _innermost(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return the innermost row around each task that is an autograd node or makes one, -1 for none."""
-    trace = graph.recorded
-    return innermost_makers(trace, graph.row[ids])
-
-
-def _is_node(graph: Graph) -> np.ndarray:
-    """Return a mask of the rows of autograd nodes; the last entry is no row."""
-    trace = graph.recorded
-    return np.append(nodes(trace), False)
-
-
-def _lane_and_step(tasks: Selection) -> np.ndarray:
-    lane, step = (
-        tasks.graph.lane[tasks.ids].astype(np.int64),
-        tasks.graph.step[tasks.ids].astype(np.int64),
-    )
-    return lane * (int(step.max(initial=0)) + 2) + step + 1
+    row = innermost_makers(graph.recorded, graph.row[rest.ids])
+    return rest.of(rest.ids[(row < 0) | ~nodes(graph.recorded)[row]], rest.words)
 
 
 def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -322,12 +313,11 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     graph, trace = tasks.graph, tasks.graph.recorded
     union = "|".join(f"(?:{pattern})" for pattern in words.values())
     rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
-    texts = trace.text("name")
-    letter = [
-        next((key for key, value in words.items() if re.search(value, text)), OTHER)
-        for text in texts
-    ]
-    found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
+
+    def letter(text: str) -> str:
+        return next((key for key, value in words.items() if re.search(value, text)), OTHER)
+
+    found = np.append(of_rows(trace, "name", letter, none=OTHER), OTHER)[rows]
     casts = call_rows(graph, tasks.ids, CAST) >= 0
     # A copy changes no type; what a product casts are its own operands, as autocast makes them.
     found[
@@ -337,37 +327,12 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
             | (call_rows(graph, tasks.ids, operators_that(lambda op: op.is_matrix)) >= 0)
         )
     ] = OTHER
-    works, around = _works(graph)
-    own = np.where(rows >= 0, around[rows], works[graph.row[tasks.ids]])
-    return np.where((tasks.kind == "cpu") & ~own, "", found), call
-
-
-def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of the operator rows that do work of their own, and of those that it is done in.
-
-    Their last entry is no row.
-    """
-    trace = graph.recorded
-    texts = [works(text) for text in trace.text("name")]
-    working = trace.is_kind("operator") & np.array([*texts, False])[trace["name"]]
     parent = np.asarray(trace["parent"], np.int64)
-    above = np.zeros(len(trace), bool)
-    up = parent[working]
-    while len(up := unique(up[up >= 0])):
-        up = up[~above[up]]
-        above[up] = True
-        up = parent[up]
-    return np.append(working & ~above, False), np.append(working | above, False)
-
-
-def _last_known(chain: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return for each place the chain of the last seen task up to it, -1 for none."""
-    at = np.searchsorted(seen, np.arange(len(chain)), side="right") - 1
-    return (
-        np.where(at >= 0, chain[seen[np.maximum(at, 0)]], -1)
-        if len(seen)
-        else np.full(len(chain), -1)
-    )
+    working = trace.is_kind("operator") & of_rows(trace, "name", works)
+    above = rows_above(parent, np.flatnonzero(working))
+    inside, alone = (np.append(mask, False) for mask in (working | above, working & ~above))
+    own = np.where(rows >= 0, inside[rows], alone[graph.row[tasks.ids]])
+    return np.where((tasks.kind == "cpu") & ~own, "", found), call
 
 
 def _longest_call(chains: Groups) -> np.ndarray:

@@ -44,13 +44,14 @@ from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
 from daydream.costs.operators import MATRIX_FAMILIES, operator, operators_that
-from daydream.costs.workload.calls import calls_of, forward_rows
+from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.profiler_overhead import overhead_scale
+from daydream.graph.select import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.captured import DISPATCH_NS, captures, no_dispatch, pauses_that_stay, regions
@@ -116,9 +117,7 @@ def compile_cpu_calls(
     parts = compiled_parts(graph, compiled, layers)
     compiled = reduce(or_, (part.tasks for part in parts))
     pattern = _library_calls(graph)
-    library = (
-        compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
-    )
+    library = compiled.where(within=pattern)
     _shorten_walks(graph, compiled)
     before, loops = len(compiled.group_by("call")), 0
     added = np.zeros(len(graph.alive))
@@ -128,11 +127,10 @@ def compile_cpu_calls(
         added += masks_ns(part.tasks, library & part.tasks, breaks)
     if product_speedup != 1 and len(library):
         library.scale(1 / product_speedup)
-    if len(library):
-        laid_out = channels_last_factors(library)
-        changed = library.of(library.ids[laid_out != 1], library.words)
-        if len(changed):
-            changed.scale(laid_out[laid_out != 1]).doubt(DOUBT)
+    laid_out = channels_last_factors(library)
+    changed = library.of(library.ids[laid_out != 1], library.words)
+    if len(changed):
+        changed.scale(laid_out[laid_out != 1]).doubt(DOUBT)
     for part in parts:
         others = cpu - part.tasks - accumulate
         for phase, fixed in PASSES:
@@ -148,7 +146,7 @@ def compile_cpu_calls(
                     fixed_ns,
                     once=layers is not None,
                 )
-    calls = len(library.group_by(within=pattern)) if pattern else 0
+    calls = len(library.group_by(within=pattern))
     steps = max(len(cpu.group_by("step")), 1)
     parameters = sum(part.parameters for part in parts)
     each_us = sum(slower[phase] * fixed.parameter_ns / 1e3 for phase, fixed in PASSES)
@@ -174,25 +172,6 @@ def slowness(graph: Graph) -> dict[str, float]:
         return {phase: 1.0 for phase, _ in PASSES}
     found = overhead_scale(graph.recorded, TYPICAL)
     return {phase: min(max(found[phase], FASTEST), SLOWEST) for phase, _ in PASSES}
-
-
-def fused_loops(graph: Graph) -> Groups:
-    """Return the work that would become a loop of its own each, if all that can be is compiled in one call.
-
-    Only groups with a calculation of their own: views and dispatch alone make no loop.
-
-    Raises:
-        NotApplicableError: nothing is left to compile.
-
-    """
-    compiled, accumulate = _compilable(graph)
-    pattern = _library_calls(graph)
-    library = (
-        compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
-    )
-    others = graph.select(kind="cpu") - compiled - accumulate
-    loops = (compiled - library).stretches(others | library, on_lane=True)
-    return loops.where(fused_bodies_ns(graph, loops) > 0)
 
 
 def _compilable(graph: Graph) -> tuple[Selection, Selection]:
@@ -307,14 +286,14 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
 
 
 def _library_calls(graph: Graph) -> str:
-    """Return a pattern of the operators of this trace that stay calls of a matrix library, "" for none."""
+    """Return a pattern of the operators of this trace that stay calls of a matrix library."""
     trace = graph.recorded
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
     names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
     # What calls others, a compiler takes apart: what does the work is within.
     stay = sorted(name for name in names if "composite" not in operator(name).traits)
-    return "^(" + "|".join(stay) + ")$" if stay else ""
+    return "^(" + "|".join(stay) + ")$" if stay else "(?!)"
 
 
 def _beside_recurrent(tasks: Selection) -> Selection:
@@ -326,19 +305,16 @@ def _beside_recurrent(tasks: Selection) -> Selection:
     recurrent = tasks.where(within=RECURRENT)
     if not len(recurrent):
         return recurrent
-    callers = {_caller(layer) for layer in recurrent.layer.tolist()}
-    if None in callers:
+    if None in recurrent.layer.tolist():
         return tasks
-    layers, which = np.unique(tasks.layer.astype(str), return_inverse=True)
-    beside = np.array(
-        [_caller(layer) in callers or layer in callers for layer in layers.tolist()], bool
-    )
-    return tasks.of(tasks.ids[beside[which]], tasks.words)
+    callers = {
+        layer.rpartition(".")[0] for layer in recurrent.layer.tolist()
+    }  # "": the model itself
 
+    def beside(layer: str | None) -> bool:
+        return layer is not None and not callers.isdisjoint((layer, layer.rpartition(".")[0]))
 
-def _caller(layer: str | None) -> str | None:
-    """Return the module that holds a layer, "" for the model itself; None where no layer is known."""
-    return None if layer is None else layer.rpartition(".")[0]
+    return tasks.of(tasks.ids[of_tasks(tasks, "layer", beside, bool)], tasks.words)
 
 
 # An element, ns: fitted to ReLUs of 65 k to 590 k elements whose output nothing keeps, less the same ReLU
@@ -369,23 +345,27 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     works = np.flatnonzero(keeps | (family != "None"))
     relu = call_rows(graph, compiled.ids[works], RELU)
     last = np.flatnonzero((relu >= 0) & np.append(relu[1:] != relu[:-1], True))
+    forward = library.where(phase="forward")
+    share_broken = 0.0
+    if breaks and len(forward):
+        products = len(np.unique(call_rows(graph, forward.ids))) / len(forward.group_by("step"))
+        share_broken = min(1.0, breaks / max(products - 1, 1))
     # By the next call of the pass that does work.
     passes = np.stack(
         [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
     )
     goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
     kept = np.append(keeps[works], False)[last + 1] & goes_on[last]
-    broken = np.append(stays[works], False)[last + 1] * _share_broken(library, breaks)
+    broken = np.append(stays[works], False)[last + 1] * share_broken
     part = np.where(kept, broken, 1.0)
     elements = np.maximum(compiled.input_elements, 0)
     added[compiled.ids[works[last]]] = STORE_NS * part * elements[works[last]]
 
     cuts = np.flatnonzero(compiled.op == "aten::threshold_backward")
-    forward = forward_rows(trace, graph.row[compiled.ids[cuts]])
-    parent = np.asarray(trace["parent"], np.int64)
-    of_row = np.zeros(len(parent) + 1)
+    maker = forward_rows(trace, graph.row[compiled.ids[cuts]])
+    of_row = np.zeros(len(trace) + 1)
     of_row[relu[last]] = part
-    share = np.where(forward >= 0, np.maximum(of_row[forward], of_row[parent[forward]]), 0.0)
+    share = np.where(maker >= 0, np.maximum(of_row[maker], of_row[trace["parent"][maker]]), 0.0)
     reads = share * _reads(compiled, stays, family, cuts)
     added[compiled.ids[cuts]] = READ_NS * reads * elements[cuts] / 2  # the gradient comes in, too
     return added
@@ -408,15 +388,6 @@ def _reads(
     alike = np.append(compiled.input_elements, -1)[following] == compiled.input_elements[cuts]
     again = np.append(passes, 0)[following] * (there & alike)
     return passes[cuts] + again
-
-
-def _share_broken(library: Selection, breaks: int) -> float:
-    """Return which share of the places between two products of a forward pass have a graph break."""
-    forward = library.where(phase="forward")
-    if not breaks or not len(forward):
-        return 0.0
-    calls = len(np.unique(call_rows(forward.graph, forward.ids))) / len(forward.group_by("step"))
-    return min(1.0, breaks / max(calls - 1, 1))
 
 
 # ns; torch 2.13.0 on an x86 server CPU with AVX-512, at one thread (benchmarks/compiled_costs.py).
@@ -496,8 +467,7 @@ def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     forward = forward_rows(trace, graph.row[compiled.ids[products]])
     around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
     products, around = products[around >= 0], around[around >= 0]
-    dropouts = [DROPOUT.search(name) is not None for name in trace.values("name", around)]
-    return products[np.array(dropouts, bool)]
+    return products[of_rows(trace, "name", lambda name: bool(DROPOUT.search(name)))[around]]
 
 
 CONVOLUTION = r"^aten::(convolution|convolution_backward)$"

@@ -7,9 +7,13 @@ holds several calls of compiled graphs, and between them guards, Python and what
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 from msgspec import Struct
 
+from daydream.costs.workload.calls import of_rows
 from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -49,9 +53,8 @@ class _Calls(Struct, frozen=True, eq=False):
 
     tasks: Selection  # forward: overhead in calls with several compiled graphs
     call: np.ndarray  # of each task, the row of the outermost call
-    key: np.ndarray  # of each task, the place of its break among `keys`; -1 before the first graph, behind the last
-    keys: list[str]  # region of the break, "" unknown
-    counts: np.ndarray  # of each key, how many breaks the trace has
+    key: np.ndarray  # of each task, the region of its break, "" unknown; None outside of all graphs
+    counts: dict[str, int]  # region -> how many breaks the trace has
     pieces: dict[int, int]  # row of a call -> how many compiled graphs it ran
 
 
@@ -63,13 +66,11 @@ def breaks_of(graph: Graph) -> list[GraphBreak]:
     steps = max(len(calls.tasks.group_by("step")), 1)
     known = _reasons(graph.recorded)
     found = []
-    for place, region in enumerate(calls.keys):
-        mine = calls.tasks.of(calls.tasks.ids[calls.key == place], "work between compiled graphs")
+    for region, count in calls.counts.items():
+        mine = calls.tasks.of(calls.tasks.ids[calls.key == region], "work between compiled graphs")
         ns = mine.total("duration_ns") + mine.total("gap_ns")
         source, reason = known.get(region, (None, UNKNOWN_BREAK))
-        found.append(
-            GraphBreak(source, reason, float(calls.counts[place]) / steps, mine, round(ns / steps))
-        )
+        found.append(GraphBreak(source, reason, count / steps, mine, round(ns / steps)))
     return sorted(found, key=lambda one: (-one.ns, one.source or ""))
 
 
@@ -118,53 +119,42 @@ def _calls(graph: Graph) -> _Calls | None:
     trace = graph.recorded
     if not len(trace):
         return None
-    texts = trace.text("name")
-    ids = [found.group(1) if (found := REGION.fullmatch(text)) else None for text in texts]
-    is_region = np.array([*(one is not None for one in ids), False])[trace["name"]]
-    is_piece = np.array([*(text == PIECE for text in texts), False])[trace["name"]]
-    regions, graphs = np.flatnonzero(is_region), np.flatnonzero(is_piece)
-    if not len(regions) or not len(graphs):
-        return None
+    names = [found[1] if (found := REGION.fullmatch(text)) else "" for text in trace.text("name")]
+    is_region = of_rows(trace, "name", lambda text: bool(REGION.fullmatch(text)))
+    graphs = np.flatnonzero(of_rows(trace, "name", lambda text: text == PIECE))
     outermost = enclosing(trace["parent"], is_region, np.arange(len(trace)), inner=False)
-    of_graph = outermost[graphs]
-    calls, many = np.unique(of_graph[of_graph >= 0], return_counts=True)
-    pieces = dict(zip(calls[many > 1].tolist(), many[many > 1].tolist(), strict=True))
+    ran = Counter(outermost[graphs[outermost[graphs] >= 0]].tolist())
+    pieces = {row: many for row, many in sorted(ran.items()) if many > 1}
     if not pieces:
         return None
     cpu = graph.select(kind="cpu", phase="forward")
     rows = graph.row[cpu.ids]
     call = np.where(rows >= 0, outermost[np.maximum(rows, 0)], -1)
-    held = cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls")
-    tasks = _overhead(held)
-    row = graph.row[tasks.ids]
-    call = outermost[row]
-    codes = trace["name"]
-    broken = _reasons(trace)
-    starts = np.asarray(trace["start_ns"], np.int64)
-    ends = starts + np.asarray(trace["duration_ns"], np.int64)
-    keys: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    key = np.full(len(tasks), -1)
+    tasks = _overhead(cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls"))
+    call = outermost[graph.row[tasks.ids]]
     when = graph.measured_start_ns[tasks.ids]
+    start = np.asarray(trace["start_ns"], np.int64)
+    end = start + np.asarray(trace["duration_ns"], np.int64)
+    broken, counts = _reasons(trace), Counter[str]()
+    key = np.full(len(tasks), None, dtype=object)
     for one in pieces:  # a handful for each step
-        mine = graphs[of_graph == one]
-        mine = mine[np.argsort(starts[mine], kind="stable")]
-        nested = regions[outermost[regions] == one]
-        nested = nested[np.argsort(starts[nested], kind="stable")]
-        here = np.flatnonzero(call == one)
-        before = np.searchsorted(starts[mine], when[here], side="right")
-        for place in range(1, len(mine)):
-            earlier = nested[starts[nested] < starts[mine[place]]]
-            around = earlier[ends[earlier] > starts[mine[place]]]
-            earlier = earlier[
-                earlier != around[-1]
-            ]  # the frame of the next graph itself broke later, if at all
-            named = [name for at in earlier.tolist() if (name := ids[codes[at]]) in broken]
-            last = named[-1] if named else ""
-            keys.setdefault(last, len(keys))
-            key[here[before == place]] = keys[last]
-            counts[last] = counts.get(last, 0) + 1
-    return _Calls(tasks, call, key, list(keys), np.array([counts[name] for name in keys]), pieces)
+        mine, nested = (
+            rows[np.argsort(start[rows], kind="stable")].tolist()
+            for rows in (
+                graphs[outermost[graphs] == one],
+                np.flatnonzero(is_region & (outermost == one)),
+            )
+        )
+        for before, behind in pairwise(mine):
+            earlier = [row for row in nested if start[row] < start[behind]]
+            # The frame of the next graph itself broke later, if at all.
+            frame = [row for row in earlier if end[row] > start[behind]][-1]
+            named = [names[trace["name"][row]] for row in earlier if row != frame]
+            last = next((name for name in reversed(named) if name in broken), "")
+            counts[last] += 1
+            here = (call == one) & (start[before] <= when) & (when < start[behind])
+            key[here] = last
+    return _Calls(tasks, call, key, counts, pieces)
 
 
 def _reasons(trace: Trace) -> dict[str, tuple[str | None, str]]:

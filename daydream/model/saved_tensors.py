@@ -1,4 +1,4 @@
-"""Saved tensors: what autograd's nodes keep for the backward pass, and which work comes behind the last one.
+"""Saved tensors: what autograd's nodes keep for the backward pass, which work comes behind the last one, and sizes.
 
 By torch's derivative formulas: `derivatives.yaml` names what each one reads. A formula that reads inputs only
 has them before the operator computes anything, one that reads the result when that is done.
@@ -7,12 +7,24 @@ has them before the operator computes anything, one that reads the result when t
 from __future__ import annotations
 
 import re
+from collections import Counter
+from math import prod
 
 import numpy as np
 
+from daydream.arrays import distinct_rows, last_before
 from daydream.costs.operators import saved_by
-from daydream.costs.workload.calls import forward_rows, innermost_makers, nodes, nodes_above
+from daydream.costs.workload.calls import (
+    forward_rows,
+    innermost_makers,
+    nodes,
+    nodes_above,
+    of_rows,
+)
+from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import parse_shapes
+from daydream.errors import NotApplicableError
+from daydream.graph.calls import shapes_in
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -68,17 +80,12 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
     place = np.flatnonzero(tasks.kind == "cpu")
     ids = tasks.ids[place]
     group = np.repeat(np.arange(len(forward)), forward.sizes)[place]
-    order, rank = graph.order[ids], tasks.rank[place]
-    passes = np.zeros(len(ids), np.int64)
-    backward = graph.select(kind="cpu", phase="backward")
-    for one in np.unique(rank).tolist():
-        theirs = np.sort(graph.order[backward.ids[backward.rank == one]])
-        passes[rank == one] = np.searchsorted(theirs, order[rank == one])
-    keys = np.stack([group, passes, graph.repeat[ids].astype(np.int64)])
-    key = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    order, backward = graph.order[ids], graph.select(kind="cpu", phase="backward")
+    passes = last_before(backward.rank, graph.order[backward.ids], tasks.rank[place], order)
+    _, key = distinct_rows([group, passes, graph.repeat[ids]])
 
     calls = innermost_makers(trace, graph.row[ids].astype(np.int64))
-    when = np.append(_when_saved(trace), UNKNOWN)[calls]
+    when = np.where(calls >= 0, _when_saved(trace)[calls], UNKNOWN)
     known = (np.bincount(key, when > UNKNOWN) > 0)[key]
     by_order = np.lexsort((order, key))
     saving = by_order[when[by_order] > NONE]
@@ -96,68 +103,115 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
 
 def _counts(trace: Trace) -> np.ndarray:
     """Return for each row how many tensors it saved as an autograd node, 0 for other rows."""
-    by_name = np.array([*(_count(_bare(text)) for text in trace.text("name")), 0])
-    found: np.ndarray = np.where(nodes(trace), by_name[trace["name"]], 0)
+    found = np.where(nodes(trace), of_rows(trace, "name", _count, none=0), 0)
     rows = np.flatnonzero(found)
     found[rows[_with_a_number(trace, rows, forward_rows(trace, rows))]] = 0
     return found
 
 
 def _count(node: str) -> int:
-    if not re.match(NODE, node):
+    if not re.match(NODE, _bare(node)):
         return 0
-    saved = saved_by(node)
+    saved = saved_by(_bare(node))
     return 1 if saved is None else sum(saved)
 
 
 def _when_saved(trace: Trace) -> np.ndarray:
     """Return for each row when, as a forward call, it saves tensors."""
-    by_name = np.array([*(_when(_bare(text)) for text in trace.text("name")), UNKNOWN])
     found = np.full(len(trace), UNKNOWN)
     made = np.flatnonzero(nodes(trace))
     callers = forward_rows(trace, made)
     made, callers = made[callers >= 0], callers[callers >= 0]
-    when = by_name[trace["name"]][made]
+    when = of_rows(trace, "name", _when, none=UNKNOWN)[made]
     when[_with_a_number(trace, made, callers)] = NONE
     found[callers] = when
-    own = np.array([*("::" not in text for text in trace.text("name")), False])[trace["name"]]
-    functions = np.flatnonzero(
-        own & trace.is_kind("operator") & ~nodes(trace) & (np.asarray(trace["sequence"]) >= 0)
-    )
-    functions = functions[(nodes_above(trace, functions) < 0) & ~_inner(trace, functions)]
-    found[functions] = BEHIND
+    of_torch = of_rows(trace, "name", lambda name: "::" in name)
+    operator, parent = trace.is_kind("operator"), np.asarray(trace["parent"], np.int64)
+    # Functions of one's own: neither in a node, nor what torch calls (as `aten::detach` calls `detach`).
+    called = (parent >= 0) & operator[parent] & of_torch[parent]
+    own = operator & ~of_torch & ~nodes(trace) & (trace["sequence"] >= 0) & ~called
+    functions = np.flatnonzero(own)
+    found[functions[nodes_above(trace, functions) < 0]] = BEHIND
     return found
 
 
 def _when(node: str) -> int:
-    if not re.match(NODE, node):
+    if not re.match(NODE, _bare(node)):
         return UNKNOWN
-    inputs, results = saved_by(node) or (0, 1)  # a function of one's own: its result
+    inputs, results = saved_by(_bare(node)) or (0, 1)  # a function of one's own: its result
     return BEHIND if results else BEFORE if inputs else NONE
 
 
 def _with_a_number(trace: Trace, made: np.ndarray, callers: np.ndarray) -> np.ndarray:
     """Return a mask of the nodes of products with a number, by the shapes of the forward calls: no tensor."""
-    fits = np.array([*(bool(BY_SCALAR.match(_bare(text))) for text in trace.text("name")), False])
-    scalar = np.array([*(_second_is_a_number(text) for text in trace.text("shapes")), False])
-    found: np.ndarray = (
-        fits[trace["name"]][made] & (callers >= 0) & scalar[trace["shapes"]][callers]
-    )
-    return found
-
-
-def _second_is_a_number(shapes: str) -> bool:
-    arguments = parse_shapes(shapes) or []
-    return len(arguments) > 1 and arguments[1] == ()
-
-
-def _inner(trace: Trace, rows: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows that an operator of torch calls, as `aten::detach` calls `detach`."""
-    parent = np.asarray(trace["parent"], np.int64)[rows]
-    torch_s = np.array([*("::" in text for text in trace.text("name")), False])[trace["name"]]
-    found: np.ndarray = (parent >= 0) & trace.is_kind("operator")[parent] & torch_s[parent]
+    fits = of_rows(trace, "name", lambda name: bool(BY_SCALAR.match(_bare(name))))
+    scalar = of_rows(trace, "shapes", lambda text: [*(parse_shapes(text) or []), 0, 0][1] == ())
+    found: np.ndarray = fits[made] & (callers >= 0) & scalar[callers]
     return found
 
 
 def _bare(name: str) -> str:
     return name.removeprefix("autograd::engine::evaluate_function: ")
+
+
+def makers_and_users(
+    work: Selection, forward: str, backward: str, what: str
+) -> tuple[Groups, Groups]:
+    """Return device work of forward calls and of the backward nodes that need what they made, pair by pair.
+
+    The k-th call of a step belongs to the k-th node from the end.
+
+    Args:
+        work: device work of both passes.
+        forward: regular expression on names of operators.
+        backward: regular expression on names of autograd nodes.
+        what: which layers these find, for the error.
+
+    Returns:
+        `Groups` of the forward and of the backward work, as many of one as of the other.
+
+    Raises:
+        NotApplicableError: there are none, or no step has as many of one as of the other.
+    """
+    calls = work.where(phase=("forward", "loss")).group_by("step", within=forward)
+    nodes = work.where(phase="backward").group_by("step", within=backward)
+    there, needed = Counter(_steps(calls).tolist()), Counter(_steps(nodes).tolist())
+    both = [step for step, count in there.items() if needed[step] == count]
+    if not there:
+        raise NotApplicableError(
+            f"this trace has no {what} in the forward pass, or no operators at all"
+        )
+    if not both:
+        raise NotApplicableError(
+            f"this trace has {len(calls)} forward calls of {what} and {len(nodes)} backward nodes of them, "
+            "so which belongs to which is not known"
+        )
+    calls = calls.where(np.isin(_steps(calls), both))
+    nodes = nodes.where(np.isin(_steps(nodes), both))
+    # Within a step nodes run in the reverse order of the calls.
+    step = _steps(nodes)
+    turned = np.lexsort((-np.arange(len(step)), step))
+    ordered = np.argsort(_steps(calls), kind="stable")
+    return calls.take(ordered), nodes.take(turned)
+
+
+def input_bytes(calls: Groups) -> np.ndarray:
+    """Return the bytes of the first argument of each call with two dimensions or more.
+
+    Args:
+        calls: work of a call each.
+
+    Returns:
+        bytes, shape (calls,), int64; -1 if unknown.
+    """
+    first = calls.first()
+    sizes = []
+    for text, dtype in zip(first.shapes.tolist(), first.dtype.tolist(), strict=True):
+        shapes = [shape for shape in shapes_in(text or "") if len(shape) > 1]
+        sizes.append(prod(shapes[0]) * (itemsize(dtype) or 0) if shapes else 0)
+    found = np.array(sizes, np.int64)
+    return np.where(found > 0, found, -1)
+
+
+def _steps(groups: Groups) -> np.ndarray:
+    return groups.first().step.astype(np.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from daydream.collect.live.unprofiled import steps_needed
+from daydream.collect.live.timed_steps import steps_needed
 from daydream.errors import DaydreamError, GraphError
 from daydream.predict.compare import Difference, compare
 from daydream.predict.prediction import Prediction

@@ -12,7 +12,7 @@ from readable_markdown import for_the_site
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
 
-WIDE = {"accuracy.md", "collection.md", "optimizations.md", "speed.md"}  # tables that need all of the page
+WIDE = {"accuracy.md"}  # tables that need all of the page
 GENERATED = {"commands.md": reference.commands, "api.md": reference.api}
 
 

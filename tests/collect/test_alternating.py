@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from daydream.collect.live.session import HookTimes
-from daydream.collect.live.unprofiled import WARM_UP, Alternating, UnprofiledSteps
+from daydream.collect.live.recorder import Phase
+from daydream.collect.live.timed_steps import WARM_UP, Alternating, UnprofiledSteps
 from daydream.errors import DaydreamError
 from daydream.predict.confirm import Blocks, blocks_of
 
@@ -187,13 +187,12 @@ def test_without_a_device_what_our_hooks_took_is_no_part_of_a_step():
 
 
 def test_the_hooks_of_a_step_are_those_of_all_its_markers():
-    times = HookTimes()
-    for _ in range(2):  # two steps of three backward passes each
-        times.add(1, 0, 50)
+    phase: Any = Phase(None)  # type: ignore[arg-type]
+    assert phase.hooks_of_step_ns() == 0
+    for last in (50, 53, 90):  # three steps of three backward passes each, and the begin of a fourth
         for duration in (3, 4, 5):
-            times.add(1, -1, duration)
-    times.add(2, 0, 7)
+            phase.add_hook(duration, ended=False)
+        phase.add_hook(last, ended=True)
+    phase.add_hook(1_000, ended=False)
 
-    assert times.in_step(1, once_a_step=0) == 50 + 3 * 4
-    assert times.in_step(2, once_a_step=0) == 7
-    assert times.in_step(3, once_a_step=0) == 0
+    assert phase.hooks_of_step_ns() == 3 + 4 + 5 + 53

@@ -17,8 +17,8 @@ from shared import refusals
 
 import daydream
 from daydream.collect.derive.build import derive
-from daydream.collect.importers.executorch.etdump import innermost, read_etrecord
-from daydream.collect.importers.executorch.inspector import Row, recording_of
+from daydream.collect.importers.etrecord import innermost, read_etrecord
+from daydream.collect.importers.executorch import Row, recording_of
 from daydream.collect.importers.formats import is_inspector
 from daydream.errors import NotApplicableError, TraceError
 from daydream.handles import Handle

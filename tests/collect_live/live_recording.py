@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from live_models import MODELS
 
-from daydream.collect.live.session import Session
+from daydream.collect.live.recorder import Recorder
 from daydream.trace.trace import Trace
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -23,19 +23,19 @@ def record(loop: Callable[[], Any], folder: Path, *, iterations: int = 40, **opt
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    session = Session(folder / "trace.parquet", **{"warmup": 2, "steps": 3, "unprofiled": 0, **options})
-    session.install()
+    recorder = Recorder(folder / "trace.parquet", **{"warmup": 2, "steps": 3, "unprofiled": 0, **options})
+    recorder.install()
     try:
         for _ in range(iterations):
             loop()
-            if session.done:
+            if recorder.done:
                 break
-        session.finish("the loop ended")
+        recorder.finish("the loop ended")
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
-    assert session.trace is not None
-    return session.trace
+    assert recorder.trace is not None
+    return recorder.trace
 
 
 def train(model: Any, loss: Callable[[], Any], **settings: Any) -> Callable[[], None]:

@@ -20,9 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402
 from daydream.collect.derive.recording import Recording  # noqa: E402
-from daydream.collect.live.capture import MARKER_NAME, UPDATE_NAME, Marker, read_profile  # noqa: E402
+from daydream.collect.live.capture import (  # noqa: E402
+    MARKER_NAME,
+    UPDATE_NAME,
+    Marker,
+    label_outside,
+    read_profile,
+    set_loss_phase,
+)
 from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
-from daydream.collect.live.loss import label_outside, set_loss_phase  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_to_copy", "copy_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from itertools import count
@@ -22,8 +23,8 @@ from torch import nn  # noqa: E402
 from torch.optim.optimizer import _global_optimizer_post_hooks  # noqa: E402
 
 import daydream  # noqa: E402
-from daydream.collect.live.session import Session  # noqa: E402
-from daydream.collect.live.unprofiled import UnprofiledSteps  # noqa: E402
+from daydream.collect.live.recorder import Recorder  # noqa: E402
+from daydream.collect.live.timed_steps import UnprofiledSteps  # noqa: E402
 from daydream.errors import DaydreamError, OutputError  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
@@ -269,17 +270,17 @@ def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path:
     model, loss = MODELS["mlp"]()
     iteration = train(model, loss)
     said: list[str] = []
-    session = Session(tmp_path / "trace.parquet", steps=2, warmup=2, unprofiled=20, on_progress=said.append)
-    session.install()
+    recorder = Recorder(tmp_path / "trace.parquet", steps=2, warmup=2, unprofiled=20, on_progress=said.append)
+    recorder.install()
     during = []
-    while not session.done:
+    while not recorder.done:
         iteration()
         during.append(len(nn.modules.module._global_forward_hooks))
     iteration()
-    session.finish("the loop ended")
+    recorder.finish("the loop ended")
 
-    assert session.trace is not None
-    times = session.trace.metadata["unprofiled_step_ns"]
+    assert recorder.trace is not None
+    times = recorder.trace.metadata["unprofiled_step_ns"]
     assert len(times) == 20
     assert min(times) > 0
     assert during == [0, 1, 1, 1] + [0] * (len(during) - 4)
@@ -290,7 +291,7 @@ def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path:
     ]  # fmt: skip
     assert hooks_left() == before
     assert torch.autograd.backward is backward
-    assert Trace.load(tmp_path / "trace.parquet").metadata == session.trace.metadata
+    assert Trace.load(tmp_path / "trace.parquet").metadata == recorder.trace.metadata
 
 
 def test_a_script_that_ends_early_leaves_what_was_captured(tmp_path: Path) -> None:
@@ -298,6 +299,36 @@ def test_a_script_that_ends_early_leaves_what_was_captured(tmp_path: Path) -> No
 
     assert covered(trace) == [False, True, True]
     assert trace.metadata["notes"] == ["2 steps of 3 could be measured before the loop ended."]
+
+
+def test_ctrl_c_in_our_hook_comes_behind_it_without_what_we_handled(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        try:
+            os.environ[text]
+        except KeyError:
+            if text.startswith("capturing: step 1"):
+                signal.raise_signal(signal.SIGINT)
+            told.append(text)
+
+    iteration = train(*MODELS["mlp"]())
+    recorder = Recorder(tmp_path / "trace.parquet", warmup=2, on_progress=tell)
+    recorder.install()
+
+    def interrupted() -> None:
+        for _ in range(40):
+            iteration()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted()
+    recorder.finish("Ctrl-C")
+
+    assert "capturing: step 1 of 3" in told
+    assert caught.value.__context__ is None
+    assert recorder.trace is not None
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2])
@@ -314,7 +345,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path.write_text("mine")
 
     with pytest.raises(OutputError, match="exists already"):
-        Session(path)
+        Recorder(path)
     with pytest.raises(OutputError, match="exists already"), daydream.collect(path):
         pass
 
@@ -323,15 +354,15 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_trace_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path) -> None:
     iteration = train(*MODELS["mlp"]())
-    session = Session(tmp_path / "nowhere" / "trace.parquet", warmup=1, steps=1, unprofiled=0)
-    session.install()
+    recorder = Recorder(tmp_path / "nowhere" / "trace.parquet", warmup=1, steps=1, unprofiled=0)
+    recorder.install()
     for _ in range(6):
         iteration()
 
-    assert session.done
+    assert recorder.done
     with pytest.raises(OutputError, match="cannot write"):
-        session.finish("the loop ended")
-    session.finish("once more")
+        recorder.finish("the loop ended")
+    recorder.finish("once more")
 
 
 @pytest.mark.parametrize(
@@ -342,8 +373,8 @@ def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(
     tmp_path: Path, warmup: int, steps: int
 ) -> None:
     iteration = train(*MODELS["mlp"]())
-    session = Session(tmp_path / "trace.parquet", warmup=warmup, steps=steps, unprofiled=0)
-    session.install()
+    recorder = Recorder(tmp_path / "trace.parquet", warmup=warmup, steps=steps, unprofiled=0)
+    recorder.install()
     iteration()
     iteration()
     theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
@@ -354,11 +385,11 @@ def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(
     theirs.stop()
     for _ in range(4):
         iteration()
-    session.finish("the loop ended")
+    recorder.finish("the loop ended")
 
     assert sum(event.key == "aten::linear" and event.count == 4 for event in theirs.key_averages()) == 1
-    assert session.trace is not None
-    assert per_step(session.trace, "aten::linear") == [2] * (steps + 1)
+    assert recorder.trace is not None
+    assert per_step(recorder.trace, "aten::linear") == [2] * (steps + 1)
 
 
 def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:
@@ -377,24 +408,24 @@ def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
     iteration = train(*MODELS["mlp"]())
-    session = Session(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=0)
-    session.install()
+    recorder = Recorder(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=0)
+    recorder.install()
     iteration()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, of forking with threads
         child = os.fork()
     if child == 0:
         try:
-            session.finish("the child ended")
-            os._exit(0 if session.trace is None and not (tmp_path / "trace.parquet").exists() else 1)
+            recorder.finish("the child ended")
+            os._exit(0 if recorder.trace is None and not (tmp_path / "trace.parquet").exists() else 1)
         finally:
             os._exit(2)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     iteration()
     iteration()
-    session.finish("the loop ended")
-    assert session.trace is not None
+    recorder.finish("the loop ended")
+    assert recorder.trace is not None
 
 
 def test_wrappers_are_left_out_of_paths(tmp_path: Path) -> None:

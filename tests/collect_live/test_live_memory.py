@@ -67,12 +67,6 @@ def test_a_script_that_ends_before_says_what_is_missing(tmp_path):
     assert [note for note in trace.metadata["notes"] if "ran on threads that the script started" in note]
 
 
-def test_torch_says_nothing_of_frees_it_does_not_know(tmp_path, capfd):
-    record(loop_of("mixed"), tmp_path)
-
-    assert "unknown size" not in capfd.readouterr().err
-
-
 # What GPUs held, told by a stand-in for torch.cuda ------------------------------------------------
 
 

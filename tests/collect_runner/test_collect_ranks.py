@@ -13,8 +13,8 @@ from view_text import view_text
 import daydream
 from daydream.collect.derive.collectives import host_collectives, match_collectives
 from daydream.graph.lower import problems
-from daydream.report.overview import overview
-from daydream.report.views.overview import collectives_of_steps
+from daydream.report.info import overview
+from daydream.report.views.info import collectives_of_steps
 
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow

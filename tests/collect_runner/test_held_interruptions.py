@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from daydream.collect.live import session
-from daydream.collect.live.session import HeldInterruptions
+from daydream.collect.live import recorder
+from daydream.collect.live.recorder import held_interruptions
 
 
 def ctrl_c() -> None:
@@ -19,14 +19,13 @@ def test_it_comes_behind_the_work():
     done = []
 
     def work() -> None:
-        with HeldInterruptions() as held:
-            assert not held.came
+        with held_interruptions():
             ctrl_c()
-            done.append(held.came)
+            done.append("work")
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert done == [True]
+    assert done == ["work"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -34,8 +33,8 @@ def test_one_inside_another_leaves_it_to_the_outer_one():
     done = []
 
     def work() -> None:
-        with HeldInterruptions() as held:
-            with held:
+        with held_interruptions():
+            with held_interruptions():
                 ctrl_c()
             done.append("outer")
 
@@ -48,11 +47,11 @@ def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch
     done = []
 
     def work() -> None:
-        with HeldInterruptions():
+        with held_interruptions():
             ctrl_c()
             ctrl_c()
             done.append("twice")
-            monkeypatch.setattr(session, "AGAIN_S", -1.0)
+            monkeypatch.setattr(recorder, "AGAIN_S", -1.0)
             ctrl_c()
             done.append("again")
 
@@ -64,9 +63,8 @@ def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch
 def test_a_script_that_ignores_it_goes_on_doing_so():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with HeldInterruptions() as held:
+        with held_interruptions():
             ctrl_c()
-        assert not held.came
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -76,7 +74,7 @@ def test_other_threads_leave_signals_alone():
     seen = []
 
     def work() -> None:
-        with HeldInterruptions():
+        with held_interruptions():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -88,7 +86,7 @@ def test_other_threads_leave_signals_alone():
 
 def test_what_failed_meanwhile_is_not_lost():
     def work() -> None:
-        with HeldInterruptions():
+        with held_interruptions():
             ctrl_c()
             raise ValueError("no space")
 

@@ -9,50 +9,56 @@ import sys
 
 import pytest
 
-from daydream.collect.live.child import INJECT, environment_of, is_launcher
-from daydream.collect.live.messages import VARIABLE
+from daydream.collect.launcher import runner
+from daydream.collect.live.child import is_launcher
+from daydream.collect.live.messages import OWNER, VARIABLE
 
-FOLDER = "/tmp/daydream-collect.x"
+INJECT = runner.INJECT
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="collects a script")
 
 
-def environment(args, **variables):
-    pairs = [f"{name}={value}".encode() for name, value in variables.items()]
-    found = environment_of(args, pairs, FOLDER)
-    return dict(pair.decode().partition("=")[::2] for pair in found)
+@pytest.fixture
+def inject(monkeypatch):
+    """Return what runs at the start of each process, loaded in one that is none of a run."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("inject", INJECT / "sitecustomize.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize(
-    ("args", "variables", "reached"),
+    ("args", "variables", "helps"),
     [
-        (["git", "status"], {}, False),
-        ([sys.executable, "tool.py"], {"HOME": "/"}, False),
-        ([sys.executable, "train.py"], {"LOCAL_RANK": "1"}, True),
-        ([sys.executable, "train.py"], {"RANK": "3"}, True),
-        (["tool"], {"RANK": "7"}, False),  # as this process: a rank's helper
-        ([sys.executable, "-c", "from multiprocessing.spawn import ...", "--multiprocessing-fork"], {}, True),
-        ([sys.executable, "-c", "from multiprocessing.forkserver import main; main()"], {}, True),
-        ([sys.executable, "-c", "from multiprocessing.resource_tracker import main;main(7)"], {}, False),
+        (["tool.py"], {}, True),
+        (["train.py"], {"LOCAL_RANK": "1"}, False),
+        (["train.py"], {"RANK": "3"}, False),
+        (["tool.py"], {"RANK": "7"}, True),  # as the process that started it: a rank's helper
+        (["-c", "from multiprocessing.spawn import ...", "--multiprocessing-fork"], {}, False),
+        (["-c", "from multiprocessing.forkserver import main; main()"], {}, False),
+        (["-c", "from multiprocessing.resource_tracker import main;main(7)"], {}, True),
     ],
 )
-@pytest.mark.parametrize("copied", [False, True])
-def test_only_ranks_and_workers_are_given_what_reaches_into_a_process(
-    args, variables, reached, copied, monkeypatch
-):
-    monkeypatch.setenv("RANK", "7")
-    if copied:  # from the environment, before it was put in order
-        variables = {**variables, VARIABLE: FOLDER, "PYTHONPATH": f"{INJECT}{os.pathsep}/mine"}
-    else:
-        variables = {**variables, "PYTHONPATH": "/mine"}
-    found = environment(args, **variables)
-
-    assert (VARIABLE in found) == reached
-    assert found["PYTHONPATH"].split(os.pathsep) == [*([str(INJECT)] if reached else []), "/mine"]
+def test_only_ranks_and_workers_are_recorded(args, variables, helps, inject, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, *args])
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not inject._is_helper()  # nothing that trains started it
+    monkeypatch.setenv(OWNER, "1,7,")
+    assert inject._is_helper() == helps
+    monkeypatch.setenv(OWNER, f"{os.getpid()},7,")  # it started itself anew
+    assert not inject._is_helper()
 
 
-def test_where_there_was_no_path_there_is_none():
-    assert environment(["git"], PYTHONPATH=str(INJECT)) == {}
-    assert environment(["python"], LOCAL_RANK="0")["PYTHONPATH"] == str(INJECT)
+def test_a_helper_finds_the_environment_as_it_is_without_us(inject, monkeypatch):
+    for path, left in ((str(INJECT), None), (f"{INJECT}{os.pathsep}/mine", "/mine")):
+        for name, value in ((VARIABLE, "/tmp/x"), (OWNER, "1,,"), ("PYTHONPATH", path)):
+            monkeypatch.setenv(name, value)
+        inject._leave()
+        assert [os.environ.get(name) for name in (VARIABLE, OWNER, "PYTHONPATH")] == [None, None, left]
 
 
 @pytest.mark.parametrize(
@@ -72,17 +78,16 @@ def test_launchers_are_known_by_what_is_run(command, launches):
 
 
 @needs_torch
-def test_a_script_and_its_helpers_see_the_environment_as_it_is_without_us(folder):
+def test_the_helpers_of_a_script_see_the_environment_as_it_is_without_us(folder):
     folder.script(
         """
         import json, os, subprocess, sys
-        early = dict(os.environ)
         import torch
         seen = "import json, os; print(json.dumps(dict(os.environ)))"
-        said = [subprocess.check_output([sys.executable, "-c", seen], env=env) for env in (None, early)]
-        said.append(os.popen(f"{sys.executable} -c '{seen}'").read())
+        said = [subprocess.check_output([sys.executable, "-c", seen]),
+                os.popen(f"{sys.executable} -c '{seen}'").read()]
         with open(sys.argv[-1], "w") as file:
-            json.dump([dict(os.environ), *map(json.loads, said)], file)
+            json.dump(list(map(json.loads, said)), file)
         """,
         begin="",
     )

@@ -11,7 +11,6 @@ from work_traces import Call, Kernel, graph_of
 from daydream.costs import find_device
 from daydream.costs.device.roofline import (
     AS_EASY_TO_FEED,
-    FIXED_OF_PRODUCTS,
     KEPT_ON_MATRIX_UNITS,
     runs_in_tf32,
 )
@@ -73,7 +72,7 @@ def test_a_grid_that_leaves_units_idle_hardly_gains():
 
 def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept():
     # A100: 312 TFLOP/s in 16 bits, 19.5 on vector units, 156 in TF32. RTX 3070 Ti: 43.5 and 21.7.
-    least = FIXED_OF_PRODUCTS * FLOOR
+    least = FLOOR
     by_vector = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000))
     by_tf32 = graph_with(Kernel("cutlass_80_tensorop_s1688gemm_128x128", 1_000_000))
     geforce = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000), device=GEFORCE)

@@ -7,7 +7,7 @@ import pytest
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import KernelTable, bound, find_device, retime
-from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
+from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.graph import Graph
@@ -19,7 +19,7 @@ PRODUCT_NS = 2 * 4096**3 / 15_700
 # 3 x 4 x 2^24 bytes at 900 GB/s: 0.2237 ms at best
 SUM = Call("aten::add", [[2**24], [2**24], []], [Kernel("elementwise", 300_000)])
 SUM_NS = 12 * 2**24 / 900
-LEAST_NS = FIXED_OF_PRODUCTS * 2_000  # of a product on matrix units
+LEAST_NS = 2_000  # of a product on matrix units
 
 
 def kernels_of(graph: Graph, *names: str):

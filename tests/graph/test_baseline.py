@@ -9,7 +9,7 @@ from view_text import view_text
 
 import daydream
 from daydream.predict.basis import timed_steps
-from daydream.report.overview import overview
+from daydream.report.info import overview
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MS = 1_000_000

@@ -7,7 +7,7 @@ from small_traces import NO_COST, op, trace
 
 import daydream
 from daydream.collect.derive.quality import unrest
-from daydream.report.overview import overview
+from daydream.report.info import overview
 
 
 def recorded(*times, unprofiled=None, shapes=(), **metadata):
@@ -83,12 +83,10 @@ def test_every_result_has_the_note():
     assert replay.to_json()["notes"] == replay.notes
     assert replay.unrest in change.notes
     shown = overview(seen)
-    assert replay.unrest in shown.notes()
-    assert shown.verdicts()["replay"][0] == "yes"
-    assert shown.verdicts()["what-if"] == (
-        "partly",
-        "the machine was busy during recording, see the note",
-    )
+    assert replay.unrest in shown.notes
+    assert shown.verdicts["replay"].answer == "yes"
+    doubt = shown.verdicts["what-if"]
+    assert (doubt.answer, doubt.why) == ("partly", "the machine was busy during recording, see the note")
 
 
 def add_work(graph):

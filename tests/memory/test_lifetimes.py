@@ -7,7 +7,7 @@ import pytest
 from recordings import PARAMETER, SGD, Recording, training_step
 
 from daydream.errors import TraceError
-from daydream.memory.allocations import AFTER, BEFORE, KINDS
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP
 from daydream.memory.lifetimes import allocations
 from daydream.trace.schema import PHASES
 
@@ -199,7 +199,7 @@ def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
     held = allocations(recording.trace(tmp_path))
 
     assert held.peak(0, -1)[0] == 4096
-    assert held["end"][held["bytes"] == 4096].tolist() == [2.5, 7.5]
+    assert held["end"][held["bytes"] == 4096].tolist() == [3 * EVENT - STEP, 8 * EVENT - STEP]
     assert "2 buffers of collectives on the CPU" in held.notes[0]
 
 

@@ -19,9 +19,8 @@ from pyarrow import parquet
 
 import daydream
 from daydream.errors import TraceError
-from daydream.memory.allocations import AFTER, BEFORE, Allocations
-from daydream.memory.pairing import paired
-from daydream.memory.recorded import recorded_memory
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, Allocations
+from daydream.memory.pairing import paired, recorded_memory
 from daydream.trace.memory_events import COLUMNS, HOST, MEMORY_KEY, MemoryEvents
 from daydream.trace.trace import Trace
 
@@ -325,7 +324,7 @@ def test_any_events_are_paired_and_what_they_add_up_to_is_held(rows):
         if "another size" not in " ".join(held.notes):
             changes = np.diff(totals)
             assert changes.tolist() == events["bytes"][own].tolist()
-            assert places[1:].tolist() == np.flatnonzero(own).tolist()
+            assert (places[1:] // EVENT).tolist() == np.flatnonzero(own).tolist()
         assert totals.min() >= 0
 
 
@@ -377,9 +376,9 @@ def test_what_is_held_is_what_was_recorded(two_operators):
     found = paired(trace, trace.memory)
 
     places, totals = found.held(0, 0)
-    assert places.tolist() == [BEFORE, 0, 1, 2, 3]
+    assert places.tolist() == [BEFORE, 0, EVENT, 2 * EVENT, 3 * EVENT]
     assert totals.tolist() == [4608, 5632, 7680, 6656, 6144]
-    assert found.peak(0, 0) == (7680, 1.0)
+    assert found.peak(0, 0) == (7680, EVENT)
 
 
 def test_an_allocation_knows_its_operator_and_its_end(two_operators):
@@ -392,9 +391,9 @@ def test_an_allocation_knows_its_operator_and_its_end(two_operators):
         nbytes: (op, begin, end) for nbytes, begin, end, op in zip(*columns, found.texts("op"), strict=True)
     }
     assert rows == {
-        1024: ("aten::mm", 0, 2),
-        2048: ("aten::relu", 1, AFTER),
-        512: (None, BEFORE, 3),  # freed, never seen allocated
+        1024: ("aten::mm", 0, 2 * EVENT),
+        2048: ("aten::relu", EVENT, AFTER),
+        512: (None, BEFORE, 3 * EVENT),  # freed, never seen allocated
         4096: (None, BEFORE, AFTER),  # what the totals hold beyond
     }
 

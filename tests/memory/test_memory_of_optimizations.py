@@ -20,7 +20,7 @@ from two_blocks import (
 )
 
 import daydream
-from daydream.memory.allocations import BEFORE, KINDS, OWN_ERROR
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR
 from daydream.memory.lifetimes import allocations
 from daydream.transforms.registry import find, names
 
@@ -123,7 +123,7 @@ def test_a_step_that_is_cut_before_its_backward_pass_is_checkpointed_too():
     before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
 
     def open_at_the_end(held):
-        return sorted(held["bytes"][(held["step"] == 2) & np.isinf(held["end"])].tolist(), reverse=True)
+        return sorted(held["bytes"][(held["step"] == 2) & (held["end"] == AFTER)].tolist(), reverse=True)
 
     assert open_at_the_end(before) == [LAYER] * 3 + [LOSS]  # x, a0, a1
     assert open_at_the_end(after) == [LAYER] * 2 + [LOSS]  # x, a1
@@ -296,11 +296,11 @@ def test_gradients_that_are_held_all_the_time_are_made_anew(trace):
     held = allocations(trace)
     gradients = np.flatnonzero(held.where(kind="gradient") & (held["step"] == 1))
     # as with set_to_none=False: the gradients last, and each backward pass makes what is added to them
-    held["end"][gradients] = held["begin"][gradients] + 0.5
+    held["end"][gradients] = held["begin"][gradients] + 1
     lasting = held.where(kind="gradient") & (held["begin"] == BEFORE)
-    held["end"][lasting] = np.inf
+    held["end"][lasting] = AFTER
     edited(held, "zero-grad-none")
-    assert not (held.where(kind="gradient") & (held["begin"] == BEFORE) & (held["end"] == np.inf)).any()
+    assert not (held.where(kind="gradient") & held.lasting).any()
 
 
 def test_an_update_by_servers_leaves_the_worker_no_states(trace):

@@ -13,11 +13,10 @@ from shared import shared_trace
 from view_text import view_text
 
 import daydream
-from daydream.memory.allocations import BEFORE
+from daydream.memory.allocations import BEFORE, EVENT
 from daydream.memory.lifetimes import allocations
-from daydream.memory.pairing import paired
+from daydream.memory.pairing import paired, recorded_memory
 from daydream.memory.prediction import MemoryChange, memory_after
-from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_of
 from daydream.memory.views import held_over_time
 from daydream.report.html.page import page
@@ -209,7 +208,7 @@ def test_what_is_held_is_the_recorded_total_at_every_event_and_its_peak_is_told(
     held = paired(trace, trace.memory)
 
     places, totals = held.held(0, 0)
-    assert places[1:].tolist() == own.tolist()
+    assert (places[1:] // EVENT).tolist() == own.tolist()
     assert totals[1:].tolist() == trace.memory["allocated_bytes"][own].tolist()
     assert held.notes == []
     found = recorded_memory(trace.memory)[0]

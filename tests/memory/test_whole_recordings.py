@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import daydream
+from daydream.memory.allocations import AFTER, BEFORE, EVENT
 from daydream.memory.lifetimes import allocations
 
 PROGRAM = Path(__file__).with_name("record_training.py")
@@ -33,7 +34,7 @@ def peaks(trace, last=3):
     """The most that is held within each of the last steps, in bytes."""
     held = allocations(trace)
     places, totals = held.held(0, -1)
-    inside = np.isfinite(places) & (places == np.floor(places))
+    inside = (places > BEFORE) & (places < AFTER) & (places % EVENT == 0)
     step = np.full(len(places), -1)
     begun = dict(zip(held["begin"].tolist(), held["step"].tolist(), strict=True))
     ended = dict(zip(held["end"].tolist(), held["end_step"].tolist(), strict=True))

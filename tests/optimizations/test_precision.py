@@ -25,7 +25,7 @@ from shared import shared_replay
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
 from daydream.costs import is_matrix
-from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
+from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.model.half_times import DOUBT_OF_PRODUCTS, LAYOUT_CHANGE
@@ -99,7 +99,7 @@ def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
     # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores: as easy to keep busy as today.
     graph = recorded(("aten::mm", "forward", SGEMM, 300, None), device=P100)
     amp(graph)
-    least = FIXED_OF_PRODUCTS * SMALLEST
+    least = SMALLEST
     assert graph.select(name=SGEMM).duration_ns.tolist() == [round(least + (300 - least) / 2)]
 
 
@@ -140,7 +140,7 @@ def test_autocast_casts_where_32_bits_meet_16():
     back = SMALLEST + round(6 * 64_000 / 100 / TO_32_REACHES)  # torch's kernel that widens is slower
     # Bytes bind the product, 4 x (64,000 + 64,000 + 4,096 + 64): half of them, half the time above what a
     # product takes at least. Vectors of relu keep 0.55 of theirs, and the norm stays.
-    least = FIXED_OF_PRODUCTS * SMALLEST
+    least = SMALLEST
     product, relu, norm = round(least + (4_005 - least) / 2), SMALLEST + 550, 2_005
     assert kernel_ns(graph, phase="forward") == [
         activation, weight, bias, product, relu, back, norm, activation, weight, bias, product
@@ -354,7 +354,7 @@ def test_a_product_keeps_part_of_its_share_of_the_higher_peak():
     # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.75, of 156 TFLOP/s
     graph = recorded(PRODUCT, ("aten::relu", "forward", RELU, 1_005, [[1000, 64]]), device=A100)
     tf32(graph)
-    least = FIXED_OF_PRODUCTS * SMALLEST
+    least = SMALLEST
     new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
     assert kernel_ns(graph, phase="forward") == [round(new), 1_005]
     assert "1 of 1 matrix kernels" in graph.facts.notes[-1]
@@ -372,7 +372,7 @@ def test_a_product_of_unknown_shapes_gains_what_the_peaks_allow_as_in_16_bits():
     #  as if it were bound by arithmetic: 0.75 of 156 to 19.5 TFLOP/s; the range holds that ratio itself
     graph = recorded((*PRODUCT[:3], 150_005, None), device=A100)
     tf32(graph)
-    least = FIXED_OF_PRODUCTS * SMALLEST
+    least = SMALLEST
     new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
     assert kernel_ns(graph, phase="forward") == [round(new)]
     ((_, doubt),) = graph.doubted

@@ -18,12 +18,12 @@ from daydream.predict.rank import rank
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
 from daydream.report.html.render import MOST_AT_ONCE
-from daydream.report.html.timelines import packed
 from daydream.report.timeline import (
     INSERTED,
     ON_PATH,
     measured_in,
     measured_window,
+    packed,
     simulated_in,
     simulated_window,
 )

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from test_html_report import a_replay
 
-from daydream.report.html.path import MOST_STRETCHES, StepPath
-from daydream.report.html.timelines import coarsened
-from daydream.report.timeline import Spans
+from daydream.report.html.step import MOST_STRETCHES, StepPath
+from daydream.report.timeline import Spans, coarsened
 
 
 def many_spans(number: int = 40_000) -> Spans:

@@ -11,7 +11,7 @@ from chromium import Chromium, browser
 
 import daydream
 from daydream.errors import GraphError
-from daydream.report.html.frame import timeline_frame
+from daydream.report.html.page import timeline_frame
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = '</script></iframe><script>parent.document.title = "broken"</script>'

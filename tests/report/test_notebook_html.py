@@ -12,7 +12,7 @@ from view_text import view_text
 import daydream
 from daydream.predict.curves import Curves
 from daydream.predict.prediction import Prediction
-from daydream.report.notebook import html
+from daydream.report.html.render import html
 from daydream.report.views.nouns import MOST_ROWS
 
 NASTY = '<script>alert("1")</script> & \x1b[31m'

@@ -17,7 +17,7 @@ from view_text import view_text
 
 import daydream
 from daydream.predict import curves as predicted
-from daydream.report.overview import Overview
+from daydream.report.info import info_of
 from daydream.report.text import text_of
 from daydream.report.views.ranking import curve_table
 
@@ -34,11 +34,11 @@ TRACES = {
 
 
 def info(replay):
-    return view_text(Overview(replay.graph.trace, replay.graph, replay))
+    return view_text(info_of(replay.graph.trace, replay.graph, replay))
 
 
 def whatif(replay, **how):
-    on = "gpu" if Overview(replay.graph.trace, replay.graph, replay).on_device else "cpu"
+    on = "gpu" if info_of(replay.graph.trace, replay.graph, replay).on_device else "cpu"
     return view_text(daydream.whatif(replay, "scale", on=on, factor=0.5), **how)
 
 

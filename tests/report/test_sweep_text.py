@@ -8,7 +8,7 @@ from itertools import product
 from view_text import view_text
 
 from daydream.predict.sweep import Answered, Refused, Sweep, SweepTrace
-from daydream.report.views.scenarios import left_out
+from daydream.report.views.ranking import left_out
 
 
 def recorded(name="a.parquet"):

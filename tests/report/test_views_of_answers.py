@@ -19,8 +19,8 @@ from daydream.errors import DaydreamError
 from daydream.predict.suggest import WhatIfResult, suggestion
 from daydream.report.format import step_change_text
 from daydream.report.html.page import page
-from daydream.report.notebook import html
-from daydream.report.overview import overview
+from daydream.report.html.render import html
+from daydream.report.info import overview
 from daydream.report.views.breakdown import cause_table, moved_bound
 from daydream.report.views.memory import about_memory
 from daydream.simulate.critical_path import PathCause

@@ -67,11 +67,18 @@ def import_trace(
         return Trace.load(files[0], max_unpacked=max_unpacked)
     engine = engine_of(engine if len(files) > 1 else "local")
     options = Options(max_unpacked, etrecord=None if etrecord is None else Path(etrecord))
-    recordings: list[Recording] = []
-    names: list[str] = []
-    for run, found in _read_all(files, formats, engine, progress, options):
-        recordings += found
-        names += [run[0].name] * len(found)
+    kinds = dict(zip(files, formats, strict=True))
+    runs = [
+        ([path.resolve() if engine.elsewhere else path for path in run], kinds[run[0]])
+        for run in FORMATS[formats[0]].runs_of(files)
+    ]
+    here = progress if engine.local else None
+    say = None if engine.local or progress is None else partial(progress, f"{len(files)} files")
+    how = engine.elsewhere, options, here
+    found = map_on(engine, _reading, how, runs, batch=1, progress=say)
+    recordings = [recording for of_run in found for recording in of_run]
+    names = [run[0].name for (run, _), of_run in zip(runs, found, strict=True) for _ in of_run]
+    del found
     if ranks is None:
         need_one_job(recordings, names)
         _give_ranks(recordings, names)
@@ -79,16 +86,17 @@ def import_trace(
         _set_ranks(recordings, ranks)
     _hand_back(sum(map(len, recordings)))  # what reading has left
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
-    traces: list[Trace] = []
-    several = len(recordings) > 1
+    for recording in recordings:
+        _move(recording, origin)
     if engine.local:
+        traces = []
         while recordings:  # one after the other let go: they are as large as the traces
-            traces.append(derive(_moved(recordings.pop(0), origin), step_marker, steps))
+            traces.append(derive(recordings.pop(0), step_marker, steps))
     else:
-        moved = [_moved(recording, origin) for recording in recordings]
-        traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
-    for trace, name in zip(traces, names, strict=True) if several else ():
-        trace.check(name)
+        traces = map_on(engine, _deriving, (step_marker, steps), recordings, batch=1)
+    if len(traces) > 1:
+        for trace, name in zip(traces, names, strict=True):
+            trace.check(name)
     trace = traces[0] if len(traces) == 1 else join_ranks(traces)
     _hand_back(len(trace))  # what deriving has left
     trace.check(str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
@@ -117,18 +125,17 @@ def _hand_back(rows: int) -> None:
         hand_back_freed_memory()
 
 
-def _moved(recording: Recording, origin: int) -> Recording:
-    """Return a recording with its times from the common origin, where its clock allows."""
+def _move(recording: Recording, origin: int) -> None:
+    """Let the times of a recording count from the common origin, where its clock allows."""
     shift = int(recording.metadata.get("origin_ns", 0)) - origin
     if abs(shift) > ALIGNED_NS:
         recording.note("The ranks' clocks lie more than a day apart; they are not aligned.")
         shift = 0
     if shift:
-        recording.columns["start_ns"] = np.asarray(recording.columns["start_ns"], np.int64) + shift
+        recording.columns["start_ns"] = recording["start_ns"].astype(np.int64) + shift
         if recording.memory is not None:
             recording.memory = recording.memory.changed(time_ns=recording.memory["time_ns"] + shift)
     recording.metadata["origin_ns"] = origin
-    return recording
 
 
 def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Trace]:
@@ -137,39 +144,11 @@ def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Tr
     return lambda recording: derive(recording, step_marker, steps)
 
 
-def _read_all(
-    files: Sequence[Path],
-    formats: Sequence[str],
-    engine: Engine,
-    progress: Progress | None,
-    options: Options,
-) -> list[tuple[list[Path], list[Recording]]]:
-    """Return the files of each run and its recordings."""
-    kinds = dict(zip(files, formats, strict=True))
-    runs = FORMATS[formats[0]].runs_of(files)
-    if engine.local:
-        found = []
-        for run in runs:
-            name = run[0].name if len(run) == 1 else f"{len(run)} tables"
-            say = None if progress is None else partial(progress, name)
-            found.append(
-                (run, _reading((False, options._replace(progress=say)))((run, kinds[run[0]])))
-            )
-        return found
-    items = [
-        ([path.resolve() if engine.elsewhere else path for path in run], kinds[run[0]])
-        for run in runs
-    ]
-    say = None if progress is None else partial(progress, f"{len(files)} files")
-    answers = map_on(engine, _reading, (engine.elsewhere, options), items, batch=1, progress=say)
-    return list(zip(runs, answers, strict=True))
-
-
 def _reading(
-    how: tuple[bool, Options],
+    how: tuple[bool, Options, Progress | None],
 ) -> Callable[[tuple[list[Path], str]], list[Recording]]:
     """Return what a worker does with the files of a run."""
-    elsewhere, options = how
+    elsewhere, options, progress = how
 
     def read(item: tuple[list[Path], str]) -> list[Recording]:
         (path, *beside), kind = item
@@ -178,7 +157,9 @@ def _reading(
                 f"a worker on {platform.node()} sees no file {path}.\n"
                 "All workers need the ranks' files at the same path: a folder that the machines share."
             )
-        return FORMATS[kind].read(path, options._replace(beside=beside))
+        name = f"{1 + len(beside)} tables" if beside else path.name
+        say = None if progress is None else partial(progress, name)
+        return FORMATS[kind].read(path, options._replace(beside=beside, progress=say))
 
     return read
 
@@ -225,26 +206,21 @@ def join_ranks(traces: list[Trace]) -> Trace:
     handles, places = DebugHandleMap.join(
         {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
     )
-    first = {
-        "parent": rows,
-        "step": first_step,
-        "handle": np.array([places[rank] for rank in ranks]),
-    }
+    first: dict[str, Sequence[int] | np.ndarray] = {
+        "parent": rows, "step": first_step, "handle": [places[rank] for rank in ranks],
+    }  # fmt: skip
     columns: Columns = {}
     texts: Texts = {}
     for name in names:
-        parts = []
         codes: dict[str, int] = {}
+        parts = [trace[name] for trace in traces]
         for index, trace in enumerate(traces):
-            column = np.asarray(trace[name])
             if FIELDS[name].type == "text":
                 table = [codes.setdefault(text, len(codes)) for text in trace.text(name)]
-                column = np.array([*table, UNKNOWN], np.int32)[column]
+                parts[index] = np.array([*table, UNKNOWN], np.int32)[parts[index]]
             elif name in first:
-                column = np.where(column >= 0, column + first[name][index], UNKNOWN).astype(
-                    np.int32
-                )
-            parts.append(column)
+                moved = np.where(parts[index] >= 0, parts[index] + first[name][index], UNKNOWN)
+                parts[index] = moved.astype(np.int32)
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":
             texts[name] = list(codes)
@@ -258,24 +234,20 @@ def join_ranks(traces: list[Trace]) -> Trace:
 
 
 def _join_metadata(traces: list[Trace]) -> dict[str, object]:
-    metadata = dict(traces[0].metadata)
-    ranks = [trace.metadata.get("rank", 0) for trace in traces]
-    metadata.pop("rank", None)
-    metadata["ranks"] = ranks
-    metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
-    metadata["steps"] = [dict(step) for trace in traces for step in trace.metadata["steps"]]
-    assumed = [float(trace.metadata.get("phases_assumed", 0.0)) for trace in traces]
-    metadata["phases_assumed"] = sum(assumed) / len(assumed)
-    groups = [group for trace in traces for group in trace.metadata.get("groups", [])]
+    each = [trace.metadata for trace in traces]
+    metadata = {name: value for name, value in each[0].items() if name != "rank"}
+    assumed = [float(one.get("phases_assumed", 0.0)) for one in each]
+    metadata |= {
+        "ranks": [one.get("rank", 0) for one in each],
+        "source": f"{metadata.get('source', '')} and {len(traces) - 1} more",
+        "steps": [dict(step) for one in each for step in one["steps"]],
+        "phases_assumed": sum(assumed) / len(assumed),
+        "step_source": "; ".join(dict.fromkeys(one["step_source"] for one in each)),
+        "notes": [f"rank {one['rank']}: {note}" for one in each for note in one.get("notes", [])],
+    }
+    groups = [group for one in each for group in one.get("groups", [])]
     if groups:
         metadata["groups"] = [
             group for place, group in enumerate(groups) if group not in groups[:place]
         ]
-    sources = {trace.metadata["step_source"]: None for trace in traces}
-    metadata["step_source"] = "; ".join(sources)
-    metadata["notes"] = [
-        f"rank {trace.metadata['rank']}: {note}"
-        for trace in traces
-        for note in trace.metadata.get("notes", [])
-    ]
     return metadata

@@ -204,11 +204,11 @@ STAND_INS = {  # how files begin that stand in for the one that was meant, and w
 
 WHOLE_PROGRAM = "{} is the whole recording of one program; give it alone"
 FORMATS = {  # the first that recognizes a file
-    "inspector": Format(is_inspector, "executorch.inspector:read_inspector", whole=WHOLE_PROGRAM),
+    "inspector": Format(is_inspector, "executorch:read_inspector", whole=WHOLE_PROGRAM),
     "parquet": Format(
         lambda _path, head: head[:4] == PARQUET_MAGIC, "", whole="a parquet trace is whole; give it alone"
     ),
-    "etdump": Format(lambda _path, head: is_etdump(head), "executorch.etdump:read_executorch", whole=WHOLE_PROGRAM),
+    "etdump": Format(lambda _path, head: is_etdump(head), "executorch:read_executorch", whole=WHOLE_PROGRAM),
     "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys.reader:read_database"),
     "rocprof-csv": Format(
         lambda _path, head: is_rocprof_table(head), "rocprof:read_tables", runs="rocprof:runs_of_tables"
@@ -279,22 +279,17 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        folder = profile_of(path)
-        children = [child for child in folder.iterdir() if child.name.endswith(SUFFIXES)]
-        raw = [
-            child for child in children if child.suffix != ".parquet"
-        ]  # not what was imported from them
-        spaces = [child for child in raw if child.name.endswith(SPACES)]
-        others = [child for child in raw if not child.name.endswith(TABLES)]
-        tables = [
-            child for child in raw if child not in others and is_rocprof_table(head_of(child))
-        ]
-        found = (
-            spaces
-            or others
-            or tables
-            or [child for child in children if child.suffix == ".parquet"]
-        )
+        sorts: tuple[list[Path], ...] = ([], [], [], [])
+        for child in profile_of(path).iterdir():
+            if child.name.endswith(SPACES):
+                sorts[0].append(child)
+            elif child.suffix == ".parquet":  # what was imported from the others
+                sorts[3].append(child)
+            elif child.name.endswith(TABLES):
+                sorts[2].extend([child] if is_rocprof_table(head_of(child)) else [])
+            elif child.name.endswith(SUFFIXES):
+                sorts[1].append(child)
+        found = next(filter(None, sorts), None)
         if not found:
             raise TraceError(
                 f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"

@@ -43,12 +43,13 @@ def need_one_job(recordings: Sequence[Recording], names: Sequence[str]) -> None:
 
 
 def _why_not(one: Recording, other: Recording) -> Iterator[str]:
-    sizes = [recording.metadata.get("world_size") for recording in (one, other)]
-    if None not in sizes and sizes[0] != sizes[1]:
-        yield f"come from two jobs: one of {sizes[0]} ranks, one of {sizes[1]}"
-    ranks = [recording.metadata.get("rank") for recording in (one, other)]
-    if ranks[0] is not None and ranks[0] == ranks[1] and sizes[0] not in (None, 1):
-        yield f"both say that they are rank {ranks[0]} of {sizes[0]}"
+    (size, other_size), (rank, other_rank) = (
+        [each.metadata.get(name) for each in (one, other)] for name in ("world_size", "rank")
+    )
+    if None not in (size, other_size) and size != other_size:
+        yield f"come from two jobs: one of {size} ranks, one of {other_size}"
+    if rank is not None and rank == other_rank and size not in (None, 1):
+        yield f"both say that they are rank {rank} of {size}"
     groups = [_default_group(recording.metadata) for recording in (one, other)]
     if None not in groups and groups[0] != groups[1]:
         yield "come from two jobs: their process groups hold other ranks"
@@ -58,9 +59,8 @@ def _why_not(one: Recording, other: Recording) -> Iterator[str]:
 
 
 def _begins_alike(one: Recording, other: Recording) -> bool:
-    origins = {int(recording.metadata.get("origin_ns", 0)) for recording in (one, other)}
     same = np.array_equal(one["start_ns"][:ALIKE], other["start_ns"][:ALIKE])
-    return len(origins) == 1 and max(origins) > EPOCH_NS and same
+    return EPOCH_NS < _origin(one) == _origin(other) and same
 
 
 def _default_group(metadata: dict[str, Any]) -> list[int] | None:
@@ -75,16 +75,15 @@ def _default_group(metadata: dict[str, Any]) -> list[int] | None:
 
 def _apart_ns(one: Recording, other: Recording) -> int:
     """Return the time between the end of one recording and the begin of the other, 0 or less if they meet."""
-    begins = [int(recording.metadata.get("origin_ns", 0)) for recording in (one, other)]
-    if min(begins) < EPOCH_NS:
+    first, last = sorted((one, other), key=_origin)
+    if _origin(first) < EPOCH_NS:
         return 0
-    first, last = (one, other) if begins[0] <= begins[1] else (other, one)
     ends = first["start_ns"].astype(np.int64) + first["duration_ns"]
-    return (
-        int(last.metadata["origin_ns"])
-        - int(first.metadata["origin_ns"])
-        - int(ends.max(initial=0))
-    )
+    return _origin(last) - _origin(first) - int(ends.max(initial=0))
+
+
+def _origin(recording: Recording) -> int:
+    return int(recording.metadata.get("origin_ns", 0))
 
 
 SHORTEST_MOVE_NS = 1_000  # old profilers write whole microseconds
@@ -132,15 +131,16 @@ def _move(trace: Trace, offsets: dict[int, int]) -> None:
         0, *offsets.values()
     )  # the trace's origin is moved instead of any time before it
     by_rank = {rank: offset - earliest for rank, offset in offsets.items()}
-    rank = np.maximum(np.asarray(trace["rank"]), 0)
-    present, number = np.unique(rank, return_inverse=True)
-    moved = np.array([by_rank.get(one, -earliest) for one in present.tolist()], np.int64)
-    trace.columns["start_ns"] = trace["start_ns"] + moved[number.reshape(-1)]
+
+    def moved(ranks: np.ndarray) -> np.ndarray:
+        present, number = np.unique(np.maximum(ranks, 0), return_inverse=True)
+        by = np.array([by_rank.get(rank, -earliest) for rank in present.tolist()], np.int64)
+        return by[number.reshape(-1)]
+
+    trace.columns["start_ns"] = trace["start_ns"] + moved(trace["rank"])
     if trace.memory is not None:
         memory = trace.memory
-        ranks, number_of = np.unique(memory["rank"], return_inverse=True)
-        by = np.array([by_rank.get(one, -earliest) for one in ranks.tolist()], np.int64)
-        trace.memory = memory.changed(time_ns=memory["time_ns"] + by[number_of.reshape(-1)])
+        trace.memory = memory.changed(time_ns=memory["time_ns"] + moved(memory["rank"]))
     trace.metadata["origin_ns"] = int(trace.metadata.get("origin_ns", 0)) + earliest
     for step in trace.metadata.get("steps", []):
         for edge in ("start_ns", "end_ns", "completion_ns"):
@@ -152,24 +152,19 @@ def _sentences(
     trace: Trace, matched: MatchedCollectives, offsets: dict[int, int], ranks: list[int]
 ) -> list[str]:
     world_size = trace.metadata.get("world_size")
-    several = (
-        f"{len(ranks)} of {world_size}"
-        if isinstance(world_size, int) and world_size > len(ranks)
-        else len(ranks)
-    )
+    several = str(len(ranks))
+    if isinstance(world_size, int) and world_size > len(ranks):
+        several = f"{several} of {world_size}"
     moves = [
         f"rank {rank} by {offset / 1e3:+,.1f} us" for rank, offset in offsets.items() if offset
     ]
     more = " and others" if len(moves) > MOST_NAMED else ""
-    said = [
-        f"{counted(len(matched), 'collective')} of {several} ranks matched, ends within "
-        f"{matched.residual_ns / 1e3:,.1f} us of each other; "
-        + (
-            f"clocks moved: {', '.join(moves[:MOST_NAMED])}{more}."
-            if moves
-            else "no clock was moved."
-        )
-    ]
+    moved = (
+        f"clocks moved: {', '.join(moves[:MOST_NAMED])}{more}" if moves else "no clock was moved"
+    )
+    matching = f"{counted(len(matched), 'collective')} of {several} ranks matched"
+    within = f"ends within {matched.residual_ns / 1e3:,.1f} us of each other"
+    said = [f"{matching}, {within}; {moved}."]
     if matched.residual_ns > ENDS_AGREE_NS:
         said.append(
             "The ranks' clocks drift apart within the recording; waits between ranks are uncertain."

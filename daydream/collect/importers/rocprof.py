@@ -14,7 +14,8 @@ was at hand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from daydream.arrays import lookup
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.databases import Database, quoted
 from daydream.collect.importers.formats import (
@@ -130,6 +132,7 @@ NO_LAUNCHES = (
     "rocprofv3 --hip-trace records the calls."
 )
 UNLINKED = "{} of {} rows of the device have no call with their correlation id; they stay where they were recorded."
+EXTENTS = [f"{what}_{axis}" for what in ("grid", "workgroup") for axis in "xyz"]
 COPY_LANES = "Copies have no stream in this file: they stand on a lane for each direction."
 COUNTED = (
     "{} was recorded while counters were read, which makes kernels longer: its times are not used. "
@@ -143,9 +146,16 @@ class _Rows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.builder = RowBuilder()
+        self.builder = builder = RowBuilder()
         self.notes: dict[str, None] = {}
         self.agents: dict[int, Document | None] = {}  # None for those that are no GPUs
+        self._names = {
+            KERNELS: builder.codes("name", lambda text: CLONE.sub("", text) or "unnamed kernel"),
+            COPIES: builder.codes("name", lambda text: COPY_NAMES[_way(text)]),
+            CALLS: builder.codes("name", lambda text: text or "unnamed call"),
+        }
+        self._grids = builder.codes("grid", lambda both: _extents(both, of_grid=True))
+        self._blocks = builder.codes("block", lambda both: _extents(both, of_grid=False))
 
     def add(self, sort: str, rows: Mapping[str, Sequence[Any]]) -> None:
         """Add rows of a sort: lists of texts or numbers by the names in `ROWS`, all equally long."""
@@ -167,13 +177,10 @@ class _Rows:
         stream = np.where(stream < 0, numbers("queue"), stream)
         columns["agent"] = numbers("agent")
         if sort == KERNELS:
-            shown = {name: CLONE.sub("", name) or "unnamed kernel" for name in set(names)}
-            names = [shown[name] for name in names]
-            columns["grid"], columns["block"] = self._blocks(numbers)
+            both = list(zip(*(numbers(extent).tolist() for extent in EXTENTS), strict=True))
+            columns["grid"], columns["block"] = self._grids.of(both), self._blocks.of(both)
         else:
-            ways = {text: _way(text) for text in set(names)}
-            way = np.array([ways[text] for text in names], np.int64)
-            names = [COPY_NAMES[ways[text]] for text in names]
+            way = np.array([_way(text) for text in names], np.int64)
             if (stream < 0).any():
                 self.notes[COPY_LANES] = None
             stream = np.where(stream < 0, FIRST_COPY_LANE + way, stream)
@@ -181,9 +188,8 @@ class _Rows:
             ends = columns["agent"], numbers("source")
             columns["agent"], columns["other_agent"] = np.where(way == TO_HOST, ends[::-1], ends)
         kind = "kernel" if sort == KERNELS else "memcpy"
-        self.builder.add(
-            kind, start, end, name=self.builder.coded("name", names), stream=stream, **columns
-        )
+        name = self._names[sort].of(names)
+        self.builder.add(kind, start, end, name=name, stream=stream, **columns)
 
     def _calls(
         self,
@@ -205,32 +211,13 @@ class _Rows:
         texts = [
             f"rccl:{name}" if of else name for name, of in zip(names, rccl.tolist(), strict=True)
         ]
-        columns["name"] = self.builder.coded("name", [text or "unnamed call" for text in texts])
-        ranges = (marker | rccl) & ~(marker & (start == end))
-        for kind, kept in (("runtime", ~marker & ~rccl), ("annotation", ranges)):
-            part = {name: column[kept] for name, column in columns.items()}
-            if kind == "annotation":
-                del part["correlation"]
-            self.builder.add(kind, start[kept], end[kept], **part)
-
-    def _blocks(self, numbers: Callable[[str], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return codes of grids in blocks, and of blocks in threads."""
-        items, threads = (
-            np.stack([numbers(f"{what}_{axis}") for axis in "xyz"], axis=1)
-            for what in ("grid", "workgroup")
-        )
-        good = np.all((items > 0) & (items < 2**32) & (threads > 0) & (threads < 2**16), axis=1)
-        both = np.concatenate([-(-items // np.maximum(threads, 1)), threads], axis=1)
-        used, which = np.unique(both * good[:, None], axis=0, return_inverse=True)
-        texts = [
-            [",".join(map(str, part)) if row[0] else "" for part in (row[:3], row[3:])]
-            for row in used.tolist()
-        ]
-        grid, block = (
-            self.builder.coded(name, [text[place] for text in texts])[which.reshape(-1)]
-            for place, name in enumerate(("grid", "block"))
-        )
-        return grid, block
+        columns["name"] = self._names[CALLS].of(texts)
+        ranges = marker | rccl
+        columns["correlation"] = np.where(ranges, UNKNOWN, columns["correlation"])
+        kept = ~(marker & (start == end))
+        kinds = np.where(ranges, *self.builder.coded("kind", ["annotation", "runtime"]))
+        columns = {name: column[kept] for name, column in columns.items()}
+        self.builder.add(kinds[kept], start[kept], end[kept], **columns)
 
     def recording(self) -> Recording:
         """Return the recording of all rows. Raises `TraceError` if there is none."""
@@ -243,15 +230,11 @@ class _Rows:
         agent = np.where(np.isin(agent, hosts), UNKNOWN, agent)
         used = np.unique(agent[agent >= 0]).tolist()
         gpus = [key for key, described in self.agents.items() if described is not None]
-        order = {key: number for number, key in enumerate(dict.fromkeys([*gpus, *used]))}
-        recording.set_numbers(
-            "device",
-            np.arange(len(agent)),
-            np.array([order.get(key, UNKNOWN) for key in agent.tolist()]),
-        )
+        keys = np.array(list(dict.fromkeys([*gpus, *used])), np.int64)
+        recording.set_numbers("device", np.arange(len(agent)), lookup(keys, agent))
         recording.metadata["devices"] = [
             {**(self.agents.get(key) or {}), "id": number}
-            for key, number in order.items()
+            for number, key in enumerate(keys.tolist())
             if key in used
         ]
         if "stream" in recording.columns:
@@ -281,6 +264,16 @@ class _Rows:
             self.agents[key] = known if str(sort).strip().upper() in GPU else None
 
 
+def _extents(both: Sequence[int], *, of_grid: bool) -> str:
+    """Return a grid in blocks, or a block in threads, of a grid in work-items and a block in threads."""
+    items, threads = both[:3], both[3:]
+    if not all(0 < one < 2**32 for one in items) or not all(0 < one < 2**16 for one in threads):
+        return ""
+    grid = [-(-one // size) for one, size in zip(items, threads, strict=True)]
+    return ",".join(map(str, grid if of_grid else threads))
+
+
+@cache
 def _way(text: str) -> int:
     """Return which direction a text names first: `MEMORY_COPY_HOST_TO_DEVICE`."""
     found = DIRECTION.search(text.upper())
@@ -313,16 +306,12 @@ class _Metadata(msgspec.Struct):
     pid: int = 0
 
 
-class _Counted(msgspec.Struct):
-    counter_collection: msgspec.Raw = EMPTY
-
-
 class _Process(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     agents: list[Document] = []
     strings: _Strings = msgspec.field(default_factory=_Strings)
     kernel_symbols: list[_Symbol] = []
-    callback_records: _Counted = msgspec.field(default_factory=_Counted)
+    callback_records: dict[str, msgspec.Raw] = {}
     buffer_records: dict[str, msgspec.Raw] = {}
 
 
@@ -365,7 +354,8 @@ def read_json(path: Path, options: Options) -> list[Recording]:
 
 
 def _of_json(path: Path, process: _Process) -> Recording:
-    if bytes(process.callback_records.counter_collection).strip(b"[] \r\n\t"):
+    counted = process.callback_records.get("counter_collection", EMPTY)
+    if bytes(counted).strip(b"[] \r\n\t"):
         raise TraceError(COUNTED.format(path, ", and give this file with --counters"))
     found = _Rows(path)
     for agent in process.agents:

@@ -36,6 +36,19 @@ def plain_text(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
+def parts_of(text: str, mark: str) -> list[str]:
+    """Return the parts of a text between marks; those in brackets part nothing."""
+    parts = [""]
+    depth = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == mark and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
 class Codes(dict[Any, int]):
     """Value to the code of the text that is made of it, in order of appearance; an empty one is unknown.
 

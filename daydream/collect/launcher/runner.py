@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 FIRST_S = 10.0  # of silence; then after twice as long, and so on
 BEFORE = "waiting for training steps"
 WARMING_UP = re.compile(r"warming up: step (\d+)")
-CAPTURING = "capturing"
 
 
 class LongSteps:
@@ -58,55 +57,46 @@ class LongSteps:
     ) -> None:
         self._say = say
         self._clock = clock
-        self._step: str | None = None  # the one that runs; None where no step is waited for
-        self._before_any = False
+        self._step = ""  # the one that runs; empty where no step is waited for
         self._compiling = False
         self._begin = 0.0
         self._next_s = FIRST_S
 
     def heard(self, text: str) -> None:
         """Take in the progress that a process tells, at the end of each step."""
-        warming_up = WARMING_UP.match(text)
-        self._before_any = text == BEFORE
-        if self._before_any:
-            self._step = "step 1"
-        elif warming_up is not None:
+        self._step = "the step that is captured" if text.startswith("capturing") else ""
+        if text == BEFORE:
+            self._step = BEFORE
+        elif warming_up := WARMING_UP.match(text):
             self._step = f"step {int(warming_up.group(1)) + 1}"
-        else:
-            self._step = "the step that is captured" if text.startswith(CAPTURING) else None
         self._restart()
 
     def compiles(self, on: bool) -> None:  # noqa: FBT001 - a switch
         """Take in that the process begins to compile, or has done so. The first time that begins step 1."""
         self._compiling = on
-        if on and self._before_any:
-            self._before_any = False
+        if on and self._step == BEFORE:
+            self._step = "step 1"
             self._restart()
 
     def look(self) -> None:
         """Say how long it has taken, if it is time to."""
         took = self._clock() - self._begin
-        if self._step is None or took < self._next_s:
+        if not self._step or took < self._next_s:
             return
         while took >= self._next_s:
             self._next_s *= 2
-        if self._before_any:
+        if self._step == BEFORE:
             self._say(f"no training step yet after {took:.0f} s")
         else:
-            self._say(
-                f"{'compiling: ' if self._compiling else ''}{self._step} has taken {took:.0f} s"
-            )
+            compiling = "compiling: " if self._compiling else ""
+            self._say(f"{compiling}{self._step} has taken {took:.0f} s")
 
     def _restart(self) -> None:
         self._begin = self._clock()
         self._next_s = FIRST_S
 
 
-PASSED_ON = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")  # Ctrl-C, Ctrl-\
 
 
@@ -118,28 +108,28 @@ def passing_on(came: list[int]) -> Iterator[Callable[[subprocess.Popen[Any]], No
     passing that on would interrupt the child's own cleaning up a second time.
     """
     children: list[subprocess.Popen[Any]] = []
-    early: list[int] = []
 
     def arrived(number: int, _frame: FrameType | None) -> None:
         came.append(number)
-        pass_on(number)
+        for child in children:
+            pass_on(child, number)
 
-    def pass_on(number: int) -> None:
-        if not children:
-            early.append(number)
-        elif not (signal.Signals(number).name in FROM_THE_KEYBOARD and _in_the_foreground()):
-            children[0].send_signal(number)
+    def pass_on(child: subprocess.Popen[Any], number: int) -> None:
+        if signal.Signals(number).name not in FROM_THE_KEYBOARD or not _in_the_foreground():
+            child.send_signal(number)
 
     def started(child: subprocess.Popen[Any]) -> None:
         children.append(child)
-        for number in early:
-            pass_on(number)
+        for number in came[:]:  # that came before
+            pass_on(child, number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
-        # What we were started to ignore (nohup), the child ignores as well.
-        numbers = [each for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, arrived) for number in numbers}
+        for name in PASSED_ON:
+            number = getattr(signal, name, None)
+            # What we were started to ignore (nohup), the child ignores as well.
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, arrived)
     try:
         yield started
     finally:
@@ -148,16 +138,9 @@ def passing_on(came: list[int]) -> Iterator[Callable[[subprocess.Popen[Any]], No
 
 
 def _in_the_foreground() -> bool:
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 INJECT = Path(__file__).with_name("inject")

@@ -1,22 +1,11 @@
 """One window of the profiler with layer hooks, and the trace that its rows become.
 
-Allocations and frees that the profiler recorded, and what the devices held before.
+The profiler writes its file, which is read as any other one. The rows in it that are ours are turned into
+what they stand for: layer ranges become rows of kind `module`; step markers are returned apart and leave no row.
+The loss, and other work outside all modules, gets a layer, too.
 
 On the CPU torch knows of memory only what was allocated while a profiler recorded memory: a free of what
 was there before leaves no event, and its totals count from the process's first recording on.
-
-Memory for what the profiler will write, touched before it starts.
-
-The profiler files one to two kilobytes an event away, in memory that it takes as it goes. Fresh
-memory costs a page fault every second event, and a fault costs as much as the event. Worse, each event
-takes a few small blocks: where no free block is that small, the allocator cuts one off the place that a
-tensor had a step ago, and the tensor goes to fresh memory. On a perceptron of 4 x 256 x 256 that is 900
-faults a step, half of what recording adds. So there are free blocks of these sizes, and more memory that
-was used before and given back to the allocator; and more of it whenever a step took page faults all the same.
-
-What a profiler of ours recorded: its file, read as any other one, and the rows in it that are ours.
-
-Layer ranges become rows of kind `module`; step markers are returned apart and leave no row.
 """
 
 from __future__ import annotations
@@ -24,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +23,14 @@ import numpy as np
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.compiled_calls import attach_compiled
 from daydream.collect.derive.device_work import ITEM_BYTES, collective_of_name, elements_of_dims
-from daydream.collect.derive.layers import AUTOGRAD_THREADS
+from daydream.collect.derive.layers import AUTOGRAD_THREADS, link_forward
+from daydream.collect.derive.nesting import nearest, nest
+from daydream.collect.derive.phases import NODE_RANGE, OLD_NODE, REDUCER_RANGE, ZERO_GRAD_RANGE
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.collect.importers.row_builder import outer_first
-from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks, Look, add_cpu_times
-from daydream.collect.live.loss import label_outside, set_loss_phase
+from daydream.collect.live.layer_hooks import LAYER_RANGE, LOSS, LayerHooks, Look, add_cpu_times
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.step_hooks import Marker, set_apart_unlike_steps
 from daydream.collect.live.torch_compiler import (
@@ -53,8 +42,6 @@ from daydream.collect.live.torch_compiler import (
 from daydream.collect.live.torch_private import (
     autograd_threads,
     let_go,
-    names_activities,
-    only_errors_said,
     profiler_config,
     quiet_profiler,
     range_type,
@@ -64,30 +51,8 @@ from daydream.errors import DaydreamError, TraceError
 from daydream.files.atomic import own_folder
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
-
-
-class UnknownFree:
-    """Memory from before a process's first recording, to be freed in it first of all.
-
-    Torch warns on stderr of the first such free, and of each thousandth: a line that the script's own
-    output has not without us.
-    """
-
-    freed = False  # in this process
-
-    def __init__(self) -> None:
-        import torch
-
-        first = not UnknownFree.freed
-        self._tensor: Any = torch.empty(1, dtype=torch.float32, device="cpu") if first else None
-
-    def free(self) -> None:
-        """Free it, in silence."""
-        UnknownFree.freed = True
-        with only_errors_said():
-            self._tensor = None
 
 
 def held_before() -> dict[str, dict[str, Any]]:
@@ -145,64 +110,26 @@ def until_the_last_row(memory: MemoryEvents, recording: Recording) -> MemoryEven
     return memory.take(memory["time_ns"] <= end_ns.max(initial=0))
 
 
-NBYTES = 64 << 20
+WARM_BYTES = 64 << 20
 CHUNK = 64 << 10  # below the size for which the C library asks the system for memory of its own
-LARGEST_BLOCK = 1 << 20  # the profiler's blocks are smaller; freed once, such blocks are reused
-# What it takes most (a perceptron's faults went with blocks of these sizes; those of 56 and 72 did nothing).
-SMALL = (24, 40)
-NBYTES_A_SMALL_BLOCK = 1 << 10  # of each size, there is one for so many bytes
-PAGE = 4096
-FEW_FAULTS = 64  # a step without a profiler takes some, too
-LONG_STEP_NS = 30_000_000  # a hundred times what touching the memory takes
+SMALL = (24, 40)  # bytes of what the profiler takes most
+BYTES_OF_SMALL = 1 << 10  # of each size there is one block for so many bytes
 
 
-class WarmMemory:
-    """Memory that the allocator can hand out without asking the system; it is let go with this object."""
+def warm_memory(nbytes: int = WARM_BYTES) -> list[Any]:
+    """Touch the memory that the profiler will take, and return what keeps it from going back to the system.
 
-    def __init__(self, nbytes: int = NBYTES) -> None:
-        self._between = [_every_other(size, nbytes // NBYTES_A_SMALL_BLOCK) for size in SMALL]
-        block = bytearray(LARGEST_BLOCK)
-        del block
-        chunks = [bytearray(CHUNK) for _ in range(nbytes // CHUNK)]
-        # Behind the others: keeps the allocator from giving them to the system.
-        self._last: list[object] = [bytearray(CHUNK)]
-        del chunks
-        self._faults = _page_faults()
-        self._at_ns = time.perf_counter_ns()
-
-    def add_if_used_up(self) -> None:
-        """Between two steps: add memory if the step took page faults, or was long enough to hide the work.
-
-        For twice as many faults, and at least as much as at first.
-        """
-        faults = _page_faults()
-        now_ns = time.perf_counter_ns()
-        more = faults - self._faults
-        if more > FEW_FAULTS or now_ns - self._at_ns > LONG_STEP_NS:
-            count = max(NBYTES, 2 * more * PAGE) // LARGEST_BLOCK
-            # A touch of each page, as what is written over would push the script's data out of the caches.
-            blocks = [np.empty(LARGEST_BLOCK, np.uint8) for _ in range(count)]
-            for block in blocks:
-                block[::PAGE] = 0
-            self._last.append(bytearray(CHUNK))
-            faults = _page_faults()
-        self._faults = faults
-        self._at_ns = time.perf_counter_ns()
-
-
-def _every_other(nbytes: int, count: int) -> list[np.ndarray]:
-    """Return blocks with a free one between any two, which cannot become part of a larger one."""
-    blocks = [np.empty(nbytes, np.uint8) for _ in range(2 * count)]
-    return blocks[::2]
-
-
-def _page_faults() -> int:
-    """Return how many pages the system has given this process so far, 0 where that is not known."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    It files one to two kilobytes an event away. Fresh memory costs a page fault every second event, as much
+    as the event; and where no free block is as small as it asks for, one is cut off the place that a tensor
+    had a step ago. On a perceptron of 4 x 256 x 256 that is half of what recording adds.
+    """
+    small = [
+        np.empty(size, np.uint8) for size in SMALL for _ in range(2 * nbytes // BYTES_OF_SMALL)
+    ]
+    chunks = [bytearray(CHUNK) for _ in range(nbytes // CHUNK)]
+    last = bytearray(CHUNK)  # behind the others
+    del chunks
+    return [small[::2], last]  # free blocks between any two cannot become part of a larger one
 
 
 OURS = "daydream::"
@@ -335,13 +262,94 @@ def _tell_collectives(recording: Recording) -> None:
     recording.set_numbers("bytes", rows, np.array(moved, np.int64))
 
 
+TOP = "<top>"
+SHARDING_RANGE = re.compile(r"^FSDP::")
+SHARDED_PART = re.compile(r"\(([\w.]+)\)")
+
+
+def label_outside(recording: Recording) -> None:
+    """Give operators outside all modules a layer, where backward work comes of them.
+
+    After the last module's call and before the backward pass it is `loss`, and so is what is
+    made of a gradient for another backward pass; elsewhere (a parameter that the script itself
+    multiplies with) `<top>`. Without module rows nothing is said.
+    """
+    module = recording.is_kind("module")
+    if not module.any():
+        return
+    nesting = nest(recording)
+    host = recording.is_kind("operator", "annotation")
+    operator = recording.is_kind("operator")
+    node = operator & (recording.named(NODE_RANGE) | recording.named(OLD_NODE))
+    closed = node | (host & (recording.named(REDUCER_RANGE) | recording.named(ZERO_GRAD_RANGE)))
+    outside = np.flatnonzero(
+        operator & (nesting.module < 0) & (nearest(closed, nesting.parent) < 0)
+    )
+
+    start = recording["start_ns"]
+    is_loss = recording["layer"] == _code(recording, LOSS)
+    turning = np.flatnonzero((module & ~is_loss) | node)
+    turning = turning[np.argsort(start[turning], kind="stable")]
+    slot = np.searchsorted(start[turning], start[outside])
+    after_module = (slot > 0) & module[turning[np.maximum(slot - 1, 0)]]
+    before_backward = (slot < len(turning)) & node[turning[np.minimum(slot, len(turning) - 1)]]
+    forward_of = link_forward(recording)
+    has_backward = np.zeros(len(recording), bool)
+    has_backward[forward_of[forward_of >= 0]] = True
+    in_loss = after_module & before_backward
+    again = np.flatnonzero(before_backward & (slot > 0) & node[turning[np.maximum(slot - 1, 0)]])
+    begins = again[has_backward[outside[again]]]
+    first, place = np.unique(slot[begins], return_index=True)
+    if len(first):  # from the first operator on that has a backward, up to the next node
+        found = np.minimum(np.searchsorted(first, slot[again]), len(first) - 1)
+        begun = (first[found] == slot[again]) & (
+            start[outside[again]] >= start[outside[begins[place[found]]]]
+        )
+        in_loss[again[begun]] = True
+    for rows, layer in ((outside[in_loss], LOSS), (outside[~in_loss & has_backward[outside]], TOP)):
+        if len(rows):
+            recording.set_texts("layer", rows, [layer] * len(rows))
+    _label_sharding(recording, np.flatnonzero(host & (nesting.module < 0) & (nesting.parent < 0)))
+
+
+def _label_sharding(recording: Recording, outside: np.ndarray) -> None:
+    """Give what `fully_shard` does outside all modules the layer that its range names, else the model's."""
+    rows = outside[recording.named(SHARDING_RANGE)[outside]]
+    modules = np.flatnonzero(recording.is_kind("module"))
+    known = set(recording.text("layer"))
+    for row, name in zip(rows.tolist(), recording.texts_of("name", rows), strict=True):
+        said = SHARDED_PART.search(name or "")
+        if said and said.group(1) in known:
+            recording.set_texts("layer", np.array([row]), [said.group(1)])
+            continue
+        before = modules[recording["start_ns"][modules] <= recording["start_ns"][row]]
+        if len(before):
+            # The model itself reaches furthest: no module before this range ended later.
+            end = recording["start_ns"][before] + recording["duration_ns"][before]
+            model = before[np.flatnonzero(end == end.max())[:1]]
+            recording.set_texts("layer", np.array([row]), recording.texts_of("layer", model))
+
+
+def set_loss_phase(trace: Trace) -> None:
+    """Make the forward work of the layer `loss` the phase loss, on the device too."""
+    if "layer" not in trace.columns or "phase" not in trace.columns:
+        return
+    rows = (trace["layer"] == trace.code("layer", LOSS)) & (
+        trace["phase"] == PHASES.index("forward")
+    )
+    trace.columns["phase"][rows] = PHASES.index("loss")
+
+
+def _code(recording: Recording, layer: str) -> int:
+    texts = recording.text("layer")
+    return texts.index(layer) if layer in texts else -2
+
+
 UNSEEN = (
     "{} ran on threads that the script started: their operators are missing, as this torch records memory "
     "or such threads, not both. Record again with --no-memory."
 )
 STACKS = "Python's frames were recorded too: the recorded steps are slower by that, and it is not taken out."
-
-_running: list[Capture] = []  # the one that records, if any does
 
 
 def prepared_profiler(*, with_stack: bool = False, memory: bool = False) -> Any:
@@ -395,7 +403,7 @@ class Captured:
         return trace
 
 
-class Capture:
+class ProfilerWindow:
     """A profiler, prepared when it is made. It must be stopped on the thread that started it.
 
     `with_stack` records Python's frames too, which makes the recorded steps slower; `memory` records
@@ -410,57 +418,50 @@ class Capture:
         self._hooks = LayerHooks()
         self._range = range_type()
         self._profiler = prepared_profiler(with_stack=with_stack, memory=memory)
-        self._warm: WarmMemory | None = None
+        self._records = False
+        self._warm: list[Any] = []
         self._held: dict[str, Any] = {}
 
-    @staticmethod
-    def begin_update(optimizer: Any) -> None:
-        """Leave a mark in what is being recorded, if anything is: this optimizer's step begins."""
-        for capture in _running:
-            capture.leave(UPDATE_NAME.format(type(optimizer).__name__))
+    def start(self) -> None:
+        """Begin to record."""
+        self._held = held_before() if self._with_memory else {}
+        self._warm = warm_memory()
+        self._hooks.install()
+        self._profiler.start_trace()
+        self._records = True
 
-    def leave(self, name: str) -> None:
+    def mark(self, number: int) -> None:
+        """Leave a step marker in the recording."""
+        self._leave(MARKER_NAME.format(number))
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Leave a mark where this optimizer's step begins, if it records."""
+        if self._records:
+            self._leave(UPDATE_NAME.format(type(optimizer).__name__))
+
+    def _leave(self, name: str) -> None:
         """Leave a range without length in the recording, and look at the CPU times."""
         self._hooks.cpu_times.look()
         with self._range(name):
             pass
 
-    def start(self) -> None:
-        """Begin to record."""
-        self._held = held_before() if self._with_memory else {}
-        unknown = UnknownFree() if self._with_memory else None
-        self._warm = WarmMemory()
-        self._hooks.install()
-        self._profiler.start_trace()
-        _running.append(self)
-        if unknown is not None:
-            unknown.free()
-
-    def mark(self, number: int) -> None:
-        """Leave a step marker in the recording."""
-        self.leave(MARKER_NAME.format(number))
-        if self._warm is not None:
-            self._warm.add_if_used_up()
-
     def discard(self) -> None:
-        """Leave no profiler that is prepared and never started: torch 2.11 prepares no other one after it."""
-        if names_activities() or self in _running:
-            return
+        """Record nothing. One that did not start does so first: torch 2.11 prepares no other one after it."""
+        self._hooks.remove()
         with quiet_profiler(), contextlib.suppress(RuntimeError):
-            self._profiler.start_trace()
+            if not self._records:
+                self._profiler.start_trace()
             self._profiler.stop_trace()
 
     def abandon(self) -> None:
         """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""
-        _running.clear()
         self._hooks.remove()
 
     def stop(self, optimizers: list[Any]) -> Captured:
         """End the recording, take the layer hooks off, and return what was recorded."""
         self._hooks.remove()
-        _running.clear()
         self._profiler.stop_trace()
-        self._warm = None
+        self._warm = []
         found = captured(self._profiler, self._hooks, optimizers, memory=self._with_memory)
         let_go(self._profiler)
         if self._with_stack:

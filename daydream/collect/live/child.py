@@ -1,19 +1,14 @@
 """What runs inside the user's process around the recording: it begins with torch and ends with the process.
 
-The recording itself is `daydream.collect.live.session`. Here is how a process ends, so that what was
+The recording itself is `daydream.collect.live.recorder`. Here is how a process ends, so that what was
 captured is saved, and how it tells the command line what it does.
 
-Which of the processes that a script starts are recorded too: its ranks and workers, and no others.
+What reaches into a process is in its environment, which those that it starts inherit. From the import of torch
+on, the environment says whose it is: its helpers (compilers, other Python programs) leave themselves
+alone by that, while ranks and workers record. A launcher's processes are the training itself.
 
-What reaches into a process is in its environment. It stays there until torch is imported, since whoever
-starts the training may be any program; what the training process starts are ranks, workers and helpers
-(compilers, `git`, other Python programs), and the helpers are to find the environment as it is without us.
-Ranks are told by the number that they are given in their environment, workers by how `multiprocessing`
-starts them. A launcher's processes are the training itself, so it keeps its environment.
-
-SIGTERM or SIGHUP while something is captured: save it, then die of the signal as without us.
-
-Only where the script leaves the signals alone, and only while there is something to lose. Python runs
+SIGTERM or SIGHUP while something is captured: save it, then die of the signal as without us. Only where the
+script leaves the signals alone, and only while there is something to lose. Python runs
 a handler between two instructions of its main thread: one that is stuck in a collective whose peer is gone
 saves nothing, and dies of what its launcher sends next.
 """
@@ -22,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -29,13 +25,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from daydream import lazy
-from daydream.collect.live.messages import SETTINGS, VARIABLE, tell, trace_path
+from daydream.collect.live.messages import OWNER, SETTINGS, tell, trace_path
 from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
 from daydream.collect.live.torch_compiler import (
@@ -45,10 +41,6 @@ from daydream.collect.live.torch_compiler import (
 )
 from daydream.errors import DaydreamError
 
-PATH = "PYTHONPATH"
-INJECT = Path(__file__).parent.parent / "launcher" / "inject"
-RANKS = ("RANK", "LOCAL_RANK")  # what torch's launcher sets, and those that start ranks in its way
-WORKERS = (b"--multiprocessing-fork", b"multiprocessing.forkserver")
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai"}
 LAUNCHING_MODULES = (
     "torch.distributed.",
@@ -59,45 +51,6 @@ LAUNCHING_MODULES = (
     "colossalai.",
 )
 WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}  # options of Python that a word follows
-
-
-def leave_helpers_alone(folder: str) -> None:
-    """Take what reaches into processes out of the environment, and give it to ranks and workers."""
-    try:
-        import _posixsubprocess
-    except ImportError:  # Windows: processes are started by other means
-        return
-    if is_launcher(sys.orig_argv):
-        return
-    _take(os.environ)
-    starting: Any = _posixsubprocess
-    real = starting.fork_exec
-
-    # What `subprocess` and `multiprocessing` alike start a process with.
-    def fork_exec(
-        args: Sequence[Any], paths: Any, close: Any, kept: Any, cwd: Any, env: Any, *more: Any
-    ) -> Any:
-        return real(args, paths, close, kept, cwd, environment_of(args, env, folder), *more)
-
-    starting.fork_exec = fork_exec
-    subprocess = sys.modules.get("subprocess")
-    if getattr(subprocess, "_fork_exec", None) is real:  # imported by name since Python 3.11
-        subprocess._fork_exec = fork_exec  # type: ignore[union-attr]  # noqa: SLF001
-    _follow_exec(folder)
-
-
-def environment_of(args: Sequence[Any], env: list[bytes] | None, folder: str) -> list[bytes] | None:
-    """Return the environment of a process that is about to be started, None for that of this process."""
-    worker = any(sign in os.fsencode(word) for word in args for sign in WORKERS)
-    if env is None and not worker:
-        return None
-    pairs = os.environb if env is None else dict(pair.partition(b"=")[::2] for pair in env)
-    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs.items()}
-    rank = any(name in variables and variables[name] != os.environ.get(name) for name in RANKS)
-    _take(variables)
-    if worker or rank:
-        variables |= _given(variables, folder)
-    return [os.fsencode(f"{name}={value}") for name, value in variables.items()]
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -111,47 +64,6 @@ def is_launcher(command: Sequence[str]) -> bool:
         elif not word.startswith("-"):
             return Path(word).stem in LAUNCHERS
     return False
-
-
-def _given(variables: Mapping[str, str], folder: str) -> dict[str, str]:
-    path = os.pathsep.join([str(INJECT), *filter(None, [variables.get(PATH)])])
-    return {VARIABLE: folder, PATH: path}
-
-
-def _take(variables: Any) -> None:
-    variables.pop(VARIABLE, None)
-    places = variables.get(PATH, "").split(os.pathsep)
-    if str(INJECT) in places:
-        places.remove(str(INJECT))
-        if places:
-            variables[PATH] = os.pathsep.join(places)
-        else:
-            del variables[PATH]
-
-
-def _follow_exec(folder: str) -> None:
-    """Let a script that starts itself anew in its own process (`os.exec...`) be recorded there."""
-    own = os.getpid()
-    execv = os.execv
-    execve = os.execve
-
-    def with_ours(env: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        if os.getpid() != own:  # a forked child, which becomes another program
-            return env
-        variables = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
-        return variables | _given(variables, folder)
-
-    def anew(path: Any, args: Any) -> None:
-        if os.getpid() == own:
-            execve(path, args, dict(with_ours(os.environ)))
-        execv(path, args)
-
-    def anew_in(path: Any, args: Any, env: Mapping[Any, Any]) -> None:
-        execve(path, args, dict(with_ours(env)))
-
-    replacing: dict[str, Callable[..., None]] = {"execv": anew, "execve": anew_in}
-    for name, function in replacing.items():
-        setattr(os, name, function)
 
 
 class SaveOnTermination:
@@ -189,7 +101,8 @@ class SaveOnTermination:
 
 def start(folder: str) -> None:
     """Collect in this process, which has just imported torch."""
-    leave_helpers_alone(folder)
+    if is_launcher(sys.orig_argv):
+        os.environ.pop(OWNER, None)
     settings = json.loads(Path(folder, SETTINGS).read_text())
     Child(Path(folder), settings).attach()
 
@@ -198,7 +111,7 @@ class Child:
     """A recording in this process, from the import of torch to the end of the process."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        from daydream.collect.live.session import Session
+        from daydream.collect.live.recorder import Recorder
 
         self._folder = folder
         self._name = str(settings["name"])
@@ -207,7 +120,7 @@ class Child:
         self._ended = False
         self._place = rank_and_world()
         self._termination = SaveOnTermination(self._terminated)
-        self.session = Session(
+        self.session = Recorder(
             self._path(),
             steps=settings["steps"],
             warmup=settings["warmup"],
@@ -332,7 +245,7 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         return None
 
     def alternate(optimizers: list[Any]) -> Any:
-        from daydream.collect.live.unprofiled import Alternating, settle_device
+        from daydream.collect.live.timed_steps import Alternating, settle_device
 
         return Alternating(
             lambda: lazy.ask("real_change", change["names"], change["options"], optimizers),
@@ -356,8 +269,6 @@ def _still_interrupted() -> None:
 
 
 def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
-    import functools
-
     @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "DAYDREAM_COLLECT"  # the environment variable that holds the folder
+OWNER = "DAYDREAM_COLLECT_OWNER"  # and the one that says which process started this one
 SETTINGS = "settings.json"
 MESSAGES = "messages"
 HELLO = ".hello"

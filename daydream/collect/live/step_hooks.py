@@ -24,11 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.live.messages import INTERRUPTED_EARLY
 from daydream.text import counted
-from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 Marker = tuple[int, int]  # its number, and when it was left, in ns
@@ -279,41 +277,25 @@ class Anchor:
         return self._steps - 1 - last <= 2 * period + 1
 
 
-def unlike_steps(recording: Recording, step: np.ndarray, count: int) -> list[int]:
-    """Return the steps whose operators differ from those that most steps have.
+def set_apart_unlike_steps(trace: Trace) -> None:
+    """Mark the steps whose operators differ from those that most steps have as not covered, and say why.
 
     An update that a gradient scaler skipped calls no hook: two iterations look like one step.
     Where no two steps in three are alike, none is called different: the work itself varies.
     """
-    operator = recording.is_kind("operator")
-    names = len(recording.text("name"))
-    profiles = [
-        np.bincount(recording["name"][operator & (step == index)], minlength=names)
-        for index in range(count)
-    ]
-    if count < 3:
-        return []
-    sizes = [int(profile.sum()) for profile in profiles]
-    alike = [
-        [
-            int(np.abs(one - other).sum()) <= UNLIKE * max(size, theirs, 1)
-            for other, theirs in zip(profiles, sizes, strict=True)
-        ]
-        for one, size in zip(profiles, sizes, strict=True)
-    ]
-    friends = [sum(row) for row in alike]
-    typical = int(np.argmax(friends))
-    if friends[typical] * 3 < count * 2:
-        return []
-    return [index for index in range(count) if not alike[typical][index]]
-
-
-def set_apart_unlike_steps(trace: Trace) -> None:
-    """Mark the steps that are not like most as not covered, and say why."""
     steps = trace.metadata["steps"]
-    recording = Recording(trace.columns, trace.texts)
-    step = np.asarray(trace["step"]) if "step" in trace.columns else np.full(len(trace), UNKNOWN)
-    for index in unlike_steps(recording, step, len(steps)):
+    if len(steps) < 3 or "step" not in trace.columns:
+        return
+    step = np.asarray(trace["step"], np.int64)
+    rows = np.flatnonzero(trace.is_kind("operator") & (step >= 0))
+    names = len(trace.text("name"))
+    places = step[rows] * names + trace["name"][rows]
+    counts = np.bincount(places, minlength=len(steps) * names).reshape(len(steps), names)
+    usual = np.median(counts, axis=0)
+    alike = np.abs(counts - usual).sum(axis=1) <= UNLIKE * usual.sum()
+    if alike.sum() * 3 < len(steps) * 2:
+        return
+    for index in np.flatnonzero(~alike).tolist():
         if steps[index]["covered"]:
             steps[index].update(covered=False, why_not=DIFFERENT)
 

@@ -20,7 +20,6 @@ from typing import Any
 PROFILER_FLAGS = ("enable_cuda_sync_events",)
 ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memory (pytorch#166121)
 
-ERRORS = 2  # of the levels of torch's messages: 0 all, 1 warnings and errors
 KINETO_LOG = "KINETO_LOG_LEVEL"
 
 Undo = Callable[[], None]
@@ -58,13 +57,6 @@ def quiet_profiler() -> Iterator[None]:
             yield
         finally:
             os.environ.pop(KINETO_LOG, None)
-
-
-def names_activities() -> bool:
-    """Return whether raw events say what they are, as those of torch 2.13 do and those of 2.11 do not."""
-    from torch._C._autograd import _KinetoEvent
-
-    return hasattr(_KinetoEvent, "activity_type")
 
 
 def range_type() -> Callable[[str], AbstractContextManager[Any]]:
@@ -111,27 +103,6 @@ def autograd_threads(profiler: Any) -> dict[int, int]:
 def let_go(profiler: Any) -> None:
     """Free what a stopped profiler recorded, of which no event may be used any more: 1 to 2 kB an event."""
     profiler.profiler = None
-
-
-@contextlib.contextmanager
-def only_errors_said() -> Iterator[None]:
-    """Keep the warnings of torch's own library off stderr while this is open, where that can be set."""
-    import ctypes
-
-    import torch
-
-    library = Path(str(torch.__file__)).with_name("lib") / "libc10.so"
-    try:
-        level = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):
-        yield
-        return
-    before = level.value
-    level.value = max(level.value, ERRORS)
-    try:
-        yield
-    finally:
-        level.value = before
 
 
 def watch_profilers(on_start: Callable[[Any], None], on_stop: Callable[[Any], None]) -> Undo:

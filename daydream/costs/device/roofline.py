@@ -34,10 +34,8 @@ from daydream.costs.kernels import (
     grid_blocks,
     is_matrix,
     peaks,
-    recorded_duration_ns,
     units_of,
     work,
-    work_of_rows,
 )
 from daydream.costs.resize.new_shapes import output_tiles, tile_elements
 from daydream.costs.workload.operator import itemsize
@@ -60,59 +58,15 @@ UNDER_LOAD = (
 )  # formats that `Device.sustained_peak` speaks of
 
 
-def good_share(
-    share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float
-) -> float | None:
-    """Return the share of a peak that the good ones of some kernels reach, None if all are short."""
+def reachable(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float:
+    """Return the part of a peak that good kernels of a sort reach, at least what nothing holds up reaches."""
     long = where & (share > 0) & (duration_ns > 3 * LATENCY_SHARE * floor)
     if not long.any():
-        return None
+        return LEAST_REACHABLE
     order = np.argsort(share[long])
     weight = np.cumsum(duration_ns[long][order])
-    return float(share[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])])
-
-
-def reachable(share: np.ndarray, duration_ns: np.ndarray, where: np.ndarray, floor: float) -> float:
-    """Return what good kernels of a sort reach, but at least what kernels reach that nothing holds up."""
-    found = good_share(share, duration_ns, where, floor)
-    return float(np.clip(found or LEAST_REACHABLE, LEAST_REACHABLE, 1.0))
-
-
-def reachable_when_full(
-    graph: Graph, selection: Selection, matrix: np.ndarray, full: np.ndarray, device: Device
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the parts of peak arithmetic and of bandwidth that each kernel may reach on a full device.
-
-    What good kernels of its family reach where the recorded grid was `full`, else good kernels that the
-    same resource binds; not more than is known to hold under load. As recorded: what edits
-    made of a kernel's time or work is no evidence.
-    """
-    rows = graph.row[selection.ids]
-    count = len(rows)
-    if not len(graph.recorded):
-        return np.full(count, LEAST_REACHABLE), np.full(count, LEAST_REACHABLE)
-    work = work_of_rows(graph.recorded, rows)
-    codes = np.where(rows >= 0, graph.recorded["dtype"][np.maximum(rows, 0)], -1)
-    dtypes = np.array([*graph.recorded.text("dtype"), None], dtype=object)[codes]
-    formats = formats_of(dtypes, selection.name, matrix, device)
-    duration, floor = recorded_duration_ns(selection).astype(np.float64), floor_ns(graph)
-    body = np.maximum(duration - np.minimum(floor, duration), 1e-3)
-    flop_ns = np.nan_to_num(np.where(work.flop > 0, work.flop / peaks(formats, device), 0.0))
-    bytes_ns = np.where(work.nbytes > 0, work.nbytes / device.bandwidth, 0.0)
-    share, by_flop = np.maximum(flop_ns, bytes_ns) / body, flop_ns >= bytes_ns
-
-    arithmetic, traffic = device.sustained_peak or 1.0, device.sustained_bandwidth or 1.0
-    most = np.where(is_among(formats, UNDER_LOAD), arithmetic, 1.0)
-    families = work.family.astype(str)
-    found = []
-    for bound, limit in ((by_flop, most), (~by_flop, np.full(count, traffic))):
-        reached = np.full(count, reachable(share, duration, bound, floor))
-        for family in np.unique(families).tolist():
-            best = good_share(share, duration, bound & full & (families == family), floor)
-            if best is not None:
-                reached[families == family] = best
-        found.append(np.minimum(reached, limit))
-    return found[0], found[1]
+    found = share[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])]
+    return float(np.clip(found, LEAST_REACHABLE, 1.0))
 
 
 # The least of all GPUs since Volta ("CUDA C++ Programming Guide", table Technical Specifications per
@@ -150,7 +104,6 @@ class Grids:
         # The grid of a persistent kernel does not tell its work.
         tiles = output_tiles(graph, names, task_work.call)
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
-        recorded_blocks = blocks
         if graph.resized:
             from daydream.costs.resize.prior_resizes import grown_by
 
@@ -158,8 +111,6 @@ class Grids:
             blocks = blocks * self.growth(flop, nbytes, results)
         self.blocks = np.where(recorded > 0, blocks, UNKNOWN)
         self.resident = self._resident(graph, names, task_work, recorded, threads)
-        # With as many blocks as the device holds at once, or more, when the trace was recorded.
-        self.full = recorded_blocks >= self.units * self.resident
 
     def work(self, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return by how much each kernel's work grows, of products that is their arithmetic."""
@@ -179,13 +130,9 @@ class Grids:
         places = self.units * (self.resident if resident else 1)
         return filled(self.blocks * factor, places, in_waves=self.matrix)
 
-    def busy(self, factor: np.ndarray | float) -> np.ndarray:
-        """Return on how many of the units so many times the blocks run, 1 for all."""
-        return filled(self.blocks * factor, self.units, in_waves=np.array(False))
-
-    def busy_elsewhere(self, units: int) -> np.ndarray:
-        """Return on how many of another GPU's units the blocks run, 1 for all."""
-        return filled(self.blocks, units, in_waves=np.array(False))
+    def busy(self, factor: np.ndarray | float, *, units: int | None = None) -> np.ndarray:
+        """Return on how many of the units (of another GPU) so many times the blocks run, 1 for all."""
+        return filled(self.blocks * factor, units or self.units, in_waves=np.array(False))
 
     def _resident(
         self,
@@ -228,10 +175,6 @@ ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
 # five of both sorts keep 0.70. Units that are no more than twice as fast (GeForce cards since Ampere) ask
 # for no more data than a kernel of half the bytes has.
 KEPT_ON_MATRIX_UNITS, AS_EASY_TO_FEED = 0.75, 2.2
-# Products on matrix units start and end slowly (loading the first tiles, writing the last): of the smallest
-# kernels' time. In `h100_bert_small_inference` and `h100_vit_inference` none takes less than 5.8 us, the
-# smallest kernels 1.6 and 2.2.
-FIXED_OF_PRODUCTS = 2.5
 ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
 
 
@@ -320,6 +263,9 @@ class Change:
         )
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
+        # The work of these may have grown, and nothing else changed.
+        grown = (self.flop_factor >= 1) & (self.bytes_factor >= 1) & ~self.typed
+        self.more = grown & (not self.other_device)
 
     def predict(self) -> tuple[np.ndarray, np.ndarray]:
         """Return new durations, and the model behind each: roofline, ratio, paper or unchanged."""
@@ -335,7 +281,7 @@ class Change:
             & (not self.other_device)
         )
         new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
-        new = np.where(self._more(), np.maximum(new, self.old), new)  # nor does more take less
+        new = np.where(self.more, np.maximum(new, self.old), new)  # nor does more take less
         return np.where(self.affected, new, self.old), used
 
     def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
@@ -346,22 +292,24 @@ class Change:
         rate, new_rate = peaks(formats, source), peaks(new_formats, target)
         held = under_load(source, target)
         new_rate = new_rate * np.where(is_among(new_formats, UNDER_LOAD), held.of_peak, 1.0)
-        new_bandwidth = target.bandwidth * held.of_bandwidth
+        slower = np.nan_to_num(rate / new_rate, nan=1.0)
+        streaming = self.bytes_factor * source.bandwidth / (target.bandwidth * held.of_bandwidth)
 
+        # What arithmetic and traffic take at the peaks, and the part of each that a kernel reaches: of the one
+        # that binds now its own.
         flop_ns = np.nan_to_num(np.where(self.work.flop > 0, self.work.flop / rate, 0.0))
         bytes_ns = np.where(self.work.nbytes > 0, self.work.nbytes / source.bandwidth, 0.0)
-        slower = np.nan_to_num(rate / new_rate, nan=1.0)
-        new_flop_ns = flop_ns * self.flop_factor * slower
-        new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
-        steps_up = is_among(formats, IN_FULL)
-        steps_up &= is_among(new_formats, ON_MATRIX_UNITS)
-        fixed = np.minimum(FIXED_OF_PRODUCTS * floor_ns(self.graph), self.old / 2)
-        self.floor = np.where(steps_up, np.maximum(fixed, self.floor), self.floor)
-        self.body = self.old - self.floor
+        new_flop_ns, new_bytes_ns = flop_ns * self.flop_factor * slower, bytes_ns * streaming
+        now, by_flop = np.maximum(flop_ns, bytes_ns), flop_ns >= bytes_ns
+        body = np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
+        own, floor = now / body, floor_ns(self.graph)
+        arithmetic, traffic = (
+            reachable(own, self.old, where, floor) for where in (by_flop, ~by_flop)
+        )
+        compute = np.where(by_flop, own, np.maximum(flop_ns / body, arithmetic))
+        memory = np.where(by_flop, np.maximum(bytes_ns / body, traffic), own)
+        steps_up = is_among(formats, IN_FULL) & is_among(new_formats, ON_MATRIX_UNITS)
         kept = np.where(steps_up & (slower * AS_EASY_TO_FEED < 1), KEPT_ON_MATRIX_UNITS, 1.0)
-        now = np.maximum(flop_ns, bytes_ns)
-        own = now / np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
-        compute, memory = self._efficiencies(flop_ns, bytes_ns, own)
         # Algorithms that need fewer FLOP (Winograd) stay behind on the vector units.
         compute = np.where(steps_up, np.minimum(compute, 1.0) * kept, compute)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -369,40 +317,37 @@ class Change:
                 np.where(new_flop_ns > 0, new_flop_ns / compute, 0.0),
                 np.where(new_bytes_ns > 0, new_bytes_ns / memory, 0.0),
             )
-        known = now > 0
-        at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(
-            1.0, now / np.maximum(self.old, 1.0)
-        )
+        at_peak = np.maximum(new_flop_ns, new_bytes_ns)
+        at_peak /= np.maximum(1.0, now / np.maximum(self.old, 1.0))
 
-        grids = self._grids(source)
-        room = self._idle_units(source, target) if grids is None else self._idle_units_taken(grids)
-        floor = self._new_floor(source, target)
-        streaming = self.bytes_factor * source.bandwidth / new_bandwidth
-        arithmetic = self.flop_factor * slower / kept
-        ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
+        known, room, new_floor = now > 0, np.array(1.0), self.floor
+        resized = (self.flop_factor != 1) | (self.bytes_factor != self.narrower)
+        if self.other_device:
+            room = self._idle_units(source, target)
+            if source.floor_ns is not None and target.floor_ns is not None:
+                new_floor = self.floor * (target.floor_ns / max(floor, 1.0))
+        elif resized.any():  # a small grid grows by less than its work: new blocks find idle units
+            grids = Grids(self.graph, self.selection, self.work, self.matrix, source)
+            blocks = grids.growth(
+                self.flop_factor, self.bytes_factor / self.narrower, self.grid_factor
+            )
+            room = grids.filled(1.0) / grids.filled(blocks)
         terms = terms * room
-        if grids is not None:
-            limit = reachable_when_full(self.graph, self.selection, self.matrix, grids.full, source)
-            beside = self._beside(grids, limit, (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns))
-            terms = np.where(known & self._more() & (grids.resident > 1), beside, terms)
-        new = np.where(known, np.maximum(floor + terms, at_peak), ratio)
+        ratio = np.where(self.matrix, self.flop_factor * slower / kept, streaming) * room
+        if resized.any() and not self.other_device:
+            most = np.where(is_among(formats, UNDER_LOAD), source.sustained_peak or 1.0, 1.0)
+            limit = (
+                np.minimum(arithmetic, most),
+                np.minimum(traffic, source.sustained_bandwidth or 1.0),
+            )
+            now_and_then = (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns)
+            beside = self._beside(grids, blocks, limit, *now_and_then)
+            terms = np.where(known & self.more & (grids.resident > 1), beside, terms)
+        new = np.where(known, np.maximum(new_floor + terms, at_peak), new_floor + self.body * ratio)
         over_link: np.ndarray = names_fit(self.names, re.compile(OVER_LINK).search)
         over_link &= self.work.family == "transfer"
         new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
         return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
-
-    def _efficiencies(
-        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, own: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
-        body = np.maximum(self.body, 1e-3)
-        by_flop, floor = flop_ns >= bytes_ns, floor_ns(self.graph)
-        arithmetic, traffic = (
-            reachable(own, self.old, where, floor) for where in (by_flop, ~by_flop)
-        )
-        compute = np.where(by_flop, own, np.maximum(flop_ns / body, arithmetic))
-        memory = np.where(by_flop, np.maximum(bytes_ns / body, traffic), own)
-        return compute, memory
 
     def _new_formats(self, target: Device) -> np.ndarray:
         """Return the formats after the change; raises if the device has no units for one."""
@@ -416,26 +361,7 @@ class Change:
             target.peak(number_format)
         return new
 
-    def _more(self) -> np.ndarray:
-        """Mask of the kernels whose work may have grown, and nothing else changed."""
-        grown: np.ndarray = (self.flop_factor >= 1) & (self.bytes_factor >= 1) & ~self.typed
-        return grown & (not self.other_device)
-
-    def _grids(self, source: Device) -> Grids | None:
-        """Return the kernels' blocks: where a grid is small, a kernel grows by less than its work.
-
-        None on another device, and where no work changes.
-        """
-        resized = (self.flop_factor != 1) | (self.bytes_factor != self.narrower)
-        if self.other_device or not resized.any():
-            return None
-        return Grids(self.graph, self.selection, self.work, self.matrix, source)
-
-    def _idle_units_taken(self, grids: Grids) -> np.ndarray:
-        """Return what kernels take because their new blocks find idle units, as a part of their time."""
-        return grids.filled(1.0) / grids.filled(self._more_blocks(grids))
-
-    def _idle_units(self, source: Device, target: Device) -> np.ndarray | float:
+    def _idle_units(self, source: Device, target: Device) -> np.ndarray:
         """Return what kernels take because they leave another part of the units idle there.
 
         A grid of fewer blocks than units has the rates of the units that it runs on: a GPU of fewer
@@ -443,22 +369,18 @@ class Change:
         one for some queries of a head. For products and convolutions libraries choose tiles that fill
         the other device as well, and a kernel of so many blocks for every unit was made for the device.
         """
-        if not self.other_device:
-            return 1.0
         grids = Grids(self.graph, self.selection, self.work, self.matrix, source)
-        part = grids.busy(1.0) / grids.busy_elsewhere(target.units)
+        part = grids.busy(1.0) / grids.busy(1.0, units=target.units)
         keeps = (~self.matrix | (self.work.family == "attention")) & (
             grids.blocks % grids.units != 0
         )
         return np.where(keeps, part, 1.0)
 
-    def _more_blocks(self, grids: Grids) -> np.ndarray:
-        return grids.growth(self.flop_factor, self.bytes_factor / self.narrower, self.grid_factor)
-
     def _beside(
         self,
         grids: Grids,
-        reachable: tuple[np.ndarray, np.ndarray],
+        blocks: np.ndarray,
+        limit: tuple[np.ndarray | float, ...],
         now: tuple[np.ndarray, np.ndarray],
         after: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
@@ -468,22 +390,17 @@ class Change:
         So they take no longer, until a resource gives what it does to good kernels, or to this one
         already. `now` and `after` are arithmetic and traffic at peak, ns.
         """
-        blocks = self._more_blocks(grids)
         waves = grids.filled(1.0, resident=True) / grids.filled(blocks, resident=True)
         found = self.body * grids.work(self.flop_factor, self.bytes_factor) * waves
         # Arithmetic is each unit's own, and the last wave leaves some idle; memory is there for all.
-        for share, old_ns, new_ns, used in zip(
-            reachable, now, after, (grids.filled, grids.busy), strict=True
-        ):
-            already = old_ns / (np.maximum(self.body, 1e-3) * used(1.0))
-            found = np.maximum(found, new_ns / np.maximum(share, already) / used(blocks))
+        places = (
+            (grids.filled(1.0), grids.filled(blocks)),
+            (grids.busy(1.0), grids.busy(blocks)),
+        )
+        for share, old_ns, new_ns, (used, then) in zip(limit, now, after, places, strict=True):
+            already = old_ns / (np.maximum(self.body, 1e-3) * used)
+            found = np.maximum(found, new_ns / np.maximum(share, already) / then)
         return found
-
-    def _new_floor(self, source: Device, target: Device) -> np.ndarray:
-        """Return the fixed cost after the change: the target's where both are known, else the same."""
-        if not self.other_device or source.floor_ns is None or target.floor_ns is None:
-            return self.floor
-        return self.floor * (target.floor_ns / max(floor_ns(self.graph), 1.0))
 
     def _by_constants(self) -> tuple[np.ndarray, np.ndarray]:
         """Return durations where the GPU is unknown: the paper's constants, and factors above the floor."""

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, once
+from daydream.arrays import distinct_rows, first_of, once, run_starts
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
 from daydream.costs.operators import MATRIX_FAMILIES, operator
 from daydream.costs.workload.operator import hints_of, itemsize, operator_work
@@ -33,7 +33,7 @@ from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # What else a call of a family may be made of: the slow path of `_foreach_add_` is `add_` for each tensor.
 DONE_BY = {
@@ -103,8 +103,8 @@ class Calls:
         trace = self.trace
         names = trace.text("name")
         self._take_what_is_told()
-        told = np.array([bool(operator(name).formula) for name in names] + [False])
-        rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        told = of_rows(trace, "name", lambda name: bool(operator(name).formula))
+        rows = self.rows[told[self.rows] & (trace["shapes"][self.rows] >= 0)]
         rows = rows[self.which[rows] < 0]
         if not len(rows):
             return
@@ -126,52 +126,33 @@ class Calls:
         entries = self.trace.metadata.get("operators") or []
         if not entries:
             return
-        names, shapes = (
-            {text: code for code, text in enumerate(self.trace.text(column))}
-            for column in ("name", "shapes")
-        )
-        wide = len(shapes) + 1
-        keys = {}
+        trace, place = self.trace, {}
+        names, shapes = (set(trace.text(column)) for column in ("name", "shapes"))
         for entry in entries:
-            if entry["name"] in names and entry["shapes"] in shapes:
-                keys[names[entry["name"]] * wide + shapes[entry["shapes"]]] = len(self.amounts)
-                moved = entry.get("bytes")  # of several types: none of them is the call's own
-                self.amounts.append(
-                    Amount(
-                        entry["family"], entry.get("flop"), None if moved is None else 0, moved or 0
-                    )
-                )
-                self.keys.append((entry["name"], entry["shapes"], None))
-        if not keys:
-            return
-        wanted = np.array(sorted(keys), np.int64)
-        rows = np.flatnonzero(
-            (self.trace["shapes"] >= 0) & self.trace.is_kind("operator", "kernel")
-        )
-        mine = np.asarray(self.trace["name"], np.int64)[rows] * wide + self.trace["shapes"][rows]
-        place = np.minimum(np.searchsorted(wanted, mine), len(wanted) - 1)
-        found = np.array([keys[key] for key in wanted.tolist()], np.int64)[place]
-        hit = wanted[place] == mine
-        is_kernel = self.trace.is_kind("kernel")[rows]
-        self.which[rows[hit & ~is_kernel]] = found[hit & ~is_kernel]
-        self.of_kernel[rows[hit & is_kernel]] = found[hit & is_kernel]
+            key = entry["name"], entry["shapes"]
+            if key[0] not in names or key[1] not in shapes:
+                continue
+            place[key] = len(self.amounts)
+            moved = entry.get("bytes")  # of several types: none of them is the call's own
+            elements = None if moved is None else 0
+            self.amounts.append(Amount(entry["family"], entry.get("flop"), elements, moved or 0))
+            self.keys.append((*key, None))
+        rows = np.flatnonzero((trace["shapes"] >= 0) & trace.is_kind("operator", "kernel"))
+        first, number = distinct_rows([trace[column][rows] for column in ("name", "shapes")])
+        texts = (trace.values(column, rows[first].tolist()) for column in ("name", "shapes"))
+        found = np.array([place.get(key, UNKNOWN) for key in zip(*texts, strict=True)], np.int64)
+        is_kernel = trace.is_kind("kernel")[rows]
+        for chosen, column in ((~is_kernel, self.which), (is_kernel, self.of_kernel)):
+            column[rows[chosen]] = found[number[chosen]]
 
     # by distinct work -------------------------------------------------------------------------
 
     @cached_property
-    def flop(self) -> np.ndarray:
-        """FLOP of each distinct work, -1 for unknown."""
-        return _numbers([amount.flop for amount in self.amounts])
-
-    @cached_property
-    def elements(self) -> np.ndarray:
-        """Elements moved by each distinct work, -1 for unknown."""
-        return _numbers([amount.elements for amount in self.amounts])
-
-    @cached_property
-    def extra_bytes(self) -> np.ndarray:
-        """Bytes of other types moved by each distinct work."""
-        return _numbers([amount.extra_bytes for amount in self.amounts])
+    def numbers(self) -> np.ndarray:
+        """FLOP, elements and extra bytes of each distinct work, -1 for unknown, as at the end: int64, 3 rows."""
+        known = [(each.flop, each.elements, each.extra_bytes) for each in self.amounts]
+        told = [[UNKNOWN if one is None else one for one in each] for each in [*known, (None,) * 3]]
+        return np.array(told, np.int64).T
 
     @cached_property
     def families(self) -> np.ndarray:
@@ -189,13 +170,13 @@ class Calls:
         wraps = np.zeros(len(self.trace), bool)
         parent = np.asarray(self.trace["parent"], np.int64)
         family = self.families[self.which]
-        flop = np.append(self.flop, UNKNOWN)[self.which]
+        flop = self.numbers[0, self.which]
         for kind in {amount.family for amount in self.amounts}:
             doing = {kind, *DONE_BY.get(kind, ())}
             inner = np.isin(self.which, _places(self.families, doing))
-            calculates = _above(parent, np.flatnonzero(inner & (flop != 0)))
+            calculates = rows_above(parent, np.flatnonzero(inner & (flop != 0)))
             wraps |= (family == kind) & np.where(
-                flop == 0, _above(parent, np.flatnonzero(inner)), calculates
+                flop == 0, rows_above(parent, np.flatnonzero(inner)), calculates
             )
         return wraps
 
@@ -218,11 +199,11 @@ class Calls:
         if not len(rows):
             return share
         names = trace.text("name")
-        matrix = np.array([kernel_class(name) in MATRIX_CLASSES for name in names] + [False])
+        matrix = of_rows(trace, "name", lambda name: kernel_class(name) in MATRIX_CLASSES)
         is_matrix_call = np.isin(self.which, _places(self.families, set(MATRIX_FAMILIES)))[
             self.owner[rows]
         ]
-        by_library = is_matrix_call & matrix[trace["name"][rows]]
+        by_library = is_matrix_call & matrix[rows]
         group = np.where(
             by_library, len(names), trace["name"][rows]
         )  # all matrix kernels of a call together
@@ -231,11 +212,9 @@ class Calls:
         found, which = distinct_rows(pairs)
         keys = pairs[:, found]
         total = np.bincount(which, duration)
-        rank = total + np.where(keys[1] == len(names), 1e18, 0.0)
-        first = np.lexsort([-rank, keys[0]])
-        _, at = np.unique(keys[0][first], return_index=True)
+        order = np.lexsort([-total, keys[1] != len(names), keys[0]])
         main = np.zeros(keys.shape[1], bool)
-        main[first[at]] = True
+        main[order[run_starts(keys[0][order])]] = True
         share[rows] = np.where(main[which], duration / total[which], 0.0)
         return share
 
@@ -246,16 +225,15 @@ class Calls:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Bytes of an element of each type that the trace names, -1 for unknown; the last is of none."""
-        known = [itemsize(text) or UNKNOWN for text in self.trace.text("dtype")]
-        return np.array([*known, UNKNOWN])
+        """Bytes of an element of each row's type, -1 for unknown."""
+        return of_rows(self.trace, "dtype", lambda name: itemsize(name) or UNKNOWN, none=UNKNOWN)
 
     @cached_property
     def launches_work(self) -> np.ndarray:
         """Mask of host rows under which device work was launched: their own work is done there."""
         trace = self.trace
         parent = np.asarray(trace["parent"], np.int64)
-        return _above(parent, np.flatnonzero(self.on_device))
+        return rows_above(parent, np.flatnonzero(self.on_device))
 
     def by_row(self) -> RowWork:
         """Return the work of each row, device or operator."""
@@ -294,16 +272,12 @@ class Calls:
     def _scaled(
         self, which: np.ndarray, share: np.ndarray, rows: np.ndarray, owner: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        if not self.amounts:
-            unknown = np.full(len(rows), UNKNOWN, np.int64)
-            return unknown, unknown.copy()
-        known, flop, moved = which >= 0, self.flop[which], self.elements[which]
-        dtype = self.trace["dtype"]
-        size = self.sizes[dtype[owner]]
-        size = np.where((owner >= 0) & (size > 0), size, self.sizes[dtype[rows]])
+        known, (flop, moved, extra) = which >= 0, self.numbers[:, which]
+        size = self.sizes[owner]
+        size = np.where((owner >= 0) & (size > 0), size, self.sizes[rows])
         flop = np.where(known & (flop >= 0), np.rint(flop * share), UNKNOWN)
         can = known & (moved >= 0) & ((size > 0) | (moved == 0))
-        nbytes = np.rint((moved * np.maximum(size, 0) + self.extra_bytes[which]) * share)
+        nbytes = np.rint((moved * np.maximum(size, 0) + extra) * share)
         return flop.astype(np.int64), np.where(can, nbytes, UNKNOWN).astype(np.int64)
 
     def _like_twins(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -311,53 +285,31 @@ class Calls:
 
         Where no grid was recorded, from all kernels of the name, if those agree.
         """
-        found = np.full((3, len(rows)), UNKNOWN, np.int64)
-        grid = np.asarray(self.trace["grid"])[rows] >= 0
-        for mine, by_grid in ((np.flatnonzero(grid), True), (np.flatnonzero(~grid), False)):
-            if not len(mine):
-                continue
-            keys, table = self._twins_by_grid if by_grid else self._twins_by_name
-            if len(keys):
-                wanted = self._identity(rows[mine], by_grid=by_grid)
-                place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-                hit = keys[place] == wanted
-                found[:, mine[hit]] = table[:, place[hit]]
+        trace, found = self.trace, np.full((3, len(rows)), UNKNOWN, np.int64)
+        known = np.flatnonzero(trace.is_kind("kernel") & (self.owner >= 0) & (self.share > 0))
+        owner = self.owner[known]
+        which = self.which[owner]
+        work = np.stack([*self._scaled(which, self.share[known], known, owner), which])
+        grid = np.asarray(trace["grid"])[rows] >= 0
+        for mine, columns in ((grid, ("name", "grid")), (~grid, ("name",))):
+            all_rows = np.append(known, rows[mine])
+            _, number = distinct_rows([trace[column][all_rows] for column in columns])
+            first = first_of(number[: len(known)], int(number.max(initial=-1)) + 1)
+            differs = (work[:2] != work[:2, first[number[: len(known)]]]).any(axis=0)
+            first[number[: len(known)][differs]] = UNKNOWN
+            twin = first[number[len(known) :]]
+            found[:, np.flatnonzero(mine)[twin >= 0]] = work[:, twin[twin >= 0]]
         return found[0], found[1], found[2]
 
-    @cached_property
-    def _twins_by_grid(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._twins(by_grid=True)
 
-    @cached_property
-    def _twins_by_name(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._twins(by_grid=False)
-
-    def _twins(self, *, by_grid: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return the identities whose kernels all do the same work, sorted, and that work."""
-        works = self.trace.is_kind("kernel") & (self.owner >= 0) & (self.share > 0)
-        rows = np.flatnonzero(works)
-        if not len(rows):
-            return np.empty(0, np.int64), np.empty((3, 0), np.int64)
-        owner = self.owner[rows]
-        which = self.which[owner]
-        work = np.stack([*self._scaled(which, self.share[rows], rows, owner), which])
-        keys, first, inverse = np.unique(
-            self._identity(rows, by_grid=by_grid), return_index=True, return_inverse=True
-        )
-        differs = (work[:2] != work[:2, first][:, inverse]).any(axis=0)
-        same = np.bincount(inverse, differs, len(keys)) == 0
-        return keys[same], work[:, first[same]]
-
-    def _identity(self, rows: np.ndarray, *, by_grid: bool) -> np.ndarray:
-        """Return a number for the name of each kernel, or for its name and grid."""
-        names = np.asarray(self.trace["name"], np.int64)[rows]
-        if not by_grid:
-            return names
-        grids = np.asarray(self.trace["grid"], np.int64)[rows]
-        return names * (len(self.trace.text("grid")) + 1) + grids
+def of_rows(
+    trace: Trace, column: str, tell: Callable[[str], object], *, none: object = False
+) -> np.ndarray:
+    """Return what `tell` gives for the text of each row of a trace, `none` where it has none: shape (rows,)."""
+    return np.array([*map(tell, trace.text(column)), none])[trace[column]]
 
 
-def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def rows_above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Mask of the rows around any of these."""
     above = np.zeros(len(parent), bool)
     up = parent[rows]
@@ -371,22 +323,18 @@ def _places(families: np.ndarray, wanted: set[str]) -> np.ndarray:
     return np.flatnonzero([family in wanted for family in families[:-1].tolist()])
 
 
-def _numbers(values: list[int | None]) -> np.ndarray:
-    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
-
-
 NODE = regex(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number
 
 
 _nodes: WeakKeyDictionary[Trace, np.ndarray] = WeakKeyDictionary()
-_makers: WeakKeyDictionary[Trace, tuple[np.ndarray, np.ndarray, np.ndarray]] = WeakKeyDictionary()
+_makers: WeakKeyDictionary[Trace, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
 
 
 def nodes(trace: Trace) -> np.ndarray:
     """Return a mask of the rows that are autograd nodes, worked out once: bool, not to be written to."""
     if trace not in _nodes:
-        fits = np.array([*(bool(NODE.search(text)) for text in trace.text("name")), False])
-        _nodes[trace] = fits[trace["name"]] & trace.is_kind("operator", "annotation")
+        fits = of_rows(trace, "name", lambda name: bool(NODE.search(name)))
+        _nodes[trace] = fits & trace.is_kind("operator", "annotation")
         _nodes[trace].flags.writeable = False
     return _nodes[trace]
 
@@ -397,12 +345,8 @@ def innermost_makers(trace: Trace, rows: np.ndarray) -> np.ndarray:
     A node's own calls make no nodes, so have no sequence number; those of a forward
     pass that a checkpoint runs again inside a node have one.
     """
-    decides = nodes(trace) | (np.asarray(trace["sequence"], np.int64) >= 0)
-    parent = np.asarray(trace["parent"], np.int64)
-    up = np.asarray(rows, np.int64)
-    while (climbing := (up >= 0) & ~decides[up]).any():
-        up = np.where(climbing, parent[up], up)
-    return up
+    decides = nodes(trace) | (trace["sequence"] >= 0)
+    return enclosing(trace["parent"], decides, np.asarray(rows, np.int64), inner=True)
 
 
 def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -412,41 +356,27 @@ def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """
     if trace not in _makers:
         _makers[trace] = _last_makers(trace)
-    key, keys, of_key = _makers[trace]
-    found = np.full(len(rows), -1, np.int64)
+    key, last = _makers[trace]
     around = innermost_makers(trace, rows)
-    there = np.flatnonzero((around >= 0) & nodes(trace)[around] & (trace["sequence"][around] >= 0))
-    place = np.minimum(np.searchsorted(keys, key[around[there]]), max(len(keys) - 1, 0))
-    if len(keys):
-        same = keys[place] == key[around[there]]
-        found[there[same]] = of_key[place[same]]
-    return found
+    there = (around >= 0) & nodes(trace)[around] & (trace["sequence"][around] >= 0)
+    return np.where(there, last[key[around]], UNKNOWN)
 
 
-def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a key of rank and number for each row, the keys that makers of nodes have, and their last rows.
-
-    All int64: of shape (rows,), and twice of one shape, in order of keys.
-    """
-    rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
-    span = int(sequence.max(initial=0)) + 2
-    key = (rank - rank.min(initial=0)) * span + sequence
+def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Return a number of each row's rank and sequence number, and for each the last row that made its node."""
+    sequence = np.asarray(trace["sequence"], np.int64)
+    first, key = distinct_rows([trace["rank"], sequence])
     makers = np.flatnonzero(~nodes(trace) & trace.is_kind("operator") & (sequence >= 0))
     makers = makers[nodes_above(trace, makers) < 0]
-    order = np.lexsort((makers, key[makers]))
-    keys = key[makers][order]
-    last = np.append(keys[1:] != keys[:-1], True) if len(keys) else np.zeros(0, bool)
-    return key, keys[last], makers[order][last]
+    last = np.full(len(first), UNKNOWN)
+    last[key[makers]] = makers  # of what is assigned to one place, the last stays
+    return key, last
 
 
 def nodes_above(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return the nearest node around each row, -1 for none."""
-    is_node = nodes(trace)
     parent = np.asarray(trace["parent"], np.int64)
-    up = parent[rows]
-    while (climbing := (up >= 0) & ~is_node[up]).any():
-        up = np.where(climbing, parent[up], up)
-    return up
+    return enclosing(parent, nodes(trace), parent[rows], inner=True)
 
 
 WORK = "work."  # begins the names of its arrays

@@ -109,7 +109,7 @@
     button("\u2212", "zoom out", () => zoom(2));
     button("\u25c0", "move left", () => move(-0.3));
     button("\u25b6", "move right", () => move(0.3));
-    const colour = make("select", "", { "aria-label": "colour by" });
+    const colour = make("select", "", { "aria-label": "color by" });
     Object.keys(modes).filter((name) => name !== "change" || said.changes).forEach((name) => {
       colour.append(make("option", `by ${name}`, { value: name }));
     });

@@ -7,8 +7,10 @@ uPlot (MIT license, `assets/uPlot.LICENSE`), copied with its license into every 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from daydream.errors import GraphError
 from daydream.files.atomic import write_whole
 from daydream.predict.basis import whole_recording
 from daydream.predict.explain import Explanation
@@ -18,6 +20,7 @@ from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
 from daydream.report.format import answer_text, listed, speedup_of
 from daydream.report.html.render import page_of
 from daydream.report.html.step import step_sections
+from daydream.report.timeline import timelines
 from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
 from daydream.report.views.ranking import best_of, named
@@ -138,3 +141,52 @@ def _about(replay: Replay) -> str:
     said = [trace.origin if trace is not None else "", listed([name for name in names if name])]
     said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
     return " · ".join(part for part in said if part)
+
+
+MOST_SPANS = 2_000  # of one timeline: more than a cell is wide in pixels
+LANE, HEAD, AROUND, HIGHEST = (
+    38,
+    90,
+    130,
+    390,
+)  # pixels: a lane, above a chart, around both; a chart
+
+
+@dataclass(frozen=True)
+class TimelineFrame:
+    """Both timelines of a what-if, for a notebook to show."""
+
+    html: str = field(repr=False)
+    optimization: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFrame:
+    """Return the timelines of a what-if as an element of HTML, which holds all that it needs.
+
+    Args:
+        comparison: the what-if.
+        most: spans of each timeline; of more, short neighbours are drawn as one.
+
+    Raises:
+        GraphError: the step after the change cannot be predicted.
+
+    """
+    if comparison.reason is not None:
+        raise GraphError(
+            f"{comparison.optimization} cannot be predicted from this trace, because {comparison.reason}: "
+            "there is no timeline after it"
+        )
+    drawn = timelines(comparison.replay, comparison, most)
+    height = AROUND + sum(
+        min(HEAD + LANE * len(each["lanes"]), HIGHEST) for each in drawn["timelines"]
+    )
+    page = page_of("timelines", [Drawing("timelines", drawn)], frame=True)
+    text = page.replace("&", "&amp;").replace('"', "&quot;")
+    frame = (
+        f'<iframe sandbox="allow-scripts" title="timelines before and after" srcdoc="{text}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+    return TimelineFrame(frame, comparison.optimization)

@@ -11,6 +11,7 @@ from daydream import __version__
 from daydream.lazy import regex
 from daydream.report.blocks import Block, Drawing
 from daydream.report.format import printable
+from daydream.report.view import view
 from daydream.simulate.critical_path import Bound
 
 MOST_AT_ONCE = 15  # rows of a page's table that stand there before the rest is asked for
@@ -85,3 +86,8 @@ def _templates() -> Any:
         "most_notes": MOST_NOTES,
     }
     return found
+
+
+def html(thing: object) -> str:
+    """Return a result or a noun as HTML. Raises `TypeError` for anything else."""
+    return notebook_html(view(thing, verbose=True))

@@ -11,7 +11,7 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
 from daydream.report.blocks import Block, Column, Headline, Kind, Row, Table, Text
 from daydream.report.format import time_text
-from daydream.report.overview import rows_by_kind, span_ns
+from daydream.report.info import rows_by_kind, span_ns
 from daydream.text import counted
 
 if TYPE_CHECKING:

@@ -325,8 +325,12 @@ def _start(event: Event) -> int:
 
 
 LARGEST_US = 9_200_000_000_000_000  # more does not fit 63 bits of nanoseconds
+EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
-THOUSANDTHS = regex(rb"(?:\d{1,15}\.\d{3}\n)*\d{1,15}\.\d{3}")  # as newer versions write them
+WHOLE = regex(
+    rb"(?:(?:\d{1,15}|[0-8]\d{15})\n)+"
+)  # as older versions write times, and as newer ones do
+THOUSANDTHS = regex(rb"(?:(?:\d{1,15}|[0-8]\d{15})\.\d{3}\n)+")
 Shapes = list[
     list[int | list[int]]
 ]  # nearly all are so, without a number that is written otherwise
@@ -334,9 +338,17 @@ Shapes = list[
 
 def start_ns(values: list[msgspec.Raw]) -> np.ndarray:
     """Return start times in nanoseconds by all their digits, `NO_TIME` where one is unreadable."""
-    text = b"\n".join(values)
-    if THOUSANDTHS.fullmatch(text):
-        return np.fromstring(text.replace(b".", b""), np.int64, sep="\n")
+    text = b"\n".join([*values, b""])
+    for pattern, factor in ((THOUSANDTHS, 1), (WHOLE, 1000)):
+        if pattern.fullmatch(text):
+            return np.fromstring(text.replace(b".", b""), np.int64, sep="\n") * factor
+    try:
+        us = np.array(text.split(b"\n")[:-1]).astype(np.float64)
+    except ValueError:
+        us = np.array([np.nan])
+    if (np.abs(us) < EXACT_FLOAT_US).all():
+        whole = np.floor(us)  # one float product with 1000 would round a second time
+        return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
     return np.array([exact_ns(_digits(bytes(value))) for value in values], np.int64)
 
 
@@ -368,6 +380,8 @@ class Numbers(dict[Any, int]):
 
     def of(self, values: list[Any]) -> np.ndarray:
         """Return integers, 32 bits wide if they fit."""
+        if values.count(UNKNOWN) == len(values):
+            return np.full(len(values), UNKNOWN, np.int32)
         try:
             column = np.array(values, np.int64)
         except (TypeError, ValueError, OverflowError):

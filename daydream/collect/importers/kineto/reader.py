@@ -61,6 +61,7 @@ from daydream.collect.importers.kineto.events import (
 )
 from daydream.collect.importers.row_builder import (
     NO_TIME,
+    Codes,
     RowBuilder,
     device_of,
     note_left_out,
@@ -239,7 +240,7 @@ class _Rows:
             args = [event.args or NO_ARGS for event in events]
             for name, (field, of) in TEXTS.items():
                 if kind in of:
-                    chunk[name] = self.codes[name].of(list(map(bytes, _each(field, args))))
+                    chunk[name] = _coded(self.codes[name], field, args)
             for name, (fields, of) in NUMBERS.items():
                 if kind in of:
                     chunk[name] = self._first_known(args, *fields)
@@ -249,18 +250,19 @@ class _Rows:
                 self._place(events, args, chunk)
         if kind in NAMED:
             ranges = self.ranges.of(names)
-            kinds = np.where(ranges >= 0, ranges, kinds)
-            paths = self.paths.of(names)  # of someone's own range, which names the whole path
-            chunk["layer"] = np.where(paths >= 0, paths, chunk["layer"])
+            if (ranges >= 0).any():
+                kinds = np.where(ranges >= 0, ranges, kinds)
+                paths = self.paths.of(names)  # of someone's own range, which names the whole path
+                chunk["layer"] = np.where(paths >= 0, paths, chunk["layer"])
         self.builder.add(kinds, start, end, **chunk)
 
     def _add_collectives(self, args: list[Args], chunk: Columns) -> None:
         sent = self._first_known(args, "elements_in")
         chunk["elements"] = np.where(sent > 0, sent, self._first_known(args, "elements_out"))
-        words = self.words.of(list(map(bytes, _each("dtype", args))))
+        words = _coded(self.words, "dtype", args)
         chunk["dtype"] = np.where(words >= 0, words, chunk.get("dtype", UNKNOWN))
-        named = self.groups.of(list(map(bytes, _each("group", args))))
-        ranks = self.groups.of(list(map(bytes, _each("group_ranks", args))))
+        named = _coded(self.groups, "group", args)
+        ranks = _coded(self.groups, "group_ranks", args)
         chunk["group"] = np.where(named >= 0, named, ranks)
 
     def _place(self, events: list[Event], args: list[Args], chunk: Columns) -> None:
@@ -432,6 +434,14 @@ def _path_of_module(name: Any) -> str:
 
 def _each(field: str, rows: Sequence[Event | Args]) -> list[Any]:
     return list(map(attrgetter(field), rows))
+
+
+def _coded(codes: Codes, field: str, args: list[Args]) -> np.ndarray:
+    """Return the codes of what undecoded JSON says; most columns say nothing of most rows."""
+    raws = _each(field, args)
+    if not b"".join(raws):
+        return np.full(len(raws), UNKNOWN, np.int8)
+    return codes.of(list(map(bytes, raws)))
 
 
 def _times(events: list[Event]) -> tuple[np.ndarray, np.ndarray]:

@@ -18,19 +18,20 @@ operator whose inside is not in the program (a library's call that is no product
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 
+import msgspec
+from msgspec import Struct
+
+from daydream.collect.importers.row_builder import parts_of
 from daydream.collect.importers.xplane.space import (
     INT,
     INTS,
-    PLACES,
     STAT,
     TEXT,
     DamagedError,
-    Place,
     Plane,
     Schema,
     decode,
@@ -61,7 +62,7 @@ def phase_of(path: str) -> str | None:
 @lru_cache(maxsize=1 << 14)
 def layer_of(path: str) -> str | None:
     """Return the named scopes of an operator's path, joined by dots; None if there are none."""
-    parts = _split(path)[:-1]  # the last one is the operation itself
+    parts = parts_of(path, "/")[:-1]  # the last one is the operation itself
     kept = []
     for part in parts:
         inner = part
@@ -73,45 +74,28 @@ def layer_of(path: str) -> str | None:
     return ".".join(kept)[:200] or None
 
 
-def _split(path: str) -> list[str]:
-    """Return the parts of a path; slashes in parentheses part nothing."""
-    parts = [""]
-    depth = 0
-    for letter in path:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "/" and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
 PROGRAMS = "/host:metadata"
 PROTO = "Hlo Proto"
 # Messages of `hlo.proto` and `xla_data.proto`.
-PROTO_OF: Schema = {1: ("modules", PLACES)}
-MODULE: Schema = {1: ("name", TEXT), 3: ("computations", PLACES)}
-COMPUTATION: Schema = {2: ("instructions", PLACES), 5: ("id", INT)}
+SHAPE: Schema = {2: ("code", INT), 3: ("sizes", INTS)}
+SHAPE |= {4: ("parts", [SHAPE])}
 INSTRUCTION: Schema = {
     1: ("name", TEXT),
     2: ("opcode", TEXT),
-    3: ("shape", PLACES),
+    3: ("shape", SHAPE),
     9: ("parameter", INT),
-    15: ("window", PLACES),
-    16: ("convolution", PLACES),
+    15: ("window", {1: ("dimensions", [{6: ("base_dilation", INT)}])}),
+    16: ("convolution", {4: ("output_feature", INT)}),
     28: ("target", TEXT),
-    30: ("dot", PLACES),
+    30: ("dot", {1: ("contracted", INTS)}),
     35: ("id", INT),
     36: ("operands", INTS),
     38: ("called", INTS),
     43: ("settings", TEXT),
 }
-SHAPE: Schema = {2: ("type", INT), 3: ("sizes", INTS), 4: ("parts", PLACES)}
-WINDOW: Schema = {1: ("dimensions", PLACES)}
-DIMENSION: Schema = {6: ("base_dilation", INT)}
-DOT: Schema = {1: ("contracted", INTS)}  # dimensions of the left operand
-CONVOLUTION: Schema = {4: ("output_feature", INT)}  # dimension of the kernel
-DEEPEST, MOST_DIMENSIONS = 4, 64  # tuples in tuples; sizes of an array
+COMPUTATION: Schema = {2: ("instructions", [INSTRUCTION]), 5: ("id", INT)}
+PROTO_OF: Schema = {1: ("modules", [{1: ("name", TEXT), 3: ("computations", [COMPUTATION])}])}
+MOST_DIMENSIONS = 64  # sizes of an array
 TYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 10: "float16", 11: "float32",
     12: "float64", 16: "bfloat16", 19: "float8_e5m2", 20: "float8_e4m3fn", 24: "float8_e5m2fnuz",
@@ -123,13 +107,16 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of an array and its element type; of a tuple its parts."""
+class Shape(Struct):
+    """Sizes of an array and its element type, a code of `xla_data.proto`; of a tuple its parts."""
 
-    code: int = 0  # of `xla_data.proto`
-    sizes: tuple[int, ...] = ()
-    parts: tuple[Shape, ...] = ()
+    code: int = 0
+    sizes: list[int] = []
+    parts: list[Shape] = []
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in self.sizes) or len(self.sizes) > MOST_DIMENSIONS:
+            raise DamagedError
 
     @property
     def type(self) -> str | None:
@@ -145,47 +132,63 @@ class Shape:
     def nbytes(self) -> int | None:
         """Bytes, None where a type is of no known size."""
         if self.parts:
-            held = [part.nbytes for part in self.parts]
-            return None if None in held else sum(one for one in held if one is not None)
+            return added(part.nbytes for part in self.parts)
         return ITEM_BYTES[self.code] * prod(self.sizes) if self.code in ITEM_BYTES else None
 
 
-class Instruction:
+class _Dot(Struct):
+    contracted: list[int] = []  # dimensions of the left operand
+
+
+class _Convolution(Struct):
+    output_feature: int = 0  # dimension of the kernel
+
+
+class _Dimension(Struct):
+    base_dilation: int = 1
+
+
+class _Window(Struct):
+    dimensions: list[_Dimension] = []
+
+
+class Instruction(Struct):
     """One operator of a program: what it is called, does, returns, takes and calls."""
 
-    def __init__(self, data: bytes, where: Place) -> None:
-        given = decode(data, where, INSTRUCTION)
-        self.name, self.opcode, self.target, self.settings = (
-            given.get(name, "") for name in ("name", "opcode", "target", "settings")
-        )
-        self.id = given.get("id", 0)
-        self.parameter = given.get("parameter", 0)  # which of its computation it is
-        self.operands: list[int] = given.get("operands", [])
-        self.called: list[int] = given.get("called", [])
-        self.shape = _shape(data, given["shape"][-1]) if "shape" in given else Shape()
-        dots = [decode(data, place, DOT) for place in given.get("dot", ())]
-        self.contracted = [one for dot in dots for one in dot.get("contracted", ())]
-        kernels = [decode(data, place, CONVOLUTION) for place in given.get("convolution", ())]
-        self.output_feature = kernels[-1].get("output_feature", 0) if kernels else 0
-        # So many times the positions of a convolution's input, of which most are empty.
-        windows = [decode(data, place, WINDOW) for place in given.get("window", ())[-1:]]
-        places = [place for window in windows for place in window.get("dimensions", ())]
-        self.dilated = prod(
-            max(decode(data, one, DIMENSION).get("base_dilation", 1), 1) for one in places
-        )
-
-    @property
-    def type(self) -> str | None:
-        """The element type of what it returns."""
-        return self.shape.type
+    name: str = ""
+    opcode: str = ""
+    target: str = ""
+    settings: str = ""
+    id: int = 0
+    parameter: int = 0  # which of its computation it is
+    operands: list[int] = []
+    called: list[int] = []
+    shape: Shape = msgspec.field(default_factory=Shape)
+    dot: _Dot = msgspec.field(default_factory=_Dot)
+    convolution: _Convolution = msgspec.field(default_factory=_Convolution)
+    window: _Window = msgspec.field(default_factory=_Window)
+    takes: list[Instruction] = []
+    bodies: list[list[Instruction]] = []
 
 
-@dataclass
-class Program:
-    """Computations of a compiled program by their numbers, each a list of operators."""
+class _Computation(Struct):
+    id: int = 0
+    instructions: list[Instruction] = []
 
-    name: str
-    computations: dict[int, list[Instruction]]
+
+class Program(Struct):
+    """A compiled program; operators know those that they take and call."""
+
+    name: str = ""
+    computations: list[_Computation] = []
+
+    def __post_init__(self) -> None:
+        bodies = {one.id: one.instructions for one in self.computations}
+        for instructions in bodies.values():
+            by_id = {one.id: one for one in instructions}
+            for one in instructions:
+                one.takes = [by_id[each] for each in one.operands if each in by_id]
+                one.bodies = [bodies.get(each, []) for each in one.called]
 
 
 def kernel_of(operator: str) -> str:
@@ -201,32 +204,14 @@ def programs_of(data: bytes, plane: Plane) -> Iterator[Program]:
             try:
                 stat = decode(data, where, STAT)
                 protos = stat.get("bytes", ()) if stat.get("of", 0) in wanted else ()
-                found = [_program(data, one) for proto in protos
-                         for one in decode(data, proto, PROTO_OF).get("modules", ())]  # fmt: skip
+                found = [
+                    msgspec.convert(module, Program)
+                    for proto in protos
+                    for module in decode(data, proto, PROTO_OF).get("modules", ())
+                ]
             except DamagedError:
                 continue
             yield from found
-
-
-def _program(data: bytes, where: Place) -> Program:
-    given = decode(data, where, MODULE)
-    computations = {}
-    for place in given.get("computations", ()):
-        found = decode(data, place, COMPUTATION)
-        instructions = [Instruction(data, one) for one in found.get("instructions", ())]
-        computations[found.get("id", 0)] = instructions
-    return Program(given.get("name", ""), computations)
-
-
-def _shape(data: bytes, where: Place, depth: int = 0) -> Shape:
-    given = decode(data, where, SHAPE)
-    sizes = given.get("sizes", [])
-    if any(size < 0 for size in sizes) or len(sizes) > MOST_DIMENSIONS:
-        raise DamagedError
-    parts = given.get("parts", []) if depth < DEEPEST else []
-    return Shape(
-        given.get("type", 0), tuple(sizes), tuple(_shape(data, part, depth + 1) for part in parts)
-    )
 
 
 PRODUCTS = ("dot", "convolution", "custom-call")
@@ -245,18 +230,16 @@ MOVES = frozenset({
     "broadcast", "concatenate", "convert", "copy", "dynamic-slice", "dynamic-update-slice", "gather", "iota",
     "pad", "reverse", "slice", "transpose",
 })  # fmt: skip
+KNOWN = {*PRODUCTS, *REDUCTIONS, *ARITHMETIC, *MOVES}
 PARTS = ("dynamic-slice", "slice", "gather")  # read as much as they return
 MOST_FUSIONS = 3  # fusions in fusions
-FUSION = "fusion"
-PARAMETER = "parameter"
 IN_PLACE = "dynamic-update-slice"
 GEMM = regex(r"^__cublas\$|\$lt\$matmul")
 CUDNN_CONVOLUTION = regex(r"^__cudnn\$conv(\w*)")
 CONTRACTED = regex(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Struct, frozen=True):
     """What a program tells of an operator; None where it does not.
 
     Attributes:
@@ -278,167 +261,137 @@ class Told:
 
 def told_by(program: Program) -> dict[str, Told]:
     """Return what a program tells of each of its operators, by name."""
-    return {
-        each.name: _told(each, {one.id: one for one in instructions}, program)
-        for instructions in program.computations.values()
-        for each in instructions
-    }
+    return {each.name: _told(each) for one in program.computations for each in one.instructions}
 
 
-def _told(each: Instruction, by_id: Mapping[int, Instruction], program: Program) -> Told:
-    operands = _operands(each, by_id)
-    dtype = _type(each, by_id, program)
-    if not operands:
+def _told(each: Instruction) -> Told:
+    inside = list(_inside(each))
+    products = [one for one in inside if one.opcode in PRODUCTS]
+    dtype = each.shape.type
+    if products:
+        types = [operand.shape.type for operand in products[0].takes]
+        dtype = next((one for one in types if one is not None), products[0].shape.type)
+    if not each.takes:
         return Told(dtype)
-    shapes = json.dumps([list(one.shape.sizes) for one in operands])
+    shapes = json.dumps([one.shape.sizes for one in each.takes])
     if COLLECTIVES.match(each.opcode):
-        return Told(dtype, shapes, elements=_sane(sum(one.shape.elements for one in operands)))
-    inside = list(_inside(each, by_id, program))
-    kinds = {one.opcode for one, _ in inside}
-    products = [_product(one, around) for one, around in inside if one.opcode in PRODUCTS]
-    if any(found is None for found in products) or not kinds & {
-        *PRODUCTS,
-        *REDUCTIONS,
-        *ARITHMETIC,
-        *MOVES,
-    }:
+        return Told(dtype, shapes, elements=_sane(sum(one.shape.elements for one in each.takes)))
+    kinds = {one.opcode for one in inside}
+    known = [_product(one) for one in products]
+    flop = added(known)
+    if flop is None or not kinds & KNOWN:
         return Told(dtype, shapes)
-    flop = sum(found[1] for found in products if found is not None)
-    arithmetic = sum(_arithmetic(one, around) for one, around in inside)
-    family = next((found[0] for found in products if found is not None), None)
-    family = family or (
-        "reduction" if kinds & {*REDUCTIONS} else "element-wise" if arithmetic else "copy"
-    )
-    return Told(
-        dtype, shapes, family, _sane(flop + arithmetic), _sane(_moved(each, operands, program))
-    )
+    arithmetic = sum(map(_arithmetic, inside))
+    if products:
+        family = "convolution" if _is_convolution(products[0]) else "matmul"
+    elif kinds & {*REDUCTIONS}:
+        family = "reduction"
+    else:
+        family = "element-wise" if arithmetic else "copy"
+    return Told(dtype, shapes, family, _sane(flop + arithmetic), _sane(_moved(each)))
 
 
-def _operands(each: Instruction, by_id: Mapping[int, Instruction]) -> list[Instruction]:
-    return [by_id[one] for one in each.operands if one in by_id]
+def added(amounts: Iterable[int | None]) -> int | None:
+    """Return the sum of amounts, None where one is not known."""
+    total = 0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
 
 
 def _sane(amount: int | None) -> int | None:
     return amount if amount is not None and 0 <= amount <= LARGEST_AMOUNT else None
 
 
-def _inside(
-    each: Instruction,
-    by_id: Mapping[int, Instruction],
-    program: Program,
-    seen: frozenset[int] = frozenset(),
-) -> Iterator[tuple[Instruction, Mapping[int, Instruction]]]:
-    """Yield an operator, or what a fusion is made of; each with the operators around it by their ids."""
-    if each.opcode != FUSION:
-        yield each, by_id
+def _inside(each: Instruction, around: tuple[int, ...] = ()) -> Iterator[Instruction]:
+    """Yield an operator, or what a fusion is made of."""
+    if each.opcode != "fusion":
+        yield each
         return
-    for called in each.called:
-        instructions = program.computations.get(called, []) if called not in seen else []
-        inner = {one.id: one for one in instructions}
-        for one in instructions if len(seen) < MOST_FUSIONS else []:
-            yield from _inside(one, inner, program, seen | {called})
+    for called, body in zip(each.called, each.bodies, strict=True):
+        if called not in around and len(around) < MOST_FUSIONS:
+            for one in body:
+                yield from _inside(one, (*around, called))
 
 
-def _type(each: Instruction, by_id: Mapping[int, Instruction], program: Program) -> str | None:
-    for one, around in _inside(each, by_id, program):
-        if one.opcode in PRODUCTS:
-            taken = [operand.type for operand in _operands(one, around)]
-            return next((told for told in taken if told is not None), one.type)
-    return each.type
+def _is_convolution(each: Instruction) -> bool:
+    return each.opcode == "convolution" or CUDNN_CONVOLUTION.match(each.target) is not None
 
 
-def _product(each: Instruction, by_id: Mapping[int, Instruction]) -> tuple[str, int] | None:
-    """Return a product's family and FLOP, None where they are not known."""
-    operands = _operands(each, by_id)
-    if len(operands) < 2:
+def _product(each: Instruction) -> int | None:
+    """Return a product's FLOP, None where they are not known."""
+    if len(each.takes) < 2:
         return None
-    first = operands[0].shape.sizes
-    second = operands[1].shape.sizes
-    result = each.shape.parts[0].sizes if each.shape.parts else each.shape.sizes
-    if each.opcode == "dot" or GEMM.search(each.target):
-        contracted = each.contracted
-        if each.opcode != "dot":
-            found = CONTRACTED.search(each.settings)
-            contracted = (
-                [int(one) for one in regex(r"\d{1,4}").findall(found.group(1))] if found else []
-            )
-        if not contracted or max(contracted) >= len(first) or min(contracted) < 0:
-            return None
-        return "matmul", 2 * prod(result) * prod(first[one] for one in contracted)
-    library = CUDNN_CONVOLUTION.match(each.target)
-    if each.opcode == "convolution" or library:
-        kind = library.group(1) if library else ""
+    first, second = (one.shape.sizes for one in each.takes[:2])
+    result = (each.shape.parts or [each.shape])[0].sizes
+    if _is_convolution(each):
+        library = CUDNN_CONVOLUTION.match(each.target)
         # The library's calls keep the dimensions of the forward pass, whichever of the three is returned.
-        output = result
-        kernel = second
-        if kind == "BackwardInput":
-            output = first
-        elif kind == "BackwardFilter":
-            output = second
-            kernel = result
-        if not 0 <= each.output_feature < len(kernel) or not kernel[each.output_feature]:
+        of = {"BackwardInput": (first, second), "BackwardFilter": (second, result)}
+        output, kernel = of.get(library.group(1) if library else "", (result, second))
+        feature = each.convolution.output_feature
+        if not 0 <= feature < len(kernel) or not kernel[feature]:
             return None
-        empty = 1 if library else each.dilated
-        return "convolution", 2 * prod(output) * prod(kernel) // kernel[
-            each.output_feature
-        ] // empty
-    return None
+        # So many times the positions of a convolution's input, of which most are empty.
+        dilated = prod(max(one.base_dilation, 1) for one in each.window.dimensions)
+        return 2 * prod(output) * prod(kernel) // kernel[feature] // (1 if library else dilated)
+    contracted = each.dot.contracted
+    if each.opcode != "dot":
+        said = CONTRACTED.search(each.settings) if GEMM.search(each.target) else None
+        contracted = [int(one) for one in regex(r"\d{1,4}").findall(said.group(1))] if said else []
+    if not contracted or max(contracted) >= len(first) or min(contracted) < 0:
+        return None
+    return 2 * prod(result) * prod(first[one] for one in contracted)
 
 
-def _arithmetic(each: Instruction, by_id: Mapping[int, Instruction]) -> int:
+def _arithmetic(each: Instruction) -> int:
     if each.opcode in ARITHMETIC:
         return each.shape.elements
     if each.opcode in REDUCTIONS:
-        operands = _operands(each, by_id)
-        return sum(one.shape.elements for one in operands[: max(len(operands) // 2, 1)])
+        return sum(one.shape.elements for one in each.takes[: max(len(each.takes) // 2, 1)])
     return 0
 
 
-def _moved(each: Instruction, operands: list[Instruction], program: Program) -> int | None:
+def _moved(each: Instruction) -> int | None:
     """Return the bytes of an operator's operands and result, in parts where it takes parts."""
-    whole = [one.shape.nbytes for one in operands]
+    reads = [one.shape.nbytes for one in each.takes]
     written = each.shape.nbytes
     if each.opcode == "custom-call" and each.shape.parts:
         written = each.shape.parts[0].nbytes  # the others are workspace
     elif each.opcode in PARTS:
-        whole = [each.shape.nbytes]
-    elif each.opcode == IN_PLACE and len(operands) > 1:
-        whole, written = [whole[1]], whole[1]
-    elif each.opcode == FUSION and each.called:
-        instructions = program.computations.get(each.called[0], [])
-        whole, written = _of_fusion(instructions, whole, written)
-    total = 0
-    for part in (*whole, written):
-        if part is None:
-            return None
-        total += part
-    return total
+        reads = [written]
+    elif each.opcode == IN_PLACE and len(reads) > 1:
+        reads, written = [reads[1]], reads[1]
+    elif each.opcode == "fusion" and each.bodies:
+        reads, written = _of_fusion(each.bodies[0], reads, written)
+    return added([*reads, written])
 
 
 def _of_fusion(
-    instructions: list[Instruction], whole: list[int | None], written: int | None
+    body: list[Instruction], whole: list[int | None], written: int | None
 ) -> tuple[list[int | None], int | None]:
     """Return what a fusion reads of each operand, and what it writes."""
-    by_id = {one.id: one for one in instructions}
     users: dict[int, list[Instruction]] = {}
-    for one in instructions:
+    for one in body:
         for operand in one.operands:
             users.setdefault(operand, []).append(one)
     reads = list(whole)
-    parameters = [one for one in instructions if one.opcode == PARAMETER]
-    for one in parameters:
+    for one in body:
         mine = users.get(one.id, [])
-        if not 0 <= one.parameter < len(reads) or not mine:
+        if one.opcode != "parameter" or not 0 <= one.parameter < len(reads) or not mine:
             continue
-        if all(user.opcode in PARTS and user.operands[:1] == [one.id] for user in mine):
-            parts = [user.shape.nbytes for user in mine]
-            held = None if None in parts else sum(part for part in parts if part is not None)
-            known = whole[one.parameter]
+        first = all(user.operands[0] == one.id for user in mine)
+        if first and all(user.opcode in PARTS for user in mine):
+            held, known = added(user.shape.nbytes for user in mine), whole[one.parameter]
             reads[one.parameter] = held if held is None or known is None else min(held, known)
-        elif all(user.opcode == IN_PLACE and user.operands[:1] == [one.id] for user in mine):
-            update = by_id.get(mine[0].operands[1]) if len(mine[0].operands) > 1 else None
-            # What it returns besides, in a tuple, is written as a whole.
-            if update is not None and len(mine) == 1 and mine[0].shape.nbytes == written:
-                reads[one.parameter] = 0
-                written = update.shape.nbytes
+        elif (
+            first
+            and [user.opcode for user in mine] == [IN_PLACE]
+            and len(mine[0].takes) > 1
+            and mine[0].shape.nbytes == written  # what it returns besides is written as a whole
+        ):
+            reads[one.parameter] = 0
+            written = mine[0].takes[1].shape.nbytes
     return reads, written

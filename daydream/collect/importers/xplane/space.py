@@ -83,13 +83,13 @@ def fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int | 
         yield number, sort, value
 
 
-def decode(data: bytes, where: Place, schema: Schema) -> dict[str, Any]:
+def decode(data: bytes, where: Place, schema: Schema, deepest: int = 9) -> dict[str, Any]:
     """Return what stands in a message, by the names of its schema: lists, or the last one; the others lack.
 
-    Numbers are int64, texts are cut where they are longer than any name.
+    Numbers are int64, texts are cut where they are longer than any name, messages that lie too deep are empty.
     """
     found: dict[str, Any] = {}
-    for number, sort, value in fields(data, *where):
+    for number, sort, value in fields(data, *where) if deepest else ():
         if number not in schema:
             continue
         name, kind = schema[number]
@@ -110,6 +110,10 @@ def decode(data: bytes, where: Place, schema: Schema) -> dict[str, Any]:
                 while begin < end:
                     one, begin = varint(data, begin)
                     found.setdefault(name, []).append(one)
+            elif isinstance(kind, dict):
+                found[name] = decode(data, value, kind, deepest - 1)
+            elif isinstance(kind, list):
+                found.setdefault(name, []).append(decode(data, value, kind[0], deepest - 1))
     return found
 
 
@@ -121,14 +125,18 @@ def damaged(path: object) -> TraceError:
 
 
 INT, TEXT, INTS, PLACES = range(4)
-Schema = Mapping[int, tuple[str, int]]
+Schema = dict[
+    int, tuple[str, Any]
+]  # by number: a name, and one of these, a schema, or a list of one
 # Messages of `xplane.proto`: what stands in each field, by its number.
+META: Schema = {2: ("name", TEXT), 5: ("stats", PLACES)}
+ENTRY: Schema = {1: ("key", INT), 2: ("value", META)}  # of a map
 SPACE: Schema = {1: ("planes", PLACES)}
 PLANE: Schema = {
     2: ("name", TEXT),
     3: ("lines", PLACES),
-    4: ("events", PLACES),
-    5: ("stat_names", PLACES),
+    4: ("events", [ENTRY]),
+    5: ("stat_names", [ENTRY]),
     6: ("stats", PLACES),
 }
 LINE: Schema = {
@@ -153,8 +161,6 @@ STAT: Schema = {
     6: ("bytes", PLACES),
     7: ("text_id", INT),
 }
-ENTRY: Schema = {1: ("key", INT), 2: ("value", PLACES)}  # of a map
-META: Schema = {2: ("name", TEXT), 5: ("stats", PLACES)}
 LARGEST_NS = 2**62 - 2**54  # with an offset of 63 bits of ps it fits 63 bits
 Value = int | str
 
@@ -189,11 +195,9 @@ def planes(data: bytes) -> Iterator[Plane]:
         given = decode(data, where, PLANE)
         plane = Plane(given.get("name", ""), given.get("lines", []), stats=given.get("stats", []))
         for name in ("events", "stat_names"):
+            names = plane.event_names if name == "events" else plane.stat_names
             for entry in given.get(name, ()):
-                found = decode(data, entry, ENTRY)
-                meta = decode(data, found["value"][-1], META) if "value" in found else {}
-                names = plane.event_names if name == "events" else plane.stat_names
-                key = found.get("key", 0)
+                key, meta = entry.get("key", 0), entry.get("value", {})
                 if "name" in meta:
                     names[key] = meta["name"]
                 if "stats" in meta and name == "events":

@@ -4,6 +4,10 @@ A process that never imports torch pays for one empty file and an entry in `sys.
 This folder is in front of PYTHONPATH for the sake of the processes that the script starts;
 it is taken off `sys.path`, so the script sees the path it would have without us, and a
 `sitecustomize` that this one hides is run in its place.
+
+A process that imports torch trains, and says so in the environment of those that it starts. Ranks are told
+by the number that they are given there, workers by how `multiprocessing` starts them; the others are helpers
+(compilers, other programs), and find the environment as it is without us.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "DAYDREAM_COLLECT"  # the folder in which the processes of a run meet
+OWNER = "DAYDREAM_COLLECT_OWNER"  # the process that trains, and its ranks
+RANKS = ("RANK", "LOCAL_RANK")  # what torch's launcher sets, and those that start ranks in its way
+WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver")
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGES = os.path.abspath(os.path.join(HERE, *[os.pardir] * 4))  # where the package daydream lies
 
@@ -58,6 +65,7 @@ class _AfterTorch:
 
 def _start() -> None:
     """Start collecting. Whatever fails here must not stop the script."""
+    os.environ[OWNER] = ",".join([str(os.getpid()), *(os.environ.get(name, "") for name in RANKS)])
     added = PACKAGES not in sys.path
     if added:  # a script may run from a checkout, or in an environment that does not hold daydream
         sys.path.append(PACKAGES)
@@ -74,10 +82,34 @@ def _start() -> None:
             sys.path.remove(PACKAGES)
 
 
+def _is_helper() -> bool:
+    """Return whether a process that trains started this one for something else."""
+    owner = os.environ.get(OWNER)
+    words = getattr(sys, "orig_argv", ())  # helpers may run on an older Python
+    if owner is None or any(sign in word for word in words for sign in WORKERS):
+        return False
+    pid, *ranks = owner.split(",")
+    alike = all(os.environ.get(name, ranks[at]) == ranks[at] for at, name in enumerate(RANKS))
+    return pid != str(os.getpid()) and alike
+
+
+def _leave() -> None:
+    """Take what reaches into processes out of the environment."""
+    os.environ.pop(VARIABLE, None)
+    os.environ.pop(OWNER, None)
+    places = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    places = [place for place in places if os.path.abspath(place) != HERE]
+    if places:
+        os.environ["PYTHONPATH"] = os.pathsep.join(places)
+
+
 def _arrived() -> bool:
     """Leave a sign that this process was reached. False if the run is over, or was none of ours."""
     folder = os.environ.get(VARIABLE)
     if not folder:
+        return False
+    if _is_helper():
+        _leave()
         return False
     try:
         os.close(
