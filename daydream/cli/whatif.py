@@ -64,7 +64,6 @@ def whatif(
         return
     if change is None:
         raise usage_error("name an optimization, such as amp; `daydream whatif --list` shows them")
-    from daydream.memory.report import memory_of
     from daydream.predict.prediction import predict
 
     out.check_files(*TIMELINES, ".et")
@@ -75,6 +74,8 @@ def whatif(
         with change.checked(replay.graph, request.words):
             found = predict(replay, change.edit, contention=contention, capacity_bytes=capacity)
         if out.html:  # also who holds the memory, where the trace tells
+            from daydream.memory.report import memory_of
+
             with contextlib.suppress(DaydreamError):
                 memory = memory_of(replay.graph.recorded, capacity=capacity)
         written = out.write_files(found, progress, memory=memory, ranked=True)
