@@ -63,7 +63,12 @@ def write(
     text = page(result, ranking, memory)
 
     def fill(temporary: str) -> None:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        with open(
+            temporary,
+            "w",
+            encoding="utf-8",
+            newline="\n",
+        ) as file:
             file.write(text)
 
     write_whole(path, fill, force=force)

@@ -437,7 +437,14 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
         blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))
-        blocks.append(holders_table(device, MOST_ROWS, lines=True, name=f"holders-{place}"))
+        blocks.append(
+            holders_table(
+                device,
+                MOST_ROWS,
+                lines=True,
+                name=f"holders-{place}",
+            )
+        )
     if found is None:
         return blocks
     answer = found.memory_answer
@@ -449,7 +456,15 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     blocks.append(Title(f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}"))
     held = changed(held_now(trace, replay.graph), found.memory_changes())
     then = at_peak(held, *worst_device(held))
-    return [*blocks, holders_table(then, MOST_ROWS, lines=True, name=f"holders-{len(devices)}")]
+    return [
+        *blocks,
+        holders_table(
+            then,
+            MOST_ROWS,
+            lines=True,
+            name=f"holders-{len(devices)}",
+        ),
+    ]
 
 
 def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:
