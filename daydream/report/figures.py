@@ -21,6 +21,7 @@ from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scaling import Scaling
 from daydream.report.format import printable, scale, shortened, speedup, time_text
+from daydream.report.timeline import simulated_in, simulated_window
 from daydream.report.views.breakdown import STEP, Parts, breakdown
 from daydream.report.views.difference import sides_of
 from daydream.simulate.critical_path import PathCause
@@ -365,7 +366,6 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
 
     times = timeline.step_times()
     graph = timeline.graph
-    plan = timeline.plan
     copy = min((each for each, _ in times), default=0) if copy is None else copy
     there = sorted((ns, number) for (each, number), ns in times.items() if each == copy)
     if not there:
@@ -374,21 +374,21 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
     if (copy, step) not in times:
         numbers = ", ".join(map(str, sorted(number for _, number in there)))
         raise GraphError(f"unknown step {step}; the covered steps are {numbers}")
-    end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
-    begin = end - times[copy, step]
-    path = timeline.path_to(copy, step)
-    phase = graph.columns["phase"][timeline.task]
-    inside = (timeline.end_ns > begin) & (timeline.start_ns < end) & (plan.duration_ns > 0)
-    chosen = np.flatnonzero(inside)
-    busy = np.bincount(plan.lane[chosen], plan.duration_ns[chosen], minlength=len(graph.lanes))
+    window = simulated_window(timeline, copy, step)
+    begin, end = window.typical
+    spans = simulated_in(timeline, copy, window)
+    spans = spans.take((spans.start_ns + spans.duration_ns > begin) & (spans.start_ns < end))
+    busy = np.bincount(spans.lane, spans.duration_ns, len(graph.lanes))
     lanes = [each for each in np.argsort(-busy, kind="stable")[:MOST_LANES].tolist() if busy[each]]
     lanes.sort(key=lambda each: (graph.lanes[each].rank, graph.lanes[each].on_device, each))
     rows = []
     for lane in lanes:
-        here = chosen[plan.lane[chosen] == lane]
-        rows.append((timeline.start_ns[here], timeline.end_ns[here], phase[here]))
-    start = np.maximum(timeline.start_ns[path.task], begin)
-    rows.append((start, start + path.task_ns, phase[path.task]))
+        here = spans.take(spans.lane == lane)
+        rows.append((here.start_ns, here.start_ns + here.duration_ns, here.phase))
+    path = timeline.path_to(copy, step)
+    start = np.maximum(timeline.start_ns[path.task] - window.begin_ns, begin)
+    phase = graph.columns["phase"][timeline.task[path.task]]
+    rows.append((start, start + path.task_ns, phase))
 
     unit, size, _ = scale(end - begin)
     figure = _figure(11, 5)
