@@ -1,4 +1,4 @@
-"""daydream: what would this optimization give my training step?
+"""daydream: how much faster would this make my training step?
 
     import daydream
 

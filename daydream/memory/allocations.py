@@ -315,6 +315,11 @@ def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
 
 
+def device_name(device: int) -> str:
+    """Return what a device is called: `cpu`, `cuda:0`."""
+    return "cpu" if device < 0 else f"cuda:{device}"
+
+
 def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
     """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
     return np.asarray((held["rank"] == rank) & (held["device"] == device))
@@ -328,6 +333,16 @@ def is_kind(held: Allocations, kind: str) -> np.ndarray:
 def freed(held: Allocations) -> np.ndarray:
     """Return which rows the recording saw freed: bool, shape (rows,)."""
     return np.asarray(held["end"] < AFTER)
+
+
+def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
+    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
+    events = held.trace.memory
+    if events is None or device < 0:
+        return None
+    mine = on_device(events, rank, device)
+    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
+    return None if most < 0 else most
 
 
 @dataclass(frozen=True)
