@@ -25,7 +25,7 @@ from daydream.files.atomic import write_whole
 from daydream.graph.calls import Coverage, device_work
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS, step_rank
-from daydream.memory.views import held_over_time
+from daydream.memory.report import held_over_time
 from daydream.report.timeline import (
     INSERTED,
     ON_PATH,

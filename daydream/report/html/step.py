@@ -16,8 +16,7 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, step_rank
 from daydream.memory.prediction import changed, worst_device
-from daydream.memory.report import at_peak
-from daydream.memory.views import held_over_time
+from daydream.memory.report import at_peak, held_over_time
 from daydream.predict.breakdown import parts_of
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
