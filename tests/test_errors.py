@@ -17,7 +17,7 @@ from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
 from daydream.memory.allocator import settings_of
 from daydream.memory.snapshot import read_snapshot
-from daydream.parallel.engines import engine_of
+from daydream.parallel import engine_of
 from daydream.simulate.ranks import slowdown_of
 from daydream.tools.tool import tool
 from daydream.trace.attach import join

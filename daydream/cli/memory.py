@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from daydream.cli.commands import command
 from daydream.cli.options import Parsed
-from daydream.cli.output import Output
+from daydream.cli.output import TIMELINES, Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
 
@@ -81,7 +81,7 @@ def memory(
             raise usage_error(f"{name} {what}")
     if largest_batch and largest == "sequence":
         raise usage_error("give either '--largest-batch' or '--largest sequence'")
-    out.check_files()
+    out.check_files(*TIMELINES)
     if snapshot is not None:
         from daydream.memory.snapshot_memory import snapshot_memory
 
