@@ -89,8 +89,7 @@ def confirm(
     """
     import daydream
     from daydream.cli.errors import INTERRUPTED, message
-    from daydream.collect.launcher.runner import Recording
-    from daydream.collect.live.messages import changed_path
+    from daydream.collect.launcher.runner import Recording, changed_path
     from daydream.costs.device.measured import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder

@@ -151,7 +151,7 @@ def test_a_process_that_outlives_the_run_is_left_alone(folder):
     environment = folder.environment(
         DAYDREAM_COLLECT=str(folder.path / "over"), PYTHONPATH=str(runner.INJECT)
     )
-    code = "import sys; print(len(sys.meta_path), any('AfterTorch' in repr(each) for each in sys.meta_path))"
+    code = "import sys; print(len(sys.meta_path), any('AfterImport' in repr(each) for each in sys.meta_path))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
     )

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from daydream.collect.launcher import runner
+from daydream.collect.launcher.runner import OWNER, VARIABLE
 from daydream.collect.live.child import is_launcher
-from daydream.collect.live.messages import OWNER, VARIABLE
 
 INJECT = runner.INJECT
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="collects a script")

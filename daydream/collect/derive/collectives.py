@@ -125,20 +125,15 @@ def host_meetings(trace: Trace, rows: np.ndarray) -> list[np.ndarray]:
 def _line_up(trace: Trace, one: _Run, other: _Run) -> list[tuple[int, int]]:
     """Return the places of two ranks' sequences that pair up; empty if they do not fit."""
     start = trace["start_ns"]
-    middle = len(one.rows) - len(other.rows)
-    best: tuple[int, int] | None = None
+    most = -1
     pairs: list[tuple[int, int]] = []
-    for shift in range(1 - len(other.rows), len(one.rows)):
-        here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
-        there = here - shift
-        if not _alike(one, other, here, there).all():
-            continue
+    for here, there, agrees in _shifts(one, other, 1):
         together = one.end_ns[here] + CLOCKS_AGREE_NS >= start[other.rows[there]]
         together &= other.end_ns[there] + CLOCKS_AGREE_NS >= start[one.rows[here]]
-        fits = (int(together.sum()), -abs(2 * shift - middle))
         needed = np.isin(one.what[here], NEED_ALL)
-        if (together.any() or not needed.any()) and (best is None or fits > best):
-            best = fits
+        possible = agrees.all() and (together.any() or not needed.any())
+        if possible and together.sum() > most:
+            most = int(together.sum())
             met = together | ~needed
             pairs = list(zip(here[met].tolist(), there[met].tolist(), strict=True))
     return pairs
@@ -157,7 +152,6 @@ def _rows(trace: Trace, pattern: re.Pattern[str], kind: str) -> np.ndarray:
 ENDS_AGREE_NS = (
     100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
 )
-SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
 LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
 MOST_PAIRINGS = 500  # of two sequences that are tried
 ALMOST = 0.8  # as many ends that meet: as good
@@ -334,7 +328,6 @@ class _Pairing(Struct, frozen=True):
     pairs: np.ndarray  # places in the one and in the other
     wrong: float  # share of the overlap in which operations or sizes differ
     offset_ns: float  # between the ends
-    stray_ns: float  # how far most single ends lie from that
     in_time: int  # how many of the one's ends meet an end of the other's at that offset
 
     @property
@@ -344,15 +337,8 @@ class _Pairing(Struct, frozen=True):
 
     def likely(self) -> tuple[float, ...]:
         """Sort key, the likeliest first: clocks that agree, most ends that meet, least to explain."""
-        stray = max(self.stray_ns, SPREADS_ALIKE_NS)
-        return (
-            not self.near,
-            -self.in_time,
-            self.wrong,
-            stray,
-            -self.pairs.shape[1],
-            abs(self.offset_ns),
-        )
+        size = self.pairs.shape[1]
+        return not self.near, -self.in_time, self.wrong, -size, abs(self.offset_ns)
 
 
 def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
@@ -361,46 +347,41 @@ def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
     And whether that is certain: an iteration earlier or later may fit as well where all take the same time.
     """
     least = max(1, round(LEAST_SHARE * min(len(one.rows), len(other.rows))))
-    found = list(_pairings(one, other, least))
+    found = []
+    for here, there, agrees in _shifts(one, other, least):
+        pairs = np.stack([here[agrees], there[agrees]])
+        offset = float(np.median(one.end_ns[pairs[0]] - other.end_ns[pairs[1]]))
+        in_time = int(_nearest(one.end_ns - offset, other.end_ns)[1].sum())
+        found.append(_Pairing(pairs, float((~agrees).mean()), offset, in_time))
     steady = [each for each in found if each.in_time >= least]
     if (
         not steady
-    ):  # clocks that drift: nothing but the order is left, and only a whole sequence shows that
-        whole = [each for each in found if not each.wrong]
-        whole.sort(key=lambda each: (-each.pairs.shape[1], each.stray_ns))
-        return (whole[0].pairs, True) if whole else None
+    ):  # clocks that drift: only the order is left, and only a whole sequence shows that
+        whole = [each.pairs for each in found if not each.wrong]
+        return (max(whole, key=lambda pairs: pairs.shape[1]), True) if whole else None
     best = min(steady, key=_Pairing.likely)
     alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
-    pairs = _merge(one, other, best.offset_ns)
+    pairs = _by_ends(one, other, best.offset_ns)
     shift = best.pairs[0, 0] - best.pairs[1, 0]
     if not best.wrong and (pairs[0] - pairs[1] == shift).all():
         pairs = best.pairs  # nothing is lost in between: the order alone tells
     return (pairs, best.near or len(alike) < 2) if pairs.shape[1] >= least else None
 
 
-def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
-    """Yield the ways to lay one sequence along the other in which enough operations and sizes agree."""
+def _shifts(
+    one: _Run, other: _Run, least: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the ways to lay one sequence along the other in which enough operations and sizes agree.
+
+    Each is the places in the one, those in the other, and which of them agree; the middle way comes first.
+    """
     shifts = range(least - len(other.rows), len(one.rows) - least + 1)
     middle = len(one.rows) - len(other.rows)
-    ends = np.sort(other.end_ns)
     for shift in sorted(shifts, key=lambda shift: (abs(2 * shift - middle), shift))[:MOST_PAIRINGS]:
         here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
         agrees = _alike(one, other, here, here - shift)
-        if agrees.sum() < least:
-            continue
-        here = here[agrees]
-        apart = one.end_ns[here] - other.end_ns[here - shift]
-        offset = float(np.median(apart))
-        stray = float(np.percentile(np.abs(apart - offset), 90))
-        looked_for = one.end_ns - offset
-        after = np.minimum(np.searchsorted(ends, looked_for), len(ends) - 1)
-        nearest = np.minimum(
-            np.abs(ends[after] - looked_for), np.abs(ends[np.maximum(after - 1, 0)] - looked_for)
-        )
-        in_time = int((nearest <= ENDS_AGREE_NS).sum())
-        yield _Pairing(
-            np.stack([here, here - shift]), float((~agrees).mean()), offset, stray, in_time
-        )
+        if agrees.sum() >= least:
+            yield here, here - shift, agrees
 
 
 def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -411,33 +392,26 @@ def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.nd
     )
 
 
-def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
-    """Pair two runs by their ends on aligned clocks, where rows are missing in between."""
-    pairs: list[tuple[int, int]] = []
-    here = there = 0
-    while here < len(one.rows) and there < len(other.rows):
-        apart = one.end_ns[here] - other.end_ns[there] - offset_ns
-        if (
-            abs(apart) <= ENDS_AGREE_NS
-            and _alike(one, other, np.array([here]), np.array([there]))[0]
-        ):
-            if here + 1 < len(one.rows) and abs(
-                apart + one.end_ns[here + 1] - one.end_ns[here]
-            ) < abs(apart):
-                here += 1
-            elif there + 1 < len(other.rows) and abs(
-                apart - np.diff(other.end_ns[there : there + 2])[0]
-            ) < abs(apart):
-                there += 1
-            else:
-                pairs.append((here, there))
-                here += 1
-                there += 1
-        elif apart > 0:
-            there += 1
-        else:
-            here += 1
-    return np.array(pairs, np.int64).reshape(-1, 2).T
+def _nearest(ends_ns: np.ndarray, others_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each end which of the others is nearest, and whether the two meet."""
+    order = np.argsort(others_ns, kind="stable")
+    others = others_ns[order]
+    after = np.clip(np.searchsorted(others, ends_ns), 1, max(len(others) - 1, 1))
+    before = after - 1
+    after = np.minimum(after, len(others) - 1)
+    earlier = np.abs(ends_ns - others[before]) <= np.abs(others[after] - ends_ns)
+    place = order[np.where(earlier, before, after)]
+    return place, np.abs(ends_ns - others_ns[place]) <= ENDS_AGREE_NS
+
+
+def _by_ends(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
+    """Pair the ends that are each other's nearest on aligned clocks, where rows are missing in between."""
+    ends_ns = one.end_ns - offset_ns
+    there, meets = _nearest(ends_ns, other.end_ns)
+    back, _ = _nearest(other.end_ns, ends_ns)
+    here = np.flatnonzero(meets & (back[there] == np.arange(len(there))))
+    here = here[_alike(one, other, here, there[here])]
+    return np.stack([here, there[here]])
 
 
 def _spanned(

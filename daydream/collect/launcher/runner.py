@@ -9,6 +9,10 @@ to say.
 What is said while a step takes long, as first steps do that compile or load: not nothing.
 
 Signals to us go on to the process that we started; it decides what they mean.
+
+What the processes tell us are lines appended to one file. A file and not a pipe, because it reaches through
+launchers that close what they do not know. Lines are short, and appending one is a single write, so lines of
+several processes do not mix.
 """
 
 from __future__ import annotations
@@ -23,26 +27,72 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from daydream.collect.live.messages import (
-    HELLO,
-    INTERRUPTED_EARLY,
-    SETTINGS,
-    VARIABLE,
-    Reader,
-    changed_path,
-    trace_path,
-)
 from daydream.errors import OutputError
 from daydream.files.atomic import own_folder, try_folder_of, write_whole
+from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
+
+VARIABLE = "DAYDREAM_COLLECT"  # the environment variable that holds the folder
+OWNER = "DAYDREAM_COLLECT_OWNER"  # and the one that says which process started this one
+SETTINGS = "settings.json"
+MESSAGES = "messages"
+HELLO = ".hello"
+INTERRUPTED_EARLY = "interrupted before a step was captured"
+
+
+def trace_path(folder: Path, pid: int | str, name: str) -> Path:
+    """Return where a process leaves its trace; its file name is the final one, which becomes its source."""
+    return folder / str(pid) / name
+
+
+def changed_path(path: Path) -> Path:
+    """Return where the trace of steps with a change stands, beside that of the unchanged ones."""
+    return path.with_name(f"{path.stem}.changed{path.suffix}")
+
+
+def tell(folder: Path, **message: Any) -> bool:
+    """Append a message. Returns False if that is not possible, as on a full disk."""
+    line = json.dumps({"pid": os.getpid(), **message}) + "\n"
+    try:
+        with open(folder / MESSAGES, "ab", buffering=0) as file:
+            return file.write(line.encode()) == len(line)
+    except OSError:
+        return False
+
+
+class Reader:
+    """Reads the messages of a folder as they come in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MESSAGES
+        self._read = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Return the messages that came in since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                arrived = file.read()
+        except FileNotFoundError:
+            return
+        whole = arrived[: arrived.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            try:
+                message = json.loads(line)
+            except ValueError:  # cut off when the disk was full
+                continue
+            if isinstance(message, dict):
+                yield message
+
 
 FIRST_S = 10.0  # of silence; then after twice as long, and so on
 BEFORE = "waiting for training steps"
@@ -363,16 +413,12 @@ class _Run:
         traces = self._traces(changed_path(self._output).name)
         if self._saved is None or not traces:
             return None
-        from daydream.collect.launcher.merge import merge
-
         merged, _ = merge(traces, self._ended, self._root)
         target = changed_path(self._saved)
         write_whole(target, _writing(merged), force=True)
         return target
 
     def _merge(self, traces: dict[int, Path]) -> None:
-        from daydream.collect.launcher.merge import merge
-
         if len(traces) > 1:
             self._show(f"merging the traces of {len(traces)} processes")
         merged, notes = merge(traces, self._ended, self._root)
@@ -463,3 +509,102 @@ def _free_name(path: Path) -> Path:
     while (free := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     return free
+
+
+TIMES = "unprofiled_step_ns"
+# What ranks tell differently: parameters of a sharded or pipelined model, the GPU each one uses. The
+# plain name holds the lowest rank's, `..._by_rank` all of them, the latter only where they differ.
+OF_EACH_RANK = (
+    TIMES,
+    "confirmed",
+    "profiler_cost",
+    "parameters",
+    "buffers",
+    "optimizers",
+    "ddp",
+    "devices",
+    "held_before",
+)
+
+
+def merge(
+    traces: Mapping[int, Path], ended: Mapping[int, Mapping[str, Any]], root: int
+) -> tuple[Trace | Path, list[str]]:
+    """Return the trace of a run, and sentences about what is missing from it.
+
+    `traces` are files by process id, `ended` what the processes said in the end, `root` the
+    process that was started. Ranks of one job become one trace. Processes that trained
+    without knowing of each other do not: of them one is kept, the root's if it has one.
+    A single file is returned as it is.
+    """
+    world = max((int(each["world"]) for each in ended.values() if each.get("world")), default=1)
+    if len(traces) == 1:
+        (path,) = traces.values()
+        return path, _missing(world, 1)
+    from daydream.trace.trace import Trace
+
+    loaded = {pid: Trace.load(path) for pid, path in sorted(traces.items())}
+    for pid, trace in loaded.items():
+        rank = ended.get(pid, {}).get("rank")
+        if rank is not None:
+            trace.metadata["rank"] = rank
+    ranks = [trace.metadata.get("rank") for trace in loaded.values()]
+    if world == 1 or None in ranks or len(set(ranks)) < len(ranks):
+        kept = root if root in traces else min(traces)
+        return traces[kept], [
+            f"{len(traces)} processes trained independently of each other; the trace is that of {kept}."
+        ]
+    return _joined(list(loaded.values())), _missing(world, len(traces))
+
+
+def _missing(world: int, found: int) -> list[str]:
+    if found >= world:
+        return []
+    return [f"The job has {counted(world, 'rank')}; {found} of them ran here and left a trace."]
+
+
+def _joined(traces: list[Trace]) -> Trace:
+    """Return one trace on one clock: that of the rank whose origin is the earliest."""
+    import numpy as np
+
+    from daydream.collect.importers import join_ranks
+
+    origin = min(int(trace.metadata.get("origin_ns", 0)) for trace in traces)
+    for trace in traces:
+        shift = int(trace.metadata.get("origin_ns", 0)) - origin
+        rank = int(trace.metadata["rank"])
+        trace.columns["rank"] = np.full(len(trace), rank, np.int32)
+        trace.columns["start_ns"] = trace.columns["start_ns"] + shift
+        if (memory := trace.memory) is not None:
+            trace.memory = memory.changed(
+                rank=np.full(len(memory), rank), time_ns=memory["time_ns"] + shift
+            )
+        trace.metadata["origin_ns"] = origin
+        for step in trace.metadata["steps"]:
+            step["rank"] = rank
+            for edge in ("start_ns", "end_ns", "completion_ns"):
+                if step.get(edge) is not None:
+                    step[edge] += shift
+    source = traces[0].metadata.get("source")
+    joined = join_ranks(traces)
+    joined.metadata["source"] = source  # each process named its part after the whole
+    for name in OF_EACH_RANK:
+        found = {str(trace.metadata["rank"]): trace.metadata.get(name) for trace in traces}
+        known = {
+            rank: value
+            for rank, value in sorted(found.items(), key=_by_number)
+            if value is not None
+        }
+        joined.metadata.pop(name, None)
+        if not known:
+            continue
+        joined.metadata[name] = next(iter(known.values()))
+        if (
+            name == TIMES or len({str(value) for value in found.values()}) > 1
+        ):  # times: of every rank
+            joined.metadata[f"{name}_by_rank"] = known
+    return joined
+
+
+def _by_number(item: tuple[str, Any]) -> int:
+    return int(item[0])

@@ -31,14 +31,10 @@ from types import FrameType
 from typing import Any
 
 from daydream import lazy
-from daydream.collect.live.messages import OWNER, SETTINGS, tell, trace_path
+from daydream.collect.launcher.runner import OWNER, SETTINGS, tell, trace_path
 from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
-from daydream.collect.live.torch_compiler import (
-    watch_compilations,
-    watch_graph_breaks,
-    watch_provenance,
-)
+from daydream.collect.live.torch_compiler import watch_compiler
 from daydream.errors import DaydreamError
 
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai"}
@@ -136,9 +132,7 @@ class Child:
         """Begin, and arrange for the end."""
         self.session.install()
         tell(self._folder, what="began")
-        watch_compilations(lambda on: tell(self._folder, what="compiling", on=on))
-        watch_provenance()
-        watch_graph_breaks()
+        watch_compiler(lambda on: tell(self._folder, what="compiling", on=on))
         self._arrange_the_end()
         if self._stop_after:
             self._stop_when_done()

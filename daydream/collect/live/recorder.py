@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 from daydream.collect.derive.steps import Ranges
+from daydream.collect.launcher.runner import changed_path
 from daydream.collect.live.capture import Captured, ProfilerWindow
-from daydream.collect.live.messages import changed_path
 from daydream.collect.live.recording_cost import TYPICAL
 from daydream.collect.live.run_metadata import is_loader_worker
 from daydream.collect.live.step_hooks import (

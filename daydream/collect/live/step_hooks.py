@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.steps import Ranges
-from daydream.collect.live.messages import INTERRUPTED_EARLY
+from daydream.collect.launcher.runner import INTERRUPTED_EARLY
 from daydream.text import counted
 from daydream.trace.trace import Trace
 

@@ -18,13 +18,13 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from msgspec.structs import replace
 
 from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
 from daydream.collect.derive.device_work import operators_of_kernel
+from daydream.collect.launcher.inject.sitecustomize import AfterImport
 from daydream.handles.builder import handle_of
 from daydream.trace.handle_map import Handle
 from daydream.trace.schema import Document
@@ -184,48 +184,23 @@ def keep_provenance(
     return True
 
 
-def watch_compilations(tell: Callable[[bool], object]) -> None:
-    """Call a function with True when torch begins to compile, with False when it is done.
+def watch_compiler(tell: Callable[[bool], object]) -> None:
+    """Keep what the compiler does from now on, without loading it: most scripts do without.
 
-    The compiler is not loaded for that: most scripts do without, and it takes a second.
+    `tell` is called with True when torch begins to compile, with False when it is done. Kept are the
+    provenance of Inductor's graphs, and place and reason of graph breaks and of functions left uncompiled.
     """
-    when_imported(COMPILATIONS, lambda: on_compilations(tell))
-
-
-def when_imported(module: str, act: Callable[[], object]) -> None:
-    """Call a function once a module is imported: now, if it was, else behind its first import."""
-    if module in sys.modules:
-        act()
-    else:
-        sys.meta_path.insert(0, _WhenImported(module, act))
-
-
-class _WhenImported:
-    """Finds a module where everybody finds it, and calls a function once it is there."""
-
-    def __init__(self, module: str, act: Callable[[], object]) -> None:
-        self._module = module
-        self._act = act
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return that module's own spec, whose loader goes on to us; None for every other module."""
-        if name != self._module:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        loader: Any = None if spec is None else spec.loader
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:
-            return spec
-
-        def exec_module(module: Any) -> None:
-            del loader.exec_module  # the loader is the real one again
-            execute(module)
-            self._act()
-
-        loader.exec_module = exec_module
-        return spec
+    watched: dict[str, Callable[[], object]] = {
+        COMPILATIONS: lambda: on_compilations(tell),
+        INDUCTOR: _begin,
+        DYNAMO_GRAPHS: lambda: on_graph_breaks(_keep_break),
+        DYNAMO_FRAMES: lambda: on_uncompiled_frames(_keep_uncompiled),
+    }
+    for module, act in watched.items():
+        if module in sys.modules:
+            act()
+        else:
+            sys.meta_path.insert(0, AfterImport(module, act))
 
 
 _kept: list[tuple[str, Document]] = []
@@ -240,20 +215,6 @@ NO_WORK = -1
 COPY = "aten::copy_"
 UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say so
 LACKING = "This torch keeps no provenance of compiled kernels: they have no operators and layers."
-
-
-def watch_provenance() -> None:
-    """Have the provenance of all graphs kept that Inductor compiles from now on, without loading it."""
-    when_imported(INDUCTOR, _begin)
-
-
-def watch_graph_breaks() -> None:
-    """Have place and reason of all graph breaks kept from now on, without loading the compiler.
-
-    Of functions, too, that a graph break makes it leave uncompiled: one in a loop, say.
-    """
-    when_imported(DYNAMO_GRAPHS, lambda: on_graph_breaks(_keep_break))
-    when_imported(DYNAMO_FRAMES, lambda: on_uncompiled_frames(_keep_uncompiled))
 
 
 def _keep_break(region: str, reason: str, frame: Any) -> None:

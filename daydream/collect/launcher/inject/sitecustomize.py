@@ -37,12 +37,16 @@ def _find(name: str, path: Any = None, *, but: Any = None) -> Any:
     return None
 
 
-class _AfterTorch:
-    """Finds torch where everybody finds it, and calls `daydream.collect.live.child.start` once it has run."""
+class AfterImport:
+    """Finds a module where everybody finds it, and calls a function once it has run, one time."""
+
+    def __init__(self, module: str, act: Any) -> None:
+        self.module = module
+        self.act = act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return torch's own spec, whose loader goes on to us; None for every other module."""
-        if name != "torch":
+        """Return that module's own spec, whose loader goes on to us; None for every other module."""
+        if name != self.module:
             return None
         spec = _find(name, path, but=self)
         loader = getattr(spec, "loader", None)
@@ -51,13 +55,12 @@ class _AfterTorch:
             return spec
 
         def exec_module(module: Any) -> None:
-            del (
-                loader.exec_module
-            )  # the loader is the real one again, for those who ask it for source
+            # The loader is the real one again, for those who ask it for source.
+            del loader.exec_module
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _start()
+                self.act()
 
         loader.exec_module = exec_module
         return spec
@@ -134,6 +137,7 @@ def _make_way() -> None:
     spec.loader.exec_module(module)
 
 
-if _arrived():
-    sys.meta_path.insert(0, _AfterTorch())
-_make_way()
+if __name__ == "sitecustomize":
+    if _arrived():
+        sys.meta_path.insert(0, AfterImport("torch", _start))
+    _make_way()
