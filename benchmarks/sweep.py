@@ -15,7 +15,7 @@ from timing import take_turns, times_faster
 from traces import REPOSITORY, SHARED, sources
 
 import daydream
-from daydream.parallel.engines import keep_freed_memory
+from daydream.parallel import keep_freed_memory
 from daydream.trace.trace import Trace
 
 MATRIX = [1 + number / 4 for number in range(20)]

@@ -1,4 +1,4 @@
-"""daydream: what would this optimization give my training step?
+"""daydream: how much faster would this make my training step?
 
     import daydream
 
@@ -155,6 +155,7 @@ lazy.give(
         "fixed_order": ("daydream.simulate.engine", "fix_order"),
         "block_of_layers": ("daydream.model.blocks", "block_of_layers"),
         "gradient_bytes": ("daydream.model.gradients", "gradient_bytes"),
+        "itemsize": ("daydream.costs.workload.operator", "itemsize"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
     }
 )

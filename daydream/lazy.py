@@ -20,6 +20,7 @@ What lower floors ask of higher ones. The front page gives the functions: no flo
 | `fixed_order` | `Graph.to_networkx`, for lanes with a schedule | `daydream.simulate.engine` |
 | `block_of_layers` | `Selection.group_by`, for `block` | `daydream.model.blocks` |
 | `gradient_bytes` | the column `grad_bytes` of tasks | `daydream.model.gradients` |
+| `itemsize` | the column `itemsize` of tasks | `daydream.costs.workload.operator` |
 | `real_change` | the training process of `daydream confirm` | `daydream.transforms.real_change` |
 """
 

@@ -10,19 +10,19 @@ a norm one of them is the residual stream, which a norm's result or an embedding
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from daydream import Graph, Selection
-from daydream.costs import Operator, is_matrix, kernels_are, names_fit, operators_that
+from daydream.costs import Operator, is_matrix, kernels_are, operators_that
 
 ADD, ADD_KERNEL = r"aten::add_?$", r"CUDAFunctor_add|AddFunctor|add_kernel"
 # Within `cross_entropy` the logarithm of softmax is asked for in the type of its input
 # (ATen/native/LossNLL.cpp), and only the loss is computed in 32 bits: so in `t4_mlp_amp`, a development pair.
 LOG, LOG_KERNEL = r"log_softmax", r"(?i)log_?softmax|softmax_warp_\w+<[^>]*\b\d+, (true|\(bool\)1),"
 LOSS = r"(?i)nll_loss"
-COMPILED = "triton_"  # Inductor writes casts into the kernels around them
+COMPILED = r"triton_"  # Inductor writes casts into the kernels around them
 SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
 
 
@@ -39,9 +39,9 @@ def _is_cast_inside(op: Operator) -> bool:
 class Flow(NamedTuple):
     """Masks of kernels, an entry each: run in 16 bits; a cast to 16 or 32 bits comes before them."""
 
-    narrow: np.ndarray
-    to_16: np.ndarray
-    to_32: np.ndarray
+    narrow: Any
+    to_16: Any
+    to_32: Any
 
 
 def wide_work(kernels: Selection) -> Selection:
@@ -56,78 +56,81 @@ def wide_work(kernels: Selection) -> Selection:
     return found | forward.where(op=operators_that(lambda op: op.autocast_gpu.startswith("32")))
 
 
+class Kernel(NamedTuple):
+    """What decides the type of a kernel: products want 16 bits, wide work 32, others what they are given."""
+
+    task: int
+    place: tuple[int, str]  # step and lane
+    backward: bool
+    matrix: bool
+    wide: bool
+    casts: bool  # inside, from one type to the other
+    adds: bool
+    sums: bool
+    compiled: bool
+
+
 def flow(graph: Graph, kernels: Selection) -> Flow:
     """Return which of some 32-bit kernels of forward, loss and backward autocast runs in 16 bits.
 
     A step begins in 32 bits. Not known: a third use of an activation (one that feeds three products is cast
     once here), and which of several streams an activation came from.
     """
-    if not len(kernels):
-        return Flow(*(np.zeros(0, bool) for _ in range(3)))
-    order = np.lexsort((graph.columns["lane"][kernels.ids], kernels.step))  # stable: program order within
-    ordered = kernels[order]
-    place = np.stack([ordered.step, graph.columns["lane"][ordered.ids]])
-    starts = np.append(True, (place[:, 1:] != place[:, :-1]).any(axis=0))
-    types, before, free, inside = _types(ordered, starts)
-    found = [np.zeros(len(kernels), bool) for _ in range(3)]
-    for mask, values in zip(
-        found,
-        (
-            types == 16,
-            (types == 16) & (before == 32) & ~inside,
-            (types == 32) & (before == 16) & ~free & ~inside,
-        ),
-        strict=True,
-    ):
-        mask[order] = values
-    return Flow(*found)
+    matrix = kernels.where(lambda tasks: is_matrix(graph, tasks))
+    chosen = (
+        kernels.where(phase="backward"),
+        matrix,
+        wide_work(kernels) - matrix,
+        kernels.where(op=operators_that(_is_cast_inside))
+        | kernels.where(lambda tasks: kernels_are(tasks, "softmax")),
+        kernels.where(op=ADD) | kernels.where(name=ADD_KERNEL),
+        kernels.where(op=SUM) | kernels.where(name=SUM_KERNEL),
+        kernels.where(name=COMPILED),
+    )
+    places = zip(kernels.step.tolist(), kernels.lane.tolist(), strict=True)
+    columns = (kernels.is_in(some).tolist() for some in chosen)
+    rows = sorted(
+        map(Kernel, kernels.ids.tolist(), places, *columns), key=lambda kernel: kernel.place
+    )  # in program order within
+    found: dict[str, list[int]] = {"narrow": [], "to 16": [], "to 32": []}
+    for _, of_lane in groupby(rows, lambda kernel: kernel.place):
+        for what, task in _types([*of_lane]):
+            found[what].append(task)
+    return Flow(*(kernels.is_in(graph.tasks(tasks)) for tasks in found.values()))
 
 
-def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return each kernel's type and what was left before it, in bits; where 32 after 16 is free; inner casts.
-
-    `starts` marks the first kernel of a step on a lane; kernels come lane by lane.
-    """
-    graph = kernels.graph
-    matrix = is_matrix(graph, kernels)
-    wide = _among(kernels, wide_work(kernels)) & ~matrix
-    backward = np.asarray(kernels.phase == "backward")
-    one = _among(kernels, kernels.where(op=operators_that(_is_cast_inside))) | kernels_are(kernels, "softmax")
-    add = _among(kernels, kernels.where(op=ADD) | kernels.where(name=ADD_KERNEL)) & ~matrix & ~wide
-    total = _among(kernels, kernels.where(op=SUM) | kernels.where(name=SUM_KERNEL)) & backward & ~wide
-
-    wants = np.where(matrix, 16, np.where(wide, 32, 0))
-    group = np.cumsum(starts) - 1
-    behind = _next(wants, group)
-    ahead = _last(np.append(0, wants[:-1]), starts)
-    residual = add & ((behind == 32) | backward & (ahead == 32))
-    wants = np.where(residual, 32, wants)
-    mirrored = backward & (wants == 0) & ~total
-    wants = np.where(mirrored, _next(np.where(total, 0, wants), group), wants)
-    leaves = np.where(wide & one & backward, 16, wants)
-    before = _last(np.append(32, leaves[:-1]), starts)
-    types = np.where(wants > 0, wants, before)
-    compiled = names_fit(kernels, lambda name: COMPILED in name)
-    inside = compiled | np.append(False, compiled[:-1]) & ~starts
-    return types, before, (wide & one | residual) & ~backward, inside
-
-
-def _among(kernels: Selection, chosen: Selection) -> np.ndarray:
-    return kernels.is_in(chosen)
+def _types(kernels: list[Kernel]) -> Iterator[tuple[str, int]]:
+    """Return which kernels of a step on a lane run in 16 bits, and before which a cast to what comes."""
+    wants = [16 if kernel.matrix else 32 if kernel.wide else 0 for kernel in kernels]
+    residual, ahead = [], 32
+    for kernel, want, behind in zip(kernels, wants, _behind(wants), strict=True):
+        beside_wide = behind == 32 or (kernel.backward and ahead == 32)
+        residual.append(kernel.adds and not want and beside_wide)
+        ahead = want or ahead
+    wants = [32 if wide else want for want, wide in zip(wants, residual, strict=True)]
+    sums = [kernel.sums and kernel.backward and not kernel.wide for kernel in kernels]
+    behind_it = _behind([0 if sums_up else want for want, sums_up in zip(wants, sums, strict=True)])
+    before, compiled = 32, False
+    for at, kernel in enumerate(kernels):
+        mirrored = kernel.backward and not sums[at]
+        want = wants[at] or (behind_it[at] if mirrored else 0)
+        given = before
+        if (want or given) == 16:
+            yield "narrow", kernel.task
+        casts = (kernel.wide and kernel.casts) or residual[at]
+        if not (kernel.compiled or compiled) and want + given == 48:
+            if want == 16:
+                yield "to 16", kernel.task
+            elif kernel.backward or not casts:
+                yield "to 32", kernel.task
+        left = 16 if kernel.wide and kernel.casts and kernel.backward else want
+        before, compiled = left or given, kernel.compiled
 
 
-def _last(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return for each place the last value of its group that says something, 32 at its start."""
-    said = np.where(starts, 32, values)
-    at = np.maximum.accumulate(np.where(said > 0, np.arange(len(said)), 0))
-    found: np.ndarray = said[at]
-    return found
-
-
-def _next(values: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return for each place the next value of its group that says something, 0 where none does."""
-    size = len(values)
-    at = np.where(values > 0, np.arange(size), size)
-    at = np.minimum.accumulate(np.append(at[1:], size)[::-1])[::-1]
-    inside = (at < size) & (group[np.minimum(at, size - 1)] == group)
-    return np.where(inside, values[np.minimum(at, size - 1)], 0)
+def _behind(values: list[int]) -> list[int]:
+    """Return for each place the next value behind it that is not 0, 0 where none is."""
+    found, value = [], 0
+    for each in reversed(values):
+        found.append(value)
+        value = each or value
+    return found[::-1]

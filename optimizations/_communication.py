@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from itertools import chain
 from math import ceil
 
-import numpy as np
 from daydream.optimizations._gradient_collectives import (
     REDUCTIONS,
     doubt_waiting,
@@ -104,7 +105,7 @@ def overlap(graph: Graph) -> None:
     first = together.first()
     where = [at[key] for key in zip(first.step.tolist(), first.rank.tolist(), strict=True)]
     graph.insert_after(
-        graph.tasks(np.array(where)),
+        graph.tasks(where),
         "transfers",
         kind="collective",
         launched=False,
@@ -129,19 +130,21 @@ def overlap(graph: Graph) -> None:
     )
 
 
-def _held_up(graph: Graph, transfers: Selection) -> int:
-    """Return how many transfers something waited for, by the recorded times."""
-    ends = np.sort(transfers.measured_start_ns + transfers.measured_duration_ns)
+def _held_up(graph: Graph, transfers: Selection) -> bool:
+    """Return whether something waited for a transfer, by the recorded times."""
+    ends = sorted((transfers.measured_start_ns + transfers.measured_duration_ns).tolist())
     soon = SOON * max(graph.facts.launch_latency_ns, 1)
     work = graph.select(on="gpu") - graph.select(kind="collective")
     work = work.where(lambda tasks: (tasks.launch >= 0) & (tasks.row >= 0))
     calls = graph.select(kind="cpu").waiting().where(lambda tasks: tasks.row >= 0)
-    asked = np.concatenate([graph.columns["measured_start_ns"][work.launch], calls.measured_start_ns])
-    went_on = np.concatenate([work.measured_start_ns, calls.measured_start_ns + calls.measured_duration_ns])
-    before = np.searchsorted(ends, went_on, side="right") - 1  # the transfer that ended last
-    end = ends[np.maximum(before, 0)]
-    waited = (before >= 0) & (went_on - end <= soon) & (asked + soon < end)
-    return int(waited.sum())
+    returned = calls.measured_start_ns + calls.measured_duration_ns
+    asked = chain(graph.tasks(work.launch).measured_start_ns, calls.measured_start_ns)
+    for began, went_on in zip(asked, chain(work.measured_start_ns, returned), strict=True):
+        before = bisect(ends, went_on)
+        end = ends[before - 1]  # of the transfer that ended last
+        if before and went_on - end <= soon and began + soon < end:
+            return True
+    return False
 
 
 MOST_RANKS = 8  # that a sentence lists
@@ -149,45 +152,20 @@ MOST_RANKS = 8  # that a sentence lists
 
 def waited_for_others_ns(graph: Graph, hubs: Selection) -> dict[int, int]:
     """Return, by rank, how long its collectives stood until the last member was there, as recorded, ns."""
-    links, begun = graph.links, graph.columns["measured_start_ns"]
-    rows = np.flatnonzero(np.isin(links["dst"], hubs.ids))
-    arrival, hub = links["src"][rows], links["dst"][rows]
-    return _by_rank(graph, arrival, np.maximum(begun[hub] - begun[arrival], 0))
-
-
-def blocked_ns(graph: Graph) -> dict[int, int]:
-    """Return, by rank, how long threads stood in calls that wait for the device, ns.
-
-    All ranks count, also those of which no step can be judged: each holds up the others.
-    """
-    columns, table = graph.columns, graph.syncs
-    returns = table["task"]
-    rows, starts = columns["row"], columns["measured_start_ns"]
-    returns = np.unique(returns[graph.alive[returns] & (rows[returns] >= 0)])
-    # A blocking call is two tasks of one row: the call, and its return, which waits.
-    calls = np.flatnonzero((columns["kind"] == 0) & np.isin(rows, rows[returns]) & (rows >= 0))
-    calls = calls[~np.isin(calls, returns)]
-    call_of = dict(zip(rows[calls].tolist(), calls.tolist(), strict=True))
-    entered = np.array([call_of.get(row, -1) for row in rows[returns].tolist()], np.int64)
-    returns, entered = returns[entered >= 0], entered[entered >= 0]
-    stood = starts[returns] - starts[entered] - columns["duration_ns"][entered]
-    return _by_rank(graph, returns, np.maximum(stood, 0))
-
-
-def _by_rank(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> dict[int, int]:
-    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)[graph.columns["lane"][tasks]]
-    return {rank: int(ns[ranks == rank].sum()) for rank in np.unique(ranks).tolist()}
+    last = set(hubs.ids.tolist())
+    pairs = zip(graph.links["src"].tolist(), graph.links["dst"].tolist(), strict=True)
+    arrivals, ends = zip(*(pair for pair in pairs if pair[1] in last), strict=True)
+    waited = graph.tasks(ends).measured_start_ns - graph.tasks(arrivals).measured_start_ns
+    ranks = graph.tasks(arrivals).group_by("rank")
+    return dict(zip(ranks.keys, ranks.total(waited.clip(0)).astype(int).tolist(), strict=True))
 
 
 def waiting_words(graph: Graph, hubs: Selection) -> str:
-    """Return a sentence on what all ranks together lost by waiting for each other in the recording."""
-    waited, blocked = waited_for_others_ns(graph, hubs), blocked_ns(graph)
-    each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in list(waited.items())[:MOST_RANKS])
+    """Return a sentence on what ranks lost by waiting for each other in the recording."""
+    waited = sorted(waited_for_others_ns(graph, hubs).items())
+    each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in waited[:MOST_RANKS])
     more = f" and {len(waited) - MOST_RANKS} more" if len(waited) > MOST_RANKS else ""
-    return (
-        f"In the recording collectives waited for their last member: {each}{more}. Threads of all "
-        f"ranks spent {sum(blocked.values()) / 1e6:,.2f} ms in calls that wait for the device."
-    )
+    return f"In the recording collectives waited for their last member: {each}{more}."
 
 
 HUB = r"^last arrival$"  # what all members of a collective wait for
@@ -228,17 +206,15 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     machines = find_cluster(cluster).holding(members)
     known = collectives.where(collective=KNOWN).where(lambda tasks: tasks.bytes > 0)
     known.need("collective of known operation and size")
-    time = np.array(
-        [
-            machines.time_ns(operation, bytes_of_message(operation, int(nbytes), members), members)
-            for operation, nbytes in zip(known.collective.tolist(), known.bytes.tolist(), strict=True)
-        ]
-    )
-    waited = known.duration_ns > time
-    if not waited.any():
+    rows = zip(known.ids.tolist(), known.collective, known.bytes.tolist(), strict=True)
+    transfer = {
+        task: machines.time_ns(operation, bytes_of_message(operation, nbytes, members), members)
+        for task, operation, nbytes in rows
+    }
+    late = known.where(lambda tasks: tasks.duration_ns > [transfer[task] for task in tasks.ids.tolist()])
+    if not len(late):
         graph.does_not_apply(f"no collective took longer than it does on {machines.name}")
-    late = known[waited]
-    late.set(duration_ns=time[waited])
+    late.set(duration_ns=[transfer[task] for task in late.ids.tolist()])
     graph.note(machines.describe())
     graph.note(
         f"{len(late)} of {len(collectives)} collectives took longer than that; the rest counts as waiting."
@@ -273,34 +249,30 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
         graph.does_not_apply(
             f"{members} workers on machines of {machines.gpus_per_node} GPUs have one level of network only"
         )
-    sizes, which = np.unique(reduced.bytes, return_inverse=True)
-    parts_ns, plain_ns = [], []
-    for nbytes in sizes.tolist():
-        parts_ns.append(
-            [
-                machines.time_ns("reduce_scatter", nbytes, inside),
-                machines.time_ns("reduce_scatter", nbytes / inside, nodes, per_node=1),
-                machines.time_ns("all_gather", nbytes / inside, nodes, per_node=1),
-                machines.time_ns("all_gather", nbytes, inside),
-            ]
-        )
-        plain_ns.append(machines.time_ns("all_reduce", nbytes, members))
-    shares = (np.array(parts_ns) / np.array(plain_ns)[:, None])[which.reshape(-1)]
-    times, nbytes = reduced.duration_ns[:, None] * shares, reduced.bytes
-    streams = list(dict.fromkeys(reduced.lane.tolist()))
+    levels = (  # name, members of the group, of them in a node, how much less is moved, and put in by each
+        ("reduce-scatter inside", inside, None, 1, 1),
+        ("reduce-scatter across", nodes, 1, inside, inside),
+        ("all-gather across", nodes, 1, inside, members),
+        ("all-gather inside", inside, None, 1, inside),
+    )
+    sizes, recorded = reduced.bytes.tolist(), reduced.duration_ns.tolist()
+    plain = [machines.time_ns("all_reduce", nbytes, members) for nbytes in sizes]
+    streams = dict.fromkeys(reduced.lane.tolist())
 
-    parts = reduced.split(4, launched=True).ids.reshape(-1, 4)
-    names = ("reduce-scatter inside", "reduce-scatter across", "all-gather across", "all-gather inside")
-    operations = ("reduce_scatter", "reduce_scatter", "all_gather", "all_gather")
-    moved = (nbytes, nbytes / inside, nbytes / members, nbytes / inside)  # a member's input
-    for part, name, operation, time, size in zip(parts.T, names, operations, times.T, moved, strict=True):
-        graph.tasks(part).set(name=name, duration_ns=time, collective=operation, bytes=size)
-    graph.tasks(np.sort(parts[:, 1:3].reshape(-1))).move(BETWEEN)
+    parts = reduced.split(len(levels), launched=True)
+    for place, (name, group, per_node, less, given) in enumerate(levels):
+        operation = name.partition(" ")[0].replace("-", "_")
+        time = [machines.time_ns(operation, nbytes / less, group, per_node=per_node) for nbytes in sizes]
+        parts[place :: len(levels)].set(
+            name=name,
+            duration_ns=[ns * part / whole for ns, part, whole in zip(recorded, time, plain, strict=True)],
+            collective=operation,
+            bytes=[nbytes // given for nbytes in sizes],
+        )
+    (parts[1 :: len(levels)] | parts[2 :: len(levels)]).move(BETWEEN)
     for stream in streams:
         if (graph.select(lane=stream).kind == "collective").all():
-            graph.schedule(
-                stream, key=lambda tasks: np.zeros(len(tasks), np.int64)
-            )  # first come, first served
+            graph.schedule(stream, key=lambda tasks: 0 * tasks.ids)  # first come, first served
     graph.note(machines.describe())
 
 
@@ -309,7 +281,7 @@ COMMANDS = {
         "CODE": "work = dist.all_reduce(tensor, async_op=True)  # work.wait() where it is needed",
     },
     "blueconnect": {
-        "EXCLUDES": frozenset({"compression", "dgc"}),
+        "EXCLUDES": {"compression", "dgc"},
         "CODE": "dist.reduce_scatter_tensor(part, grads, group=node); dist.all_reduce(part, group=across)",
     },
 }

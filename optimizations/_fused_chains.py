@@ -13,7 +13,7 @@ from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
-EXCLUDES = frozenset({"compile"})  # it fuses these chains, and what is around them
+EXCLUDES = {"compile"}  # it fuses these chains, and what is around them
 
 
 class Chain(NamedTuple):
@@ -224,7 +224,7 @@ COMMANDS = {
     },
     "fused-softmax": {
         "CODE": "probabilities = torch.compile(masked_softmax)(scores, mask)",
-        "EXCLUDES": frozenset({"compile", "flash-attention"}),  # which leave no softmax to fuse with
+        "EXCLUDES": {"compile", "flash-attention"},  # which leave no softmax to fuse with
         "memory": partial(_store_nothing_between, chain=SCORES),
     },
     "fused-cross-entropy": {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable
+from typing import Any
 
 from daydream import Graph, Selection
 from daydream.model import joint_update
@@ -16,7 +17,7 @@ def transfers_of(collectives: Selection) -> Selection:
     return collectives - collectives.where(name=ARRIVAL)
 
 
-def waiting_ns(transfers: Selection) -> np.ndarray:
+def waiting_ns(transfers: Selection) -> Any:
     """Return how much of each transfer may be waiting for peers, ns: all of it where ranks are missing.
 
     No network changes that. Where all ranks were recorded together waiting comes out of the simulation.
@@ -25,18 +26,17 @@ def waiting_ns(transfers: Selection) -> np.ndarray:
     size = graph.trace.metadata.get("world_size") if graph.trace is not None else None
     missing = isinstance(size, int) and len(set(transfers.rank.tolist())) < size
     apart = missing or not len(graph.select(kind="collective", name=ARRIVAL))
-    found: np.ndarray = np.where(apart & (transfers.row >= 0), transfers.duration_ns, 0)
-    return found
+    return transfers.duration_ns * (apart & (transfers.row >= 0))
 
 
-def doubt_waiting(transfers: Selection, waited_ns: np.ndarray) -> None:
+def doubt_waiting(transfers: Selection, waited_ns: Iterable[float]) -> None:
     """Doubt what a change made of transfers that may have waited for peers, which it does not change.
 
     They may take so long instead: longer than a better network makes them, shorter than a worse one.
     """
-    if waited_ns.any():
-        now = transfers.duration_ns
-        transfers.doubt(np.where(waited_ns > 0, waited_ns - now, 0) / np.maximum(now, 1))
+    pairs = list(zip(waited_ns, transfers.duration_ns.tolist(), strict=True))
+    if any(waited for waited, _ in pairs):
+        transfers.doubt([(waited - now) / max(now, 1) if waited > 0 else 0 for waited, now in pairs])
 
 
 def sized_all_reduces(graph: Graph) -> Selection:
@@ -48,9 +48,8 @@ def sized_all_reduces(graph: Graph) -> Selection:
 
 def move_to_compute(tasks: Selection, lane: str) -> None:
     """Let kernels run on the compute stream, unless they are there already."""
-    if lane not in {
-        name.removeprefix(f"rank {rank} ") for name, rank in zip(tasks.lane, tasks.rank, strict=True)
-    }:
+    here = zip(tasks.lane, tasks.rank, strict=True)
+    if lane not in {name.removeprefix(f"rank {rank} ") for name, rank in here}:
         tasks.move(lane, follows=False)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from math import hypot, inf
 
-import numpy as np
 from daydream.optimizations._gradient_collectives import transfers_of
 
 from daydream import Graph, GraphError
@@ -84,14 +84,14 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         if held and len(
             on_matrix_units := products.where(lambda tasks: names_fit(tasks.dtype, NARROW.search))
         ):
-            on_matrix_units.doubt(np.hypot(held, MODEL_ERROR))
+            on_matrix_units.doubt(hypot(held, MODEL_ERROR))
             graph.note(
                 f"How much of their peaks a {old.name} and a {new.name} hold under load is not known of "
                 f"both: products may take {held:.0%} more or less."
             )
         if untyped.any():
             share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)
-            doubt = np.sqrt(off**2 + MODEL_ERROR**2 + held**2)
+            doubt = (off**2 + MODEL_ERROR**2 + held**2) ** 0.5
             kernels[untyped].set(duration_ns=middle).doubt(doubt)
             say = graph.note if share >= SMALL else graph.facts.rules.append
             say(
@@ -123,7 +123,7 @@ def cpu(graph: Graph, *, speedup: float) -> None:
         graph.does_not_apply("a speedup of 1 leaves the CPU as it is")
     tasks = graph.select(kind="cpu").need("work on the CPU")
     # Rounded up: a task is never more than `speedup` times as short, however many are under a nanosecond.
-    time, gaps = (np.ceil(ns / speedup * (1 - 1e-12)) for ns in (tasks.duration_ns, tasks.gap_ns))
+    time, gaps = (-(-ns / speedup * (1 - 1e-12) // 1) for ns in (tasks.duration_ns, tasks.gap_ns))
     tasks.set(duration_ns=time, gap_ns=gaps)
 
 
@@ -161,7 +161,7 @@ def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> No
             graph.does_not_apply("the bandwidth of the trace's link is not known; give --recorded in GB/s")
         if rate == bandwidth:
             continue
-        on_link = np.minimum(mine.bytes / rate, mine.duration_ns)
+        on_link = (mine.bytes / rate).clip(max=mine.duration_ns)
         mine.set(duration_ns=mine.duration_ns - on_link + on_link * rate / bandwidth)
         said.append(f"{counted(len(mine), 'copy', 'copies')} {way} from {rate:,.1f} to {bandwidth:,.1f} GB/s")
     if not said:
@@ -231,22 +231,22 @@ def roofline(graph: Graph, *, reach: float = 0.8) -> None:
     kernels.need("kernels: peaks of CPUs are not known", lacks="device")
     device_of(graph)  # raises where its peaks are unknown
     say_evidence(graph, kernels)
-    old, bound = kernels.duration_ns.astype(np.float64), at_peak_ns(graph, kernels)
-    known = np.isfinite(bound)
-    if not known.any():
+    bound, whole = at_peak_ns(graph, kernels), max(kernels.total("duration_ns"), 1)
+    known, unknown = kernels[bound < inf], kernels[~(bound < inf)]
+    if not len(known):
         graph.does_not_apply("of no kernel FLOP and bytes are known; record shapes, or give --counters")
-    least = np.minimum(floor_ns(graph), old)
-    new = np.minimum(old, np.maximum(np.nan_to_num(bound) / reach, least))
-    faster = known & (np.rint(new) < old)
-    if not faster.any():
+    old = known.duration_ns
+    new = (bound[bound < inf] / reach).clip(old.clip(max=floor_ns(graph)), old).round()
+    gaining, stay = known[new < old], known[new >= old]
+    if not len(gaining):
         graph.does_not_apply(f"every kernel of known work reaches {reach:g} of its bound already")
-    kernels[faster].set(duration_ns=np.rint(new[faster]).astype(np.int64))
-    total, stay = max(old.sum(), 1.0), known & ~faster
+    before = gaining.total("duration_ns")
+    gaining.set(duration_ns=new[new < old])
     graph.note(
-        f"{int(faster.sum()):,} kernels of {old[faster].sum() / 1e6:,.3f} ms become "
-        f"{new[faster].sum() / 1e6:,.3f} ms at {reach:g} of their bound; {int(stay.sum()):,} "
-        f"({old[stay].sum() / total:.1%} of the time) are as good already. Unknown, and left as they are: "
-        f"{int((~known).sum()):,} ({old[~known].sum() / total:.1%})."
+        f"{len(gaining):,} kernels of {before / 1e6:,.3f} ms become "
+        f"{gaining.total('duration_ns') / 1e6:,.3f} ms at {reach:g} of their bound; {len(stay):,} "
+        f"({stay.total('duration_ns') / whole:.1%} of the time) are as good already. Unknown, and left as "
+        f"they are: {len(unknown):,} ({unknown.total('duration_ns') / whole:.1%})."
     )
 
 
@@ -264,22 +264,21 @@ def bank_conflicts(graph: Graph) -> None:
     kernels = graph.select(kind="kernel")
     kernels.need("kernels: only a GPU has banks of shared memory", lacks="device")
     share = counted_conflicts(graph, kernels)
-    known = np.isfinite(share)
-    if not known.any():
+    known = int((share < inf).sum())
+    if not known:
         graph.does_not_apply(
             "no kernel has counters of bank conflicts; count them, and give the file by --counters "
             "(LDSBankConflict; l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum and sm__cycles_elapsed.sum)"
         )
-    lost = known & (share > 0)
-    if not lost.any():
-        graph.does_not_apply(f"the {int(known.sum()):,} kernels with counters have no bank conflicts")
-    old = kernels.duration_ns.astype(np.float64)
-    total, gone = max(old.sum(), 1.0), (old * np.nan_to_num(share)).sum()
-    chosen = kernels[lost]
-    chosen.set(duration_ns=np.rint(old[lost] * (1 - share[lost])).astype(np.int64))
+    lost, rest = kernels[share > 0], kernels[~(share < inf)]
+    if not len(lost):
+        graph.does_not_apply(f"the {known:,} kernels with counters have no bank conflicts")
+    whole, before = max(kernels.total("duration_ns"), 1), lost.duration_ns
+    gone = (before * share[share > 0]).sum()
+    lost.set(duration_ns=(before * (1 - share[share > 0])).round())
     graph.note(
-        f"Bank conflicts take {gone / 1e6:,.3f} ms of {int(lost.sum()):,} kernels, {gone / total:.1%} of the "
-        f"kernels' time: an upper bound. {int((~known).sum()):,} kernels ({old[~known].sum() / total:.1%} of "
+        f"Bank conflicts take {gone / 1e6:,.3f} ms of {len(lost):,} kernels, {gone / whole:.1%} of the "
+        f"kernels' time: an upper bound. {len(rest):,} kernels ({rest.total('duration_ns') / whole:.1%} of "
         "the time) have no counters of them and stay."
     )
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from daydream import Graph, GraphError, Selection
 from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
-from daydream.memory import BEFORE, Allocations, unchanged
+from daydream.memory import AFTER, BEFORE, Allocations, unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
@@ -70,9 +68,7 @@ def dataloader(
             "several threads load already, as DALI's do: what of it torch's workers would do is not known"
         )
 
-    get = graph.insert_after(
-        waits.tasks, "fetch batch", duration_ns=np.minimum(waits.time_ns, least), gap_ns=0
-    )
+    get = graph.insert_after(waits.tasks, "fetch batch", duration_ns=waits.time_ns.clip(max=least), gap_ns=0)
     if before is None or workers is None:
         _take_out(loading, waits)
         return
@@ -134,7 +130,7 @@ def _workers_of(
             "give them by --recorded."
         )
         return seen
-    if threaded or float(np.mean(waits.time_ns > least_ns)) < MOST_STEPS:
+    if threaded or (waits.time_ns > least_ns).mean() < MOST_STEPS:
         graph.does_not_apply(
             "worker processes load already, and what a batch costs them is not recorded.\n"
             "       Say by --recorded how many there are."
@@ -178,11 +174,12 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     if rate is None:
         graph.does_not_apply("the trace has no pinned copies and an unknown device; give --bandwidth in GB/s")
 
-    known = copies.bytes >= 0
-    time = np.where(known, copies.bytes / rate, copies.duration_ns)
-    copies.set(duration_ns=np.minimum(time, copies.duration_ns), name="Memcpy HtoD (Pinned -> Device)")
+    known = copies.where(lambda tasks: tasks.bytes >= 0)
+    if len(known):
+        known.set(duration_ns=(known.bytes / rate).clip(max=known.duration_ns))
+    copies.set(name="Memcpy HtoD (Pinned -> Device)")
     calls = copies.launches()
-    inside = graph.select(kind="cpu").where(lambda tasks: np.isin(tasks.call, calls.call[calls.call >= 0]))
+    inside = graph.select(kind="cpu", call=set(calls.call.tolist()) - {-1})
     waits = (inside | calls).waiting()
     if len(waits):
         waits.stop_waiting()
@@ -190,7 +187,7 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     if len(waits - calls):
         (waits - calls).remove()
     if len(calls):
-        calls.set(duration_ns=np.minimum(calls.duration_ns, graph.facts.launch_cost_ns))
+        calls.set(duration_ns=calls.duration_ns.clip(max=graph.facts.launch_cost_ns))
     source = "as asked" if bandwidth else "as pinned copies of this trace or its device do"
     graph.note(f"{counted(len(copies), 'copy', 'copies')} to the device at {rate:,.4g} GB/s, {source}.")
 
@@ -230,15 +227,14 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
 
 def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
     """Let inputs be on the device from when those of the step before are."""
-    rows = np.flatnonzero(held.where(kind="input", on="gpu") & (held["recorded_bytes"] >= least_kb * 1024))
-    begin, step = held["begin"][rows], held["step"][rows]
-    for rank in np.unique(held["rank"][rows]).tolist():
-        own = rows[held["rank"][rows] == rank]
-        first = {
-            one: begin[(step == one) & (held["rank"][rows] == rank)].min()
-            for one in set(held["step"][own].tolist())
-        }
-        held["begin"][own] = [first.get(one - 1, BEFORE) for one in held["step"][own].tolist()]
+    inputs = held.where(kind="input", on="gpu")
+    rows = (inputs & (held["recorded_bytes"] >= least_kb * 1024)).nonzero()[0].tolist()
+    first: dict[tuple[int, int], int] = {}
+    for row in rows:
+        step = held["rank"][row], held["step"][row]
+        first[step] = min(held["begin"][row], first.get(step, AFTER))
+    for row in rows:
+        held["begin"][row] = first.get((held["rank"][row], held["step"][row] - 1), BEFORE)
 
 
 COMMANDS = {

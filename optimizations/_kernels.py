@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from daydream import Graph, GraphError, Groups
 from daydream.costs import (
     Operator,
@@ -97,7 +95,7 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     )
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
-        lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))
+        lambda tasks: [kind in ("compute", "unknown") for kind in bound(graph, tasks).kind]
     )
     products.need("float32 matrix kernels bound by arithmetic: memory or launches bound all of them")
 
@@ -105,13 +103,13 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     say_evidence(graph, exact)
     known = work(graph, products).flop > 0
     retimed = retime(graph, products, dtype="tf32")
-    new = np.minimum(retimed.duration_ns, old)
-    modelled = new if unknown_speedup is None else np.where(known, new, old / min(unknown_speedup, ratio))
-    modelled = np.maximum(modelled, few_rows_ns(graph, products, device, FEW_ROWS_IN_TF32))
-    new = np.where(retimed.model == "table", new, modelled)
+    new, modelled = retimed.duration_ns.clip(max=old), retimed.model != "table"
+    if unknown_speedup is not None:
+        new[modelled & ~known] = (old / min(unknown_speedup, ratio))[modelled & ~known]
+    new = new.clip(few_rows_ns(graph, products, device, FEW_ROWS_IN_TF32) * modelled)
     doubt, (turned, moved) = doubt_of_products(graph, products), changes_layout(graph, products)
-    doubt = np.where(known, doubt, np.hypot(doubt, DOUBT_WITHOUT_SHAPES))
-    turned_ns = streaming_ns(graph, 2 * moved) if len(turned) else np.zeros(0)
+    doubt = (doubt**2 + ~known * DOUBT_WITHOUT_SHAPES**2) ** 0.5
+    turned_ns = streaming_ns(graph, 2 * moved) if len(turned) else moved
     products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
     products.doubt(doubt)
     if len(turned):
@@ -180,7 +178,7 @@ def channels_last(graph: Graph) -> None:
             "the library's NHWC kernels would take is not in this trace"
         )
     calls = layout.group_by("call")
-    turned = calls.where(np.array([FROM_NHWC in name for name in calls.first().name.tolist()], bool)).tasks
+    turned = calls.where([FROM_NHWC in name for name in calls.first().name]).tasks
     layout = layout - turned
     if not len(layout):
         graph.does_not_apply(
@@ -373,7 +371,7 @@ def _chains(graph: Graph) -> Groups:
 COMMANDS = {
     "tf32": {
         "STAGE": stages.PRECISION,
-        "EXCLUDES": frozenset({"amp", "autocast", "fp8"}),  # they take the same kernels to 16 or 8 bits
+        "EXCLUDES": {"amp", "autocast", "fp8"},  # they take the same kernels to 16 or 8 bits
         "CODE": 'torch.set_float32_matmul_precision("high")',
         "apply": _apply_tf32,
     },
@@ -388,7 +386,7 @@ COMMANDS = {
         "apply": _apply_flash_attention,
     },
     "restructured-batchnorm": {
-        "EXCLUDES": frozenset({"compile"}),
+        "EXCLUDES": {"compile"},
         "PAPER_ONLY": True,  # a compiler fuses these passes with its own kernels: see compile
         "memory": _memory_restructured_batchnorm,
     },

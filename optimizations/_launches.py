@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import OVER_LINK
 from daydream.memory import Allocations, hold_throughout, unchanged
@@ -75,26 +73,19 @@ def _parts(
     """Return the work in groups that one graph each launches."""
     if layer is None and len(apart) == 1:
         return capture_parts(graph, captured, by)
-    number, count = np.full(len(captured), -1), 0
-    modules = [captured]
-    if layer is not None:
-        blocks = captured.group_by(block=layer)
-        ends = np.cumsum(blocks.sizes)
-        ids = np.split(blocks.by_group.ids, ends[:-1])
-        modules = [graph.tasks(np.sort(each)) for each in ids]
+    number: dict[int, int] = {}
+    modules = [captured] if layer is None else captured.group_by(block=layer)
+    count = 0
     for module in modules:
         for phases in apart:
             held = module.where(phase=tuple(phases))
             if not len(held):
                 continue
-            groups = capture_parts(graph, held, by | (captured - held).launches())
-            of_task = np.full(graph.size, -1)
-            of_task[groups.by_group.ids] = np.repeat(np.arange(len(groups)), groups.sizes) + count
-            number = np.maximum(number, of_task[captured.ids])
-            count += len(groups)
-    parts = Groups(captured, number, list(range(count)))
-    calls = parts.first().launch
-    if len(np.unique(calls)) < len(calls):
+            for part in capture_parts(graph, held, by | (captured - held).launches()):
+                number |= dict.fromkeys(part.ids.tolist(), count)
+                count += 1
+    parts = captured.group_by([number.get(task, -1) for task in captured.ids.tolist()])
+    if len(parts.first().launches()) < len(parts):
         graph.does_not_apply(
             f"some calls launched work of several of the layers {layer!r} at once, as compiled code does: "
             "none of them can be a graph by itself"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from daydream.optimizations._gradient_collectives import resize_parameters
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -19,7 +19,6 @@ from daydream.costs import (
     parse_shapes,
 )
 from daydream.memory import (
-    BEFORE,
     Allocations,
     Moved,
     block_of_rows,
@@ -87,7 +86,7 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     if nodes:
         scale_autograd_walks(graph, 1 + more_nodes / nodes)
     for times in sorted(set(copies.values()) - {0}):
-        groups.where(np.array([copies[key[0]] == times for key in groups.keys], bool)).repeat(times)
+        groups.where([copies[key[0]] == times for key in groups.keys]).repeat(times)
     copied = [f"{block} {times} times" if times > 1 else block for block, times in copies.items() if times]
     graph.note(f"Added: {counted(count, 'layer')}, copies of {listed(copied)}.")
 
@@ -101,47 +100,52 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
         for phase in ("forward", "backward")
     )
     # In the order of their first work, as the graph's groups are.
-    order = np.unique(forward.keys[np.argsort(forward.first), -1], return_index=True)
-    blocks = order[0][np.argsort(order[1])]
-    if not len(blocks):
+    begun = sorted(zip(forward.first.tolist(), forward.keys[:, -1].tolist(), strict=True))
+    blocks = list(dict.fromkeys(number for _, number in begun))
+    if not blocks:
         raise NotApplicableError(f"layers {layers!r} hold nothing in the forward pass")
-    times = np.zeros(int(block.max()) + 2, np.int64)
-    times[blocks] = _copies(count, len(blocks))
+    copies = dict(zip(blocks, _copies(count, len(blocks)), strict=True))
+    times = _copies_of(block, copies)
     numbers = int(held["repeat"].max(initial=0)) + 1
     mate = backward.find(forward.keys)
-
-    for each in sorted(set(times[times > 0].tolist())):
-        mine, behind = (
-            np.flatnonzero((parts.of >= 0) & (times[block] == each)) for parts in (forward, backward)
-        )
+    for each in sorted(set(copies.values()) - {0}):
+        mine, behind = (((parts.of >= 0) & (times == each)).nonzero()[0] for parts in (forward, backward))
         there, back = Moved(forward, forward.until, each), Moved(backward, backward.first, each)
         node, end = mate[forward.of[mine]], held["end"][mine]
         inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
-        _hand_to_copies(held, back, np.unique(backward.of[behind]))
+        _hand_to_copies(held, back, sorted(set(backward.of[behind].tolist())))
         for turn in range(each):
             last = each - 1 - turn  # the backward pass runs through the copies the other way round
-            number = numbers * (turn + 1)
-            ends = np.where(inside, back(np.where(inside, end, 0), node, last), end)
+            number, ends = numbers * (turn + 1), end.copy()
+            ends[inside] = back(end[inside], node[inside], last)
             repeat(held, mine, there, turn=turn, end=ends, repeat=held["repeat"][mine] + number)
             repeat(held, behind, back, turn=last, repeat=held["repeat"][behind] + number)
-    trained = trained_parameters(held.graph)
-    paths, (block, _) = held.texts("layer"), block_of_rows(held, pattern)
-    share = 0.0
-    for one in blocks.tolist():
-        named = zip(paths, block.tolist(), strict=True)
-        share += times[one] * trained.part({path for path, of in named if of == one and path is not None})[1]
-    scale_owned(held, block >= 0, times[block], share)
+    trained, share = trained_parameters(held.graph), 0.0
+    block, _ = block_of_rows(held, pattern)
+    of_block: dict[int, set[str]] = {}
+    for number, path in zip(block.tolist(), held.texts("layer"), strict=True):
+        of_block.setdefault(number, set()).add(path or "")
+    for number, copied in copies.items():
+        share += copied * trained.part(of_block.get(number, set()))[1]
+    scale_owned(held, block >= 0, _copies_of(block, copies), share)
 
 
-def _hand_to_copies(held: Allocations, back: Moved, parts: np.ndarray) -> None:
+def _hand_to_copies(held: Allocations, back: Moved, parts: list[int]) -> None:
     """Let gradients that come into a block's backward pass go in that of its copies, which run before it."""
-    gradient = held.where(phase="backward", kind="temporary")
-    first, until, keys = back.parts.first, back.parts.until, back.parts.keys
-    for part in parts.tolist():
-        end = held["end"]
-        rows = gradient & (held["begin"] < first[part]) & (end >= first[part]) & (end < until[part])
-        taken = np.flatnonzero(rows & (held["rank"] == keys[part, 0]))
-        end[taken] = back(end[taken], np.full(len(taken), part))
+    gradient, end = held.where(phase="backward", kind="temporary"), held["end"]
+    for part in parts:
+        first, until = back.parts.first[part], back.parts.until[part]
+        own = gradient & (held["rank"] == back.parts.keys[part, 0])
+        taken = own & (held["begin"] < first) & (end >= first) & (end < until)
+        end[taken] = back(end[taken], part)
+
+
+def _copies_of(block: Any, copies: dict[int, int]) -> Any:
+    """Return how many copies there are of each one's block; int64, shape (rows,)."""
+    times = 0 * block
+    for number, count in copies.items():
+        times[block == number] = count
+    return times
 
 
 def _copies(count: int, blocks: int) -> list[int]:
@@ -158,8 +162,8 @@ def _middle_block(graph: Graph) -> str:
             "the model repeats no numbered block (`blocks.0`, `blocks.1`) or turn of modules; "
             "name one by --layers"
         )
-    time = [graph.select().group_by(block=family).tasks.total("duration_ns") for family in families]
-    family = families[int(np.argmax(time))]
+    work = graph.select()
+    family = max(families, key=lambda each: work.group_by(block=each).tasks.total("duration_ns"))
     return family[len(family) // 2]
 
 
@@ -208,7 +212,7 @@ def _memory_remove_layers(held: Allocations, *, layers: str) -> None:
     block, _ = block_of_rows(held, layers)
     paths = {path for path, one in zip(held.texts("layer"), block.tolist(), strict=True) if one >= 0}
     share = trained_parameters(held.graph).part({path for path in paths if path is not None})[1]
-    scale_owned(held, block >= 0, np.full(len(held), -1), -share)
+    scale_owned(held, block >= 0, 0 * block - 1, -share)
     block, _ = block_of_rows(held, layers)
     held.remove(block >= 0)
 
@@ -253,13 +257,12 @@ def freeze(graph: Graph, *, layers: str) -> None:
     if first is None:
         graph.does_not_apply(f"with layers {layers!r} frozen nothing is left to train")
 
-    before = backward.where(lambda tasks: np.isin(tasks.layer.astype(str), sorted(idle)))
+    before = backward[[layer in idle for layer in backward.layer]]
     before = before - before.where(kind="collective") - before.where(kind="collective").launches()
     on_gpu = len(graph.select(kind="kernel")) > 0
     work = backward.where(kind=("kernel", "memcpy", "memset") if on_gpu else "cpu") - before
     parts = gradient_parts(graph, work)
-    is_frozen = work.is_in(frozen)
-    goes = np.where(is_frozen, parts.weights, 0) + np.where(work.layer == first, parts.inputs, 0)
+    goes = work.is_in(frozen) * parts.weights + (work.layer == first) * parts.inputs
     partly = work[(goes > 0) & (goes < 1)]
     stays = 1 - goes[(goes > 0) & (goes < 1)]
     gone = work[goes >= 1]
@@ -287,69 +290,63 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     """Take away what training the layers holds: gradients, states, and what was saved for them alone."""
     block, end_block = block_of_rows(held, layers)
     trained = trained_parameters(held.graph)
-    paths = zip(held.texts("layer"), block.tolist(), strict=True)
-    frozen = {path for path, one in paths if one >= 0 and path is not None}
+    paths = held.texts("layer")
+    frozen = {path for path, one in zip(paths, block.tolist(), strict=True) if one >= 0 and path is not None}
     idle, first = _ahead_of(held.graph, set(trained.tensors) - frozen)
-    layer = np.array(held.texts("layer"), object)
-    is_idle = np.isin(layer.astype(str), sorted(idle))
-    ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
-    nodes = held.where(end_op=nodes_that(lambda op: op.is_linear))  # for its weight's gradient
+    is_idle, ends_idle = ([path in idle for path in held.texts("layer", at=at)] for at in ("begin", "end"))
+    still = [path not in idle for path in paths]
 
+    nodes = held.where(end_op=nodes_that(lambda op: op.is_linear))  # for its weight's gradient
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     dropped = (end_block >= 0) & nodes | ends_idle
     dropped &= held.where(kind="activation", end_phase="backward") & (forward.of >= 0)
-    rows = np.flatnonzero(dropped)
-    read_until = _read_until(held, trained=~is_idle & (block < 0), convolves=~is_idle)
-    held["end"][rows] = np.maximum(used_until(held, rows, forward), read_until[rows])
-
+    # What a product or convolution that is trained still reads stays until its backward pass.
+    read = [
+        *_read_until(
+            held, operators_that(lambda op: op.is_linear or op.name == "matmul"), (block < 0) & still
+        ),
+        *_read_until(held, operators_that(lambda op: op.formula == "convolution"), still),
+    ]
+    rows = dropped.nonzero()[0]
+    held["end"][rows] = used_until(held, rows, forward)
+    for row, place in read:
+        if dropped[row]:
+            held["end"][row] = max(held["end"][row], place)
     backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
     gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
     gone |= backward & is_idle
-    gone |= (
-        backward
-        & (layer == first)
-        & held.where(kind="temporary", op=operators_that(lambda op: op.family == "matmul"))
-    )  # its input's gradient
-    joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
+    products = held.where(kind="temporary", op=operators_that(lambda op: op.family == "matmul"))
+    gone |= backward & products & [path == first for path in paths]  # its input's gradient
+    joint = update & held.where(kind="temporary") & [path is None for path in paths]
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
 
 
-def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray) -> np.ndarray:
-    """Return until when backward passes of products and convolutions need each as input, `BEFORE` for none.
-
-    Products of layers that are trained do (bool, shape (rows,)), and convolutions with any backward pass.
-    """
-    found = np.full(len(held), BEFORE)
-    products = operators_that(lambda op: op.is_linear or op.name == "matmul")
-    convolutions = operators_that(lambda op: op.formula == "convolution")
-    for pattern, layers in ((products, trained), (convolutions, convolves)):
-        call = calls_that_made(held, pattern)
-        forward, backward = (
-            parts_of(held, layers & (call >= 0) & in_phase(held, phase), held["step"], call)
-            for phase in ("forward", "backward")
-        )
-        node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
-        known = (node >= 0) & (inputs >= 0)
-        np.maximum.at(found, inputs[known], place_before(backward.until[node[known]]))
-    return found
+def _read_until(held: Allocations, pattern: str, which: Any) -> list[tuple[int, float]]:
+    """Return until when the backward pass of operators needs each as its input: rows and places."""
+    call = calls_that_made(held, pattern)
+    forward, backward = (
+        parts_of(held, which & (call >= 0) & in_phase(held, phase), held["step"], call)
+        for phase in ("forward", "backward")
+    )
+    node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
+    known = (node >= 0) & (inputs >= 0)
+    until = place_before(backward.until[node[known]])
+    return list(zip(inputs[known].tolist(), until.tolist(), strict=True))
 
 
 def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:
     """Return the layers that are done, in a forward pass, before the first trained one begins, and that."""
     step = graph.select(phase="backward").group_by("rank", "step").first().first()
     passes = graph.select(rank=int(step.rank[0]), step=int(step.step[0]))
-    place = np.empty(graph.size, np.int64)
-    place[graph.ids] = np.arange(len(graph.ids))
-    begun = place[passes.where(phase="backward").first().ids[0]]
-    forward = passes.where(lambda tasks: place[tasks.ids] < begun, phase=("forward", "loss"))
+    begun = passes.where(phase="backward").first().order[0]
+    forward = passes.where(lambda tasks: tasks.order < begun, phase=("forward", "loss"))
     by_layer = forward.group_by("layer")
-    first = [name for name in by_layer.keys if name in trained][:1]  # in the order of their first tasks
-    if not first:
+    first = next((name for name in by_layer.keys if name in trained), None)  # in the order of first tasks
+    if first is None:
         return set(), None
-    begins = place[by_layer[first[0]].ids[0]]
-    ends = place[by_layer.last().ids]
-    return {name for name, end in zip(by_layer.keys, ends.tolist(), strict=True) if end < begins}, first[0]
+    begins, ends = by_layer[first].order[0], by_layer.last().order.tolist()
+    return {name for name, end in zip(by_layer.keys, ends, strict=True) if end < begins}, first
 
 
 OF_WEIGHTS = r"(?i)wgrad|bgrad|WrW|bwd_?weight|backward_?(weight|filter)|GammaBeta"  # cuDNN, MIOpen, ATen
@@ -361,8 +358,8 @@ ONLY_WEIGHTS = r"AccumulateGrad|^EmbeddingBackward|^EmbeddingBagBackward|^aten::
 class GradientParts:
     """Parts of each task's time, 0 to 1: for gradients of parameters, and of inputs; the rest is neither."""
 
-    weights: np.ndarray
-    inputs: np.ndarray
+    weights: Any
+    inputs: Any
 
 
 def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
@@ -371,7 +368,7 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     From kernel names and recorded shapes; a product whose shapes fit both, or were not
     recorded, counts half for each.
     """
-    weights, inputs = np.zeros(len(tasks)), np.zeros(len(tasks))
+    weights, inputs = (0.0 * tasks.duration_ns for _ in range(2))
 
     def give(chosen: Selection, weight: float, data: float) -> None:
         mask = tasks.is_in(chosen)
@@ -382,7 +379,7 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     give(convolutions | tasks.where(within=backward), 0.5, 0.5)
     products = tasks.where(op=operators_that(lambda op: op.family == "matmul"))
     known = _products(graph, products)
-    for index, (weight, data) in zip(np.flatnonzero(tasks.is_in(products)), known, strict=True):
+    for index, (weight, data) in zip(tasks.is_in(products).nonzero()[0], known, strict=True):
         weights[index], inputs[index] = weight, data
     give(tasks.where(within=nodes_that(lambda op: op.is_linear), op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
     device = tasks.where(on="gpu")

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, Literal
 
-import numpy as np
-
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import Operator, floor_ns, link_bandwidth, nodes_that, operators_that
 from daydream.memory import (
+    BEFORE,
     Allocations,
     calls_that_made,
     in_phase,
@@ -61,7 +60,7 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
     work.need("kernels in the forward and backward pass", lacks="device")
     calls, nodes = makers_and_users(work, *ENCODED)
     made, floor = calls.last(), floor_ns(graph)
-    fixed = np.minimum(floor, made.duration_ns)
+    fixed = made.duration_ns.clip(max=floor)
     time = fixed + (made.duration_ns - fixed) * (1 + 1 / ratio) / 2
     nbytes = input_bytes(calls)
 
@@ -109,13 +108,14 @@ def vdnn(
         graph.does_not_apply("the trace does not say how large feature maps are; record it with shapes")
     first, use = calls.first(), nodes.first()
     steps = first.group_by("step")
-    last = np.cumsum(steps.sizes)[steps.number] - 1
-    offloaded = np.flatnonzero(np.arange(len(last)) < last)
-    if not len(offloaded):
+    end = {step: place for place, step in enumerate(steps.number.tolist())}  # the last layer of each step
+    last = [end[step] for step in steps.number.tolist()]
+    offloaded = [place for place, layer in enumerate(last) if place < layer]
+    if not offloaded:
         graph.does_not_apply("no step has two such layers, and the input of the last one stays")
     to_cpu, to_device = _rates(graph, bandwidth)
     needed = offloaded[::-1]  # of one start the copy that is needed first goes first
-    begins = use[np.minimum(needed + ahead, last[needed])]
+    begins = use[[min(place + ahead, last[place]) for place in needed]]
     computing = first[offloaded]
     offloads = graph.insert_after(
         computing,
@@ -124,7 +124,7 @@ def vdnn(
         lane=OFFLOAD,
         duration_ns=nbytes[offloaded] / to_cpu,
         bytes=nbytes[offloaded],
-        before=first[offloaded + 1],
+        before=first[[place + 1 for place in offloaded]],
     )
     prefetches = graph.insert_after(
         begins,
@@ -199,20 +199,25 @@ def offload_optimizer(
     try:
         done = backward.where(lambda tasks: tasks.grad_bytes > 0).need("gradients")
         buckets = done.runs(bucket_mb * MIB, of="grad_bytes")
-        last, sizes = buckets.last(), buckets.total("grad_bytes")
+        last, sizes = buckets.last(), buckets.total("grad_bytes").tolist()
     except NotApplicableError:
         last = backward.group_by("step").last()
-        sizes = np.full(len(last), update.elements * update.width)
+        sizes = [update.elements * update.width] * len(last)
     gradients = graph.insert_after(
-        last, "gradients to the CPU", kind="memcpy", lane=STREAM, duration_ns=sizes / to_cpu, bytes=sizes
+        last,
+        "gradients to the CPU",
+        kind="memcpy",
+        lane=STREAM,
+        duration_ns=[nbytes / to_cpu for nbytes in sizes],
+        bytes=sizes,
     )
     values = UPDATE_RULES[update.kind].values * STATE_BYTES
     time = update.elements * values / cpu_bandwidth + update.python_ns()
     on_cpu = cpu.group_by("step").fuse("update on the CPU", duration_ns=time, gap_ns=0)
     updates.where(lambda tasks: graph.alive[tasks.ids]).remove()
     by_step = gradients.group_by("step").last()
-    both = np.isin(on_cpu.step, by_step.step)
-    graph.link(by_step[np.isin(by_step.step, on_cpu.step)], on_cpu[both])
+    copied, updated = ({*tasks.step.tolist()} for tasks in (by_step, on_cpu))
+    graph.link(by_step.where(step=updated), on_cpu.where(step=copied))
     nbytes = update.elements * update.width
     graph.insert_after(
         on_cpu, "parameters back", kind="memcpy", lane=lane, duration_ns=nbytes / to_device, bytes=nbytes
@@ -233,9 +238,10 @@ def _hold_encoded(held: Allocations, *, ratio: float) -> None:
     """Let outputs of ReLU and max pooling be encoded between the two passes."""
     call = calls_that_made(held, ENCODED[0])
     backward = parts_of(held, (call >= 0) & in_phase(held, "backward"), held["step"], call)
-    rows = np.flatnonzero((call >= 0) & in_phase(held, "forward") & held.where(kind="activation"))
-    node = backward.find(np.stack([held["rank"], held["repeat"], held["step"], call], axis=1)[rows])
-    back = np.append(backward.first, 0)[node]  # 0, where nothing is gone, without a node
+    made = (call >= 0) & in_phase(held, "forward") & held.where(kind="activation")
+    forward = parts_of(held, made, held["step"], call)
+    rows = (forward.of >= 0).nonzero()[0]
+    back = backward.begins(forward.keys, BEFORE)[forward.of[rows]]
     put_away(held, rows, until_next_call(held, rows), back, left=1 / ratio)
 
 
@@ -259,7 +265,9 @@ def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: An
             use = mate[places[min(at + ahead, len(places) - 1)]]
             if inputs[place] >= 0:
                 away.append((inputs[place], forward.first[places[at + 1]], backward.first[use]))
-    put_away(held, *np.array(away, np.int64).reshape(-1, 3).T)
+    if away:
+        rows, gone, back = zip(*away, strict=True)
+        put_away(held, rows, gone, back)
 
 
 def _hold_no_states(held: Allocations, *, bucket_mb: float, **options: Any) -> None:
@@ -274,7 +282,6 @@ COMMANDS = {
     "vdnn": {"CODE": "torch.autograd.graph.save_on_cpu(pin_memory=True)", "memory": _hold_no_inputs},
     "offload-optimizer": {
         "CODE": '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}  # of DeepSpeed',
-        "EXCLUDES": frozenset({"fused-adam", "fused-optimizer", "foreach-optimizer"}),
         "memory": _hold_no_states,
     },
 }

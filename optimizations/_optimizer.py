@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from statistics import median
 from typing import Any, Literal
-
-import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
@@ -118,7 +118,7 @@ def _memory_fused_optimizer(held: Allocations, *, kind: Kind = "auto", **options
     old = update_of(held.graph).kind
     new = old if kind == "auto" else kind
     if new in ("adam", "adamw"):
-        held.add(np.flatnonzero(held.where(kind="parameter", on="gpu")), bytes=4, kind="optimizer_state")
+        held.add(held.where(kind="parameter", on="gpu"), bytes=4, kind="optimizer_state")
     if new == old or new not in UPDATE_RULES:
         return
     states, more = held.where(kind="optimizer_state"), UPDATE_RULES[new].states
@@ -126,8 +126,8 @@ def _memory_fused_optimizer(held: Allocations, *, kind: Kind = "auto", **options
         held.scale(states, more / UPDATE_RULES[old].states)
     else:
         held.remove(states)
-        parameters = np.flatnonzero(held.where(kind="parameter"))
-        held.add(np.repeat(parameters, more), kind="optimizer_state")
+        for _ in range(more):
+            held.add(held.where(kind="parameter"), kind="optimizer_state")
 
 
 def _apply_fused_optimizer(
@@ -176,11 +176,11 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         groups = kernels.group_by("step", "op")
         parts = -(-groups.sizes // tensors_per_kernel)
         together = groups.total("duration_ns")
-        fixed = np.minimum(floor_ns(graph) * (groups.sizes - parts), 0.9 * together)
+        fixed = (floor_ns(graph) * (groups.sizes - parts)).clip(max=0.9 * together)
         kept = groups.first().operators()
         fused = groups.fuse("multi_tensor_apply", duration_ns=together - fixed)
         kept = kept | graph.select(on="gpu", phase="optimizer").launches()
-        for count in np.unique(parts[parts > 1]).tolist():
+        for count in sorted({*parts.tolist()} - {1}):
             fused[parts == count].split(count, launched=True)
         gone = (updates - kept).where(kind="cpu")
     else:
@@ -203,15 +203,12 @@ def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
     known = AT_ONCE.get(kind or "")
     count = held.among(0, 1, 2) if known is None else known + (decays and kind != "adagrad")
     held.remove(temporary)
-    gradient, rows, part = held.where(kind="gradient"), [], []
-    for step, (rank, *_) in enumerate(steps.keys.tolist()):
-        first = steps.first[step]
-        there = gradient & (held["rank"] == rank) & (held["begin"] < first) & (held["end"] > first)
-        rows.append(np.repeat(np.flatnonzero(there), count))
-        part.append(np.full(len(rows[-1]), step))
-    updated, of = (np.concatenate([*each, np.empty(0, np.int64)]) for each in (rows, part))
-    ends = place_before(steps.until)
-    held.add(updated, begin=steps.first[of], end=ends[of], kind="temporary", phase="optimizer")
+    gradient, ends = held.where(kind="gradient"), place_before(steps.until)
+    begin, end, rank = held["begin"], held["end"], held["rank"]
+    for key, first, until in zip(steps.keys.tolist(), steps.first, ends, strict=True):
+        there = (gradient & (rank == key[0]) & (begin < first) & (end > first)).nonzero()[0]
+        for _ in range(count):
+            held.add(there, begin=first, end=until, kind="temporary", phase="optimizer")
 
 
 def _apply_foreach_optimizer(
@@ -251,9 +248,9 @@ def zero_grad_none(graph: Graph) -> None:
         each = additions.group_by("step", "call").first()
         if not len(fills.where(op="_foreach_")):
             zeroed = fills.group_by("step", "call").first().group_by("step").sizes
-            tensors = int(np.median(zeroed))
-            each = graph.tasks(np.concatenate([step.ids[:tensors] for step in each.group_by("step")]))
-        first = additions.where(lambda tasks: np.isin(tasks.call, each.call))
+            tensors = int(median(zeroed.tolist()))
+            each = graph.tasks(task for step in each.group_by("step") for task in step.ids[:tensors])
+        first = additions.where(call=each.call.tolist())
         gone = gone | first.operators() | first
     gone.remove()
 
@@ -263,10 +260,12 @@ def _memory_zero_grad_none(held: Allocations) -> None:
     lasting = held.where(kind="gradient") & held.lasting
     made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))
-    for rank in np.unique(held["rank"]).tolist():
-        own = made & (held["rank"] == rank)
-        begins = np.sort(held["begin"][zeroed & (held["rank"] == rank)])
-        held["end"][own] = np.append(begins, AFTER)[np.searchsorted(begins, held["begin"][own])]
+    begins: dict[int, list[int]] = {}
+    for rank, begin in sorted(zip(held["rank"][zeroed], held["begin"][zeroed], strict=True)):
+        begins.setdefault(rank, []).append(begin)
+    for row in made.nonzero()[0].tolist():
+        behind = [*begins.get(held["rank"][row], []), AFTER]
+        held["end"][row] = behind[bisect_left(behind, held["begin"][row])]
     held.become(made, "gradient")
     held.remove(lasting)
 
@@ -325,7 +324,7 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
         for name in ("scale loss", "gradient of scale"):
             graph.insert_before(losses, name, duration_ns=tiny)
     graph.insert_after(updates.last(), "update scale", phase="other", duration_ns=tiny)
-    parts = [time - (launches - 1) * tiny] + [np.full(len(time), tiny)] * (launches - 1)
+    parts = [time - (launches - 1) * tiny] + [0 * time + tiny] * (launches - 1)
     python = SCALER_CALL_NS + SCALER_TENSOR_NS * max(known.tensors, 0)
     graph.insert_before(begins, "scaler in Python", phase="other", duration_ns=python)
     for part in parts:
@@ -342,20 +341,20 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
 
 COMMANDS = {
     "fused-optimizer": {
-        "EXCLUDES": frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"}),
+        "EXCLUDES": {"fused-adam", "foreach-optimizer", "offload-optimizer"},
         "CODE": "torch.optim.AdamW(parameters, fused=True)  # or Adam, SGD, Adagrad",
         "memory": _memory_fused_optimizer,
         "apply": _apply_fused_optimizer,
     },
     "fused-adam": {
-        "EXCLUDES": frozenset({"foreach-optimizer", "fused-optimizer", "offload-optimizer"}),
+        "EXCLUDES": {"foreach-optimizer", "offload-optimizer"},
         "CODE": "torch.optim.AdamW(parameters, fused=True)",
         "memory": _memory_fused_optimizer,
         "apply": _apply_fused_optimizer,
-        "OPTIMIZERS": frozenset({"Adam", "AdamW"}),
+        "OPTIMIZERS": {"Adam", "AdamW"},
     },
     "foreach-optimizer": {
-        "EXCLUDES": frozenset({"fused-adam", "fused-optimizer", "offload-optimizer"}),
+        "EXCLUDES": {"offload-optimizer"},
         # On a CPU the same operators run one by one: measured five times, it gained nothing.
         "NEEDS_GPU": True,
         "CODE": "torch.optim.AdamW(parameters, foreach=True)  # or your optimizer",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from daydream.optimizations._layers import gradient_parts
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -109,8 +108,8 @@ def _fake(graph: Graph, products: Products, operands: str, scaling: str) -> None
     nodes = backward_chains(calls)
     if len(nodes):
         nbytes = sum(sizes.values()) * (2 * products.width + MASK_BYTES)
-        of_call = dict(zip(calls.keys, nbytes.tolist(), strict=True))
-        masks = np.array([of_call[key] for key in nodes.keys])
+        place = {key: number for number, key in enumerate(calls.keys)}
+        masks = nbytes[[place[key] for key in nodes.keys]]
         spent += insert_passes(graph, nodes.first(), {"mask of gradient": masks})
     else:
         graph.note(
@@ -133,8 +132,8 @@ def _for_inference(graph: Graph, products: Products, dtype: str, operands: str, 
     before, spent = tasks.duration_ns, 0.0
     if operands == "weights":
         left, right, written, width = _operands(graph, tasks)
-        factor = (width * (left + written) + right) / np.maximum(work(graph, tasks).nbytes, 1)
-        retimed = retime(graph, tasks, bytes_factor=np.minimum(factor, 1.0))
+        factor = (width * (left + written) + right) / work(graph, tasks).nbytes.clip(1)
+        retimed = retime(graph, tasks, bytes_factor=factor.clip(max=1.0))
         if not (retimed.duration_ns < before).any():
             graph.does_not_apply("no product of these layers is bound by reading its weight")
         tasks.set(duration_ns=retimed.duration_ns)
@@ -187,7 +186,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     sizes = dict(zip(("left operand", "right operand"), operand_elements(calls), strict=False))
     if not len(graph.select(kind="kernel", phase="backward")):
         del sizes["right operand"]
-    widths = itemsizes(calls)
+    widths = calls.itemsize
     retimed = _narrow(graph, linear, "float8_e4m3fn")
     spent = 0.0
     for what, size in sizes.items():
@@ -289,14 +288,17 @@ def _sparse(graph: Graph, tasks: Selection) -> Selection:
     These are multiples of what libraries ask for. Of a product n x k by k x m: 2 n k m FLOP, n k inputs, k m
     weights.
     """
-    narrow = np.isin(tasks.dtype.astype(str), FITS) | runs_in_tf32(graph, tasks)
     inputs, weights, _ = operand_elements(tasks)
-    flop = work(graph, tasks).flop
-    known = narrow & (inputs > 0) & (weights > 0) & (flop > 0)
-    outer = np.where(known, flop, 2) / 2 / np.where(known, inputs, 1)
-    rows, columns = np.array([MULTIPLES.get(one, MULTIPLES[4]) for one in itemsizes(tasks)]).reshape(-1, 2).T
-    fits = known & (outer % rows == 0) & (weights / outer % columns == 0)
-    return tasks[fits]
+    columns = inputs, weights, work(graph, tasks).flop, tasks.itemsize
+    narrow = runs_in_tf32(graph, tasks) | tasks.is_in(tasks.where(dtype=FITS))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tasks[[few and _has_fitting_weight(*row) for few, row in zip(narrow.tolist(), rows, strict=True)]]
+
+
+def _has_fitting_weight(inputs: float, weights: float, flop: float, itemsize: int) -> bool:
+    rows, columns = MULTIPLES.get(itemsize, MULTIPLES[4])
+    outer = flop / 2 / inputs if min(inputs, weights, flop) > 0 else 0
+    return outer > 0 and outer % rows == 0 and weights / outer % columns == 0
 
 
 def _on_sparse_units(
@@ -307,11 +309,10 @@ def _on_sparse_units(
     of_inputs = gradient_parts(graph, backward).inputs
     backward = backward[of_inputs >= 1]
     gaining = forward | _sparse(graph, backward)
-    before, width = gaining.duration_ns, itemsizes(gaining)
-    saved = operand_elements(gaining)[1] * width * (1 - _kept(width))
-    factor = np.clip(1 - saved / np.maximum(work(graph, gaining).nbytes, 1), 0.5, 1.0)
-    new = retime(graph, gaining, flop_factor=1 / HARDWARE_SPEEDUP, bytes_factor=factor).duration_ns
-    gaining.set(duration_ns=np.maximum(new, before / product_speedup))
+    before, weights = gaining.duration_ns, operand_elements(gaining)[1] * gaining.itemsize
+    saved = (weights - _compressed(gaining, weights)) / work(graph, gaining).nbytes.clip(1)
+    new = retime(graph, gaining, flop_factor=1 / HARDWARE_SPEEDUP, bytes_factor=(1 - saved).clip(0.5, 1.0))
+    gaining.set(duration_ns=new.duration_ns.clip(before / product_speedup))
     graph.note(
         f"{counted(len(gaining), 'product')} on sparse tensor cores: {before.sum() / 1e6:,.3f} ms become "
         f"{gaining.total('duration_ns') / 1e6:,.3f} ms; accuracy with half of the weights is not predicted."
@@ -319,16 +320,15 @@ def _on_sparse_units(
     if not trains:
         return
     mine = products.first.is_in(forward)
-    first = products.first[mine]
-    width = products.width[mine]
-    nbytes = products.weights[mine] * width * (1 + 2 * _kept(width))
+    first, weights = products.first[mine], (products.weights * products.width)[mine]
+    nbytes = weights + 2 * _compressed(first, weights)
     spent = insert_passes(graph, first, {"prune and compress weight": nbytes})
     graph.note(f"Pruning and compressing weights anew takes {spent / 1e6:,.3f} ms.")
 
 
-def _kept(width: np.ndarray) -> np.ndarray:
-    """Return the part of a weight's bytes that is left when it is compressed."""
-    return np.array([COMPRESSED.get(one, 1.0) for one in width.tolist()])
+def _compressed(tasks: Selection, nbytes: Any) -> Any:
+    """Return the bytes of a weight that are left when it is compressed."""
+    return nbytes * [COMPRESSED.get(width, 1.0) for width in tasks.itemsize.tolist()]
 
 
 @dataclass(frozen=True)
@@ -346,9 +346,9 @@ class Products:
 
     work: Selection
     first: Selection
-    inputs: np.ndarray
-    weights: np.ndarray
-    width: np.ndarray
+    inputs: Any
+    weights: Any
+    width: Any
     on_gpu: bool
 
 
@@ -373,19 +373,14 @@ def linear_products(graph: Graph, layer: str | None) -> Products:
     )
     first = known.group_by("call").first()
     inputs, weights, _ = operand_elements(first)
-    return Products(known, first, inputs, weights, itemsizes(first), on_gpu)
+    return Products(known, first, inputs, weights, first.itemsize, on_gpu)
 
 
-def itemsizes(tasks: Selection) -> np.ndarray:
-    """Return the bytes of an element of each, 4 where its type is not known."""
-    return np.array([itemsize(dtype or "float32") or 4 for dtype in tasks.dtype.tolist()], np.int64)
-
-
-def _operands(graph: Graph, tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _operands(graph: Graph, tasks: Selection) -> tuple[Any, Any, Any, Any]:
     """Return the elements of a product's operands and result, and the bytes of one."""
     left, right, _ = operand_elements(tasks)
-    width = itemsizes(tasks)
-    return left, right, np.maximum(work(graph, tasks).nbytes / width - left - right, 0), width
+    width = tasks.itemsize
+    return left, right, (work(graph, tasks).nbytes / width - left - right).clip(0), width
 
 
 def _narrow(graph: Graph, tasks: Selection, dtype: str) -> Retimed:
@@ -394,13 +389,13 @@ def _narrow(graph: Graph, tasks: Selection, dtype: str) -> Retimed:
     The result keeps its type: its bytes do not shrink with those of the operands.
     """
     left, right, written, width = _operands(graph, tasks)
-    factor = (left + right + width * written) / np.maximum(left + right + written, 1)
+    factor = (left + right + width * written) / (left + right + written).clip(1)
     retimed = retime(graph, tasks, dtype=dtype, bytes_factor=factor)
     tasks.set(duration_ns=retimed.duration_ns, dtype=dtype)
     return retimed
 
 
-def _steps(scaling: str, first: str, then: str, size: np.ndarray, width: np.ndarray) -> dict[str, np.ndarray]:
+def _steps(scaling: str, first: str, then: str, size: Any, width: Any) -> dict[str, Any]:
     """Return the bytes of the passes over a tensor that round it to a byte an element: names, bytes.
 
     Dynamic scaling reads it for its range first.
@@ -408,7 +403,7 @@ def _steps(scaling: str, first: str, then: str, size: np.ndarray, width: np.ndar
     return {**({first: size * width} if scaling == "dynamic" else {}), then: size * (width + 1)}
 
 
-def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, np.ndarray]) -> float:
+def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, Any]) -> float:
     """Insert element-wise operators that move so many bytes before each task; return the ns of all.
 
     On a CPU half of the bytes are taken to be a new result.
@@ -422,11 +417,11 @@ def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, np.ndarra
                 f"what a {name} takes is not known: this trace has no element-wise work to go by"
             )
         insert_elementwise(graph, tasks, name, time)
-        spent += float(np.sum(time))
+        spent += float(time.sum())
     return spent
 
 
-def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: np.ndarray) -> None:
+def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: Any) -> None:
     """Insert an element-wise operator before each task, with its launch and CPU time."""
     dispatch, called = dispatch_ns(graph), beside.where(lambda tasks: tasks.launch >= 0)
     if dispatch and len(called):
@@ -441,30 +436,27 @@ def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **opti
         raise NotApplicableError("no memory of this trace is due to linear layers")
     rows = products.calls.keys[:, -1]
     if not in_phase(held, "backward").any():
-        layers = {held.trace.text("layer")[code] for code in held.trace["layer"][rows].tolist() if code >= 0}
-        width = np.ones(len(held), np.int64)
-        for number in np.flatnonzero(held.where(kind="parameter") & (held["parameter"] >= 0)).tolist():
-            known = held.parameter(number)
-            if known["layer"] in layers and len(known["shape"]) > 1:
-                width[number] = itemsize(known["dtype"]) or 4
-        held.resize(width > 1, (held["bytes"] // width)[width > 1])
+        layers = set(held.trace.values("layer", rows.tolist())) - {None}
+        narrower, sizes = held.where(kind="parameter"), []
+        for number in narrower.nonzero()[0].tolist():
+            known: Any = held.parameter(number) if held["parameter"][number] >= 0 else {"layer": None}
+            narrower[number] = known["layer"] in layers and len(known["shape"]) > 1
+            if narrower[number]:
+                sizes.append(int(held["bytes"][number]) // (itemsize(known["dtype"]) or 4))
+        held.resize(narrower, sizes)
         return
-    shapes = [_two_operands(held, row) for row in rows.tolist()]
-    inputs, weights = np.array(shapes, np.int64).T
-    codes = held.trace["dtype"][rows].tolist()
-    width = np.array([(itemsize(held.trace.text("dtype")[one]) if one >= 0 else None) or 4 for one in codes])
+    width = [itemsize(dtype) or 4 for dtype in held.trace.values("dtype", rows.tolist())]
+    shapes = [_two_operands(text) for text in held.trace.values("shapes", rows.tolist())]
     if operands == "both":
-        products.drop_inputs(held, inputs > 0)
-    for size in (inputs, weights) if operands == "both" else (weights,):
-        products.add(held, size * width)
-        products.add(held, size * MASK_BYTES)
+        products.drop_inputs(held, [left > 0 for left, _ in shapes])
+    for kept in (0, 1) if operands == "both" else (1,):
+        products.add(held, [pair[kept] * each for pair, each in zip(shapes, width, strict=True)])
+        products.add(held, [pair[kept] * MASK_BYTES for pair in shapes])
 
 
-def _two_operands(held: Allocations, row: int) -> tuple[int, int]:
+def _two_operands(shapes: str | None) -> tuple[int, int]:
     """Return the elements of a call's input and weight, its arguments that are no vectors; 0 if unknown."""
-    code = int(held.trace["shapes"][row])
-    arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
-    sizes = [elements(one) for one in arguments if len(one) > 1]
+    sizes = [elements(one) for one in parse_shapes(shapes) or [] if len(one) > 1]
     return (sizes[0], sizes[1]) if len(sizes) > 1 else (0, 0)
 
 
@@ -498,13 +490,13 @@ def _masks(*, sparsity: str = TWO_OF_FOUR, layer: str | None = None) -> Any:
 
 COMMANDS = {
     "quantize": {
-        "EXCLUDES": frozenset({"fp8"}),
+        "EXCLUDES": {"fp8"},
         "CODE": "torchao.quantization.quantize_(model, Int8DynamicActivationInt8WeightConfig())",
         "memory": _hold_rounded,
         "tool": _rounds,
     },
     "fp8": {
-        "EXCLUDES": frozenset({"amp", "tf32"}),
+        "EXCLUDES": {"amp"},
         "CODE": "torchao.float8.convert_to_float8_training(model)",
         "memory": _hold_casts,
     },

@@ -7,9 +7,8 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median, mode
 from typing import Any, Literal
-
-import numpy as np
 
 from daydream import FileError, Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import in_place, replace_cost
@@ -93,7 +92,7 @@ def _memory_replace(
     calls = kept_calls(held, op or "", layer)
     if (op is None and layer is None) or not len(calls):
         raise NotApplicableError("which memory is due to the calls that are replaced is not known")
-    size = np.where(calls.output >= 0, held["recorded_bytes"][calls.output], 0)
+    size = held["recorded_bytes"][calls.output] * (calls.output >= 0)
     if by is None:
         calls.add(held, held.among(0 * size, 0 * size, size))
         ends = held["end"].copy()
@@ -103,7 +102,7 @@ def _memory_replace(
         calls.drop_outputs(held)
         calls.keep(held, calls.input)
         if by == "rms_norm":  # on a CPU it is made of others, and the product with the weight keeps its input
-            calls.add(held, np.where(held["device"][calls.output] < 0, size, 0))
+            calls.add(held, size * (held["device"][calls.output] < 0))
     elif by in KEEPS_RESULT:
         calls.drop_inputs(held)
         calls.keep(held, calls.output)
@@ -115,7 +114,7 @@ def _take_out(held: Allocations, calls: KeptCalls) -> None:
     """Take calls away: what reads their results reads their inputs, which live as long as those would."""
     there = (calls.input >= 0) & (calls.output >= 0)
     calls.drop_inputs(held)
-    np.maximum.at(held["end"], calls.input[there], held["end"][calls.output[there]])
+    held.hold_until(calls.input[there], held["end"][calls.output[there]])
     goes = calls.besides >= 0
     goes[calls.output[there]] = True
     held.remove(goes)
@@ -140,7 +139,6 @@ def _function(by: str) -> Callable[..., Any]:
 
 
 PHASES = ("forward", "loss", "backward")
-NOTHING = (np.empty(0), np.empty(0))
 
 
 def metaflow(
@@ -205,8 +203,9 @@ def metaflow(
                     "give patterns that occur in one place, or in as many"
                 )
             for number, place in enumerate(each):
-                durations, gaps = usual_times(new[number]) if new else NOTHING
-                substitute(place, durations * (1.0 if factor is None else factor), gaps)
+                durations, gaps = usual_times(new[number]) if new else ([], [])
+                times_ = [ns * (1.0 if factor is None else factor) for ns in durations]
+                substitute(place, times_, gaps)
     graph.note(f"Layers {layers!r} occur in {len(sites['forward']):,} places of the forward pass.")
 
 
@@ -222,29 +221,31 @@ def places_of(graph: Graph, layers: str, phase: str) -> Groups:
     return mine.stretches(others)
 
 
-def usual_times(places: Groups) -> tuple[np.ndarray, np.ndarray]:
+def usual_times(places: Groups) -> tuple[list[float], list[float]]:
     """Return durations and gaps of the tasks of a typical place: medians over those of the usual size."""
     if not len(places):
-        return np.empty(0), np.empty(0)
-    size = _most_frequent(places.sizes)
-    usual = places.where(places.sizes == size).by_group
-    durations, gaps = usual.duration_ns.reshape(-1, size), usual.gap_ns.reshape(-1, size)
-    return np.median(durations, axis=0), np.median(gaps, axis=0)
+        return [], []
+    size = mode(sorted(places.sizes.tolist()))
+    usual = [place for place in places if len(place) == size]
+    durations, gaps = ([getattr(place, name) for place in usual] for name in ("duration_ns", "gap_ns"))
+    return [median(each) for each in zip(*durations, strict=True)], [
+        median(each) for each in zip(*gaps, strict=True)
+    ]
 
 
 def by_place_in_step(places: Groups) -> list[Groups]:
     """Return the first place of every step, the second of every step, ..., as many as most steps have."""
     if not len(places):
         return []
-    step = np.stack([places.first().step, places.first().rank])
-    each = [np.flatnonzero((step == one[:, None]).all(axis=0)) for one in np.unique(step, axis=1).T]
-    count = _most_frequent(np.array([len(one) for one in each]))
-    return [
-        places.take(np.array([one[at] for one in each if len(one) == count], np.int64)) for at in range(count)
-    ]
+    of_step: dict[int, list[int]] = {}
+    for place, step in enumerate(places.first().group_by("step", "rank").number.tolist()):
+        of_step.setdefault(step, []).append(place)
+    count = mode(sorted(map(len, of_step.values())))
+    usual = [each for each in of_step.values() if len(each) == count]
+    return [places.take(each) for each in zip(*usual, strict=True)]
 
 
-def substitute(places: Groups, durations: np.ndarray, gaps: np.ndarray) -> None:
+def substitute(places: Groups, durations: list[float], gaps: list[float]) -> None:
     """Give each place as many tasks as there are durations, with these times.
 
     Tasks that are too many go with their launches and operators; missing ones come
@@ -252,21 +253,22 @@ def substitute(places: Groups, durations: np.ndarray, gaps: np.ndarray) -> None:
     """
     if not len(places):
         return
-    parts, graph = places.by_group, places.tasks.graph
-    at = np.arange(len(parts)) - np.repeat(np.append(0, np.cumsum(places.sizes))[:-1], places.sizes)
-    on_cpu = bool((parts.kind == "cpu").all())
-    kept = Selection(graph, parts.ids[at < len(durations)], parts.words)
-    rest = Selection(graph, parts.ids[at >= len(durations)], parts.words)
-    short = [places.where(places.sizes == size) for size in np.unique(places.sizes) if size < len(durations)]
+    graph, count = places.tasks.graph, len(durations)
+    on_cpu = bool((places.tasks.kind == "cpu").all())
+    tasks = [place.ids.tolist() for place in places]
+    at = [number for each in tasks for number in range(min(len(each), count))]
+    kept, rest = (
+        graph.tasks([task for each in tasks for task in each[part]])
+        for part in (slice(count), slice(count, None))
+    )
+    short = [places.where(places.sizes == size) for size in sorted({*map(len, tasks)}) if size < count]
     if len(kept):
-        kept.set(name="substitute", duration_ns=durations[at[at < len(durations)]])
-    if len(kept) and on_cpu:
-        kept.set(gap_ns=gaps[at[at < len(durations)]])
+        how = {"gap_ns": [gaps[number] for number in at]} if on_cpu else {}
+        kept.set(name="substitute", duration_ns=[durations[number] for number in at], **how)
     for group in short:
         last, size = group.last(), int(group.sizes[0])
-        for time, gap in zip(durations[size:].tolist(), gaps[size:].tolist(), strict=True):
-            how = {"gap_ns": gap} if on_cpu else {}
-            last = graph.insert_after(last, "substitute", duration_ns=time, **how)
+        for time, gap in zip(durations[size:], gaps[size:], strict=True):
+            last = graph.insert_after(last, "substitute", duration_ns=time, gap_ns=gap if on_cpu else None)
     if len(rest):
         remove_with_operators(rest)
 
@@ -278,44 +280,33 @@ def set_times(graph: Graph, layers: str, chosen: Selection, times: dict[str, flo
     ratio; an operator takes it a call, its kernels together. A time of 0 removes.
     Raises `GraphError` for names that are neither.
     """
-    unknown = [name for name in times if not _named(chosen, name)]
-    if unknown:
+    named = {
+        name: (chosen.where(layer=name), chosen[chosen.op == name], chosen[chosen.name == name])
+        for name in times
+    }
+    if unknown := [name for name, each in named.items() if not any(map(len, each))]:
         raise GraphError(
             f"layers {layers!r} have no layer, operator or kernel {', '.join(map(repr, unknown))}"
         )
+    gone = chosen[:0]
+    ratio: Any
     for name, time in times.items():
-        tasks = chosen.where(layer=name)
-        calls = _exactly(chosen, chosen.op == name).group_by("call")
-        ratio: np.ndarray | float
-        if len(tasks):
+        in_layer, of_operator, kernels = (each - gone for each in named[name])
+        if len(in_layer):
             forward = places_of(graph, name, "forward").total("duration_ns")
-            if not len(forward) or not np.median(forward):
+            if not len(forward) or not median(forward):
                 raise NotApplicableError(f"layer {name!r} does no work in the forward pass")
-            ratio = time / float(np.median(forward))
-        elif len(calls):
-            tasks = calls.by_group
-            ratio = np.repeat(time / np.maximum(calls.total("duration_ns"), 1), calls.sizes)
+            edited, ratio = in_layer, time / float(median(forward))
+        elif len(calls := of_operator.group_by("call")):
+            edited = of_operator[calls.number >= 0]
+            ratio = (time / calls.total("duration_ns").clip(1))[calls.number[calls.number >= 0]]
         else:
-            tasks = _exactly(chosen, chosen.name == name)
-            ratio = time / np.maximum(tasks.duration_ns, 1)
+            edited, ratio = kernels, time / kernels.duration_ns.clip(1)
         if time:
-            tasks.scale(ratio)
+            edited.scale(ratio)
         else:
-            chosen = chosen - tasks
-            remove_with_operators(tasks)
-
-
-def _most_frequent(numbers: np.ndarray) -> int:
-    values, counts = np.unique(numbers, return_counts=True)
-    return int(values[np.argmax(counts)])
-
-
-def _exactly(tasks: Selection, mask: np.ndarray) -> Selection:
-    return Selection(tasks.graph, tasks.ids[mask], tasks.words)
-
-
-def _named(tasks: Selection, name: str) -> bool:
-    return bool(len(tasks.where(layer=name)) or (tasks.op == name).any() or (tasks.name == name).any())
+            gone = gone | edited
+            remove_with_operators(edited)
 
 
 def read_times(path: str) -> dict[str, float]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 from daydream.optimizations._autocast_types import flow
 from daydream.optimizations._products import insert_elementwise
 
@@ -38,8 +37,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 COMMANDS = {
-    "amp": {"EXCLUDES": frozenset({"autocast"})},  # the same change
-    "autocast": {"EXCLUDES": frozenset({"amp", "tf32"})},
+    "amp": {"EXCLUDES": {"autocast"}},  # the same change
 }
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
@@ -86,11 +84,11 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     beside = border_kernel_ns(wide, types.to_16, matrix)[border]
     weights, sizes = weight_casts(matrix)
     activations_ns = cast_ns(graph, operand_elements(cast)[0], beside, types.to_32[border])
-    weights_ns = cast_ns(graph, sizes, np.zeros(len(weights)), weights.phase == "backward")
+    weights_ns = cast_ns(graph, sizes, 0 * sizes, weights.phase == "backward")
     dispatch = dispatch_ns(graph)
     say_evidence(graph, narrow)
     turned, moved = changes_layout(graph, matrix)
-    turned_ns = streaming_ns(graph, moved) if len(turned) else np.zeros(0)
+    turned_ns = streaming_ns(graph, moved) if len(turned) else moved
 
     narrow.set(duration_ns=in_half.times.duration_ns, dtype=dtype).doubt(in_half.doubt)
     graph.note(in_half.times.words())
@@ -147,8 +145,8 @@ def amp(
         graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
     kernels = wide_kernels(graph).where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
-    old = kernels.duration_ns.astype(np.float64)
-    by_name = np.where(is_matrix(graph, kernels), math, memory)
+    old = 1.0 * kernels.duration_ns
+    by_name = memory + (math - memory) * is_matrix(graph, kernels)
     by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from bisect import bisect, bisect_left
+from itertools import chain
+
 from daydream.optimizations._gradient_collectives import doubt_waiting
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -12,7 +14,7 @@ from daydream.model import MIB, Gradients, compute_lane, gradients_of
 from daydream.transforms import counted, stages
 
 STAGE = stages.COMMUNICATION
-EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
+EXCLUDES = {"ddp", "p3", "blueconnect"}
 CODE = "DistributedDataParallel(model, bucket_cap_mb=100)"
 memory = unchanged
 
@@ -57,7 +59,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         gradients, within = _recorded(graph, old)
     else:
         old.set(bytes=bytes_of_duration(old, machines, members))
-        gradients, within = work_of_buckets(graph, old, old.bytes, lane)
+        gradients, within = work_of_buckets(graph, old, lane)
         graph.note(
             f"Sizes of buckets are not recorded: by their time between {members} workers of {machines.name} "
             f"they are at most {_sizes(old)} MiB. Their gradients are guessed from the work before them."
@@ -66,18 +68,18 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     if buckets.nbytes.tolist() == old.bytes.tolist():
         graph.does_not_apply(f"its buckets are those of {bucket_mb:g} MiB already")
     fixed = machines.all_reduce_ns(1, members)
-    held = np.bincount(within, gradients.nbytes, len(old))
-    share = np.maximum(old.duration_ns - fixed, 0)[within] * gradients.nbytes / held[within]
-    time = fixed + np.bincount(buckets.number, share, len(buckets))
-    steps = len(np.unique(old.step))
+    recorded, new = (gradients.nodes.group_by(each) for each in (within, buckets.number.tolist()))
+    part = gradients.nbytes / recorded.total(gradients.nbytes)[recorded.number]
+    held = dict(zip(range(len(old)), (old.duration_ns - fixed).clip(0), strict=True))
+    share = dict(zip(new.keys, new.total(part * [held[bucket] for bucket in within]), strict=True))
+    time = [fixed + share[bucket] for bucket in range(len(buckets))]
+    steps = len(old.group_by("step"))
     was = counted(round(len(old) / steps), "bucket")
     said = f"{old.total('bytes') / steps / 1e6:,.1f} MB per step in {was} as recorded"
 
     old.remove()
-    hooks = _ends_of_hooks(graph, gradients.nodes)[1]
-    last = np.append(gradients.nodes.step[1:] != gradients.nodes.step[:-1], True)
     awaited = graph.insert_after(
-        graph.tasks(hooks[last]),
+        _ends_of_hooks(graph, gradients.nodes.group_by("step").last()),
         "wait for all-reduces",
         kind="kernel",
         lane=lane,
@@ -85,8 +87,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         gap_ns=0,
         launched=False,
     )
-    new = graph.insert_after(
-        graph.tasks(hooks[buckets.last]),
+    new_ones = graph.insert_after(
+        _ends_of_hooks(graph, buckets.nodes),
         "all-reduce",
         kind="collective",
         lane=stream,
@@ -95,10 +97,11 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         collective="all_reduce",
         bytes=buckets.nbytes,
     )
-    transfer = np.array([machines.all_reduce_ns(each, members) for each in buckets.nbytes.tolist()])
-    doubt_waiting(new, np.minimum(transfer, time))  # peers that came late do not keep a later bucket
-    new.launches().wait_for(lane, on=stream)
-    graph.link(new.group_by("step").last(), awaited)
+    transfer = [machines.all_reduce_ns(nbytes, members) for nbytes in buckets.nbytes.tolist()]
+    # Peers that came late do not keep a later bucket.
+    doubt_waiting(new_ones, map(min, transfer, time))
+    new_ones.launches().wait_for(lane, on=stream)
+    graph.link(new_ones.group_by("step").last(), awaited)
     graph.note(f"{said}, {round(len(buckets) / steps)} now.")
 
 
@@ -132,7 +135,7 @@ def _sizes(old: Selection) -> str:
     return ", ".join(f"{nbytes / MIB:,.0f}" for nbytes in first.bytes.tolist())
 
 
-def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
+def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, list[int]]:
     """Return the gradients of the steps that were reduced, and the recorded bucket each was in.
 
     A bucket is launched by the hook of its last gradient. Where sizes are unknown its gradients
@@ -142,75 +145,78 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
         found, known = gradients_of(graph), True
     except NotApplicableError:
         found, known = gradients_of(graph, old.total("bytes") / MIB), False
-    kept = np.isin(found.nodes.step, old.step)
-    nodes, makers = (tasks[kept] for tasks in (found.nodes, found.makers))
-    order = graph.columns["order"]
-    within = np.searchsorted(order[old.launch], order[_ends_of_hooks(graph, nodes)[0]])
-    within = np.minimum(within, len(old) - 1)
-    within -= old.step[within] > nodes.step  # behind the last launch of its step
-    nbytes = found.nbytes[kept]
-    if not known:
-        nbytes = shared_equally(old.bytes, within)
-    return Gradients(nodes, makers, nbytes.astype(np.int64)), within
+    steps, launched = old.step.tolist(), graph.tasks(old.launch).order.tolist()
+    kept = [step in steps for step in found.nodes.step.tolist()]
+    nodes = found.nodes[kept]
+    within = []
+    for at, step in zip(nodes.order.tolist(), nodes.step.tolist(), strict=True):
+        bucket = min(bisect_left(launched, at), len(old) - 1)
+        within.append(bucket - (steps[bucket] > step))  # behind the last launch of its step
+    nbytes = found.nbytes[kept] if known else shared_equally(old.bytes.tolist(), within)
+    return Gradients(nodes, found.makers[kept], nbytes), within
 
 
-def _ends_of_hooks(graph: Graph, nodes: Selection) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last CPU task of each gradient's node, with the hooks that run inside it."""
-    order = graph.columns["order"]
+def _ends_of_hooks(graph: Graph, nodes: Selection) -> Selection:
+    """Return the last CPU task of each gradient's node, with the hooks that run inside it."""
     calls = graph.select(kind="cpu", phase="backward").group_by(within=NODE)
-    first, last = nodes.ids.copy(), nodes.ids.copy()
-    begin, end = (ends.ids for ends in (calls.first(), calls.last()))
-    place = np.searchsorted(order[begin], order[nodes.ids], side="right") - 1
-    inside = np.flatnonzero(place >= 0)
-    inside = inside[order[nodes.ids[inside]] <= order[end[place[inside]]]]
-    first[inside], last[inside] = begin[place[inside]], end[place[inside]]
-    return first, last
+    last = calls.last()
+    ends = zip(last.next_after(nodes).tolist(), calls.first().next_after(nodes).tolist(), strict=True)
+    inside = [last.ids[end] if end < begun else None for end, begun in ends]
+    return graph.tasks(
+        [node if end is None else end for node, end in zip(nodes.ids.tolist(), inside, strict=True)]
+    )
 
 
 LEAST, MOST = 2**10, 2**36  # bytes of an all-reduce; no more than a GPU's memory
 
 
-def bytes_of_duration(old: Selection, cluster: Cluster, members: int) -> np.ndarray:
+def bytes_of_duration(old: Selection, cluster: Cluster, members: int) -> list[int]:
     """Return the bytes of each all-reduce, by the shortest time of its place in all steps.
 
     Recorded times hold waiting for peers, the shortest one least; so it is the most that was moved.
     """
-    sizes = np.geomspace(LEAST, MOST, 200)
-    times = np.maximum.accumulate([cluster.all_reduce_ns(size, members) for size in sizes])
-    place = np.arange(len(old)) - np.searchsorted(old.step, old.step)
-    shortest = np.zeros(len(old))
-    for each in np.unique(place).tolist():
-        shortest[place == each] = old.duration_ns[place == each].min()
-    return np.rint(np.interp(shortest, times, sizes)).astype(np.int64)
+    shortest: dict[int, int] = {}
+    places = []
+    for step in old.group_by("step"):
+        for place, ns in enumerate(step.duration_ns.tolist()):
+            shortest[place] = min(ns, shortest.get(place, ns))
+            places.append(place)
+    sizes = range(LEAST, MOST)
+    nbytes = {
+        place: sizes[max(bisect(sizes, ns, key=lambda size: cluster.all_reduce_ns(size, members)) - 1, 0)]
+        for place, ns in shortest.items()
+    }
+    return [nbytes[place] for place in places]
 
 
-def work_of_buckets(
-    graph: Graph, old: Selection, nbytes: np.ndarray, lane: str
-) -> tuple[Gradients, np.ndarray]:
+def work_of_buckets(graph: Graph, old: Selection, lane: str) -> tuple[Gradients, list[int]]:
     """Return stand-ins for gradients, and the recorded all-reduce that each was in.
 
     Kernels on `lane` that its thread launched since the bucket before share a bucket's bytes equally.
     """
     calls = graph.tasks(old.launch)
     work = graph.select(kind="kernel", lane=lane).where(lambda tasks: tasks.launch >= 0)
-    work = work[np.isin(graph.tasks(work.launch).lane.astype(str), calls.lane.astype(str))]
+    threads = set(calls.lane.tolist())
+    work = work[[thread in threads for thread in graph.tasks(work.launch).lane.tolist()]]
     work.need("backward kernels from the thread that launches its all-reduces")
-    place = calls.next_after(graph.tasks(work.launch))
-    within = np.minimum(place, len(old) - 1)
-    mine = (place < len(old)) & (work.step == old.step[within])
-    ids, within = work.ids[mine], within[mine]
-    empty = np.setdiff1d(np.arange(len(old)), within)  # nothing was launched since the one before
-    before = np.maximum(np.searchsorted(within, empty) - 1, 0)
-    ids, within = np.append(ids, ids[before]), np.append(within, empty)
-    in_order = np.argsort(within, kind="stable")
-    ids, within = ids[in_order], within[in_order]
-    nodes = graph.tasks(ids)
-    return Gradients(nodes, nodes, shared_equally(nbytes, within)), within
+    of_bucket: list[list[int]] = [[] for _ in calls]
+    steps, behind = old.step.tolist(), calls.next_after(graph.tasks(work.launch)).tolist()
+    for task, step, bucket in zip(work.ids.tolist(), work.step.tolist(), behind, strict=True):
+        if bucket < len(old) and step == steps[bucket]:
+            of_bucket[bucket].append(task)
+    before = [*chain(*of_bucket)][:1]
+    for bucket, tasks in enumerate(of_bucket):  # nothing was launched since the one before: that again
+        of_bucket[bucket] = tasks or before
+        before = of_bucket[bucket][-1:]
+    within = [bucket for bucket, tasks in enumerate(of_bucket) for _ in tasks]
+    nodes = graph.tasks([*chain(*of_bucket)])
+    return Gradients(nodes, nodes, shared_equally(old.bytes.tolist(), within)), within
 
 
-def shared_equally(total: np.ndarray, within: np.ndarray) -> np.ndarray:
+def shared_equally(total: list[int], within: list[int]) -> list[int]:
     """Return whole numbers, one for each entry of `within`, that add up to the total of each group."""
-    members = np.bincount(within, minlength=len(total))
-    place = np.arange(len(within)) - np.searchsorted(within, within)  # groups lie together, in order
-    share, rest = np.divmod(total, np.maximum(members, 1))
-    return share[within] + (place < rest[within])
+    found = []
+    for group, amount in enumerate(total):
+        count = within.count(group)  # groups lie together, in order
+        found += [(amount + place) // count for place in reversed(range(count))]
+    return found

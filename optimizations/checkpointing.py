@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import take_measured, work
@@ -126,7 +125,7 @@ def checkpointing(
             graph.insert_before(
                 groups.first(),
                 "checkpoint in Python",
-                duration_ns=block_ns + np.minimum(cold, most) + (0 if reentrant else tensor_ns) * tensors,
+                duration_ns=block_ns + cold.clip(max=most) + (0 if reentrant else tensor_ns) * tensors,
             )
     computed.repeat(before=before.first())
     graph.note(f"Computed again: {names}.")
@@ -163,7 +162,7 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
             "no autograd node of these operators is known: there is no backward pass, or no sequence numbers"
         )
     first = nodes.first()
-    ids = np.asarray(first.launch if len(graph.select(on="gpu")) else first.ids, np.int64)
+    ids = first.launch if len(graph.select(on="gpu")) else first.ids
     _, again = _with_backward(nodes.where(ids >= 0), calls)
     time = again.total("duration_ns").sum()
     again.repeat(before=graph.tasks(ids[ids >= 0]))
@@ -183,74 +182,82 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     forward = parts_of(held, (block >= 0) & in_phase(held, "forward"), held["step"], block)
     backward = parts_of(held, (block >= 0) & in_phase(held, "backward"), held["step"], block)
     again = backward.find(forward.keys)
-    if not (again >= 0).any():
+    runs_again = again >= 0
+    if not runs_again.any():
         raise NotApplicableError(f"no layer of {layers or '*'!r} holds anything for its backward pass")
-    places = np.where(again >= 0, backward.first[again], AFTER)  # before them parts run once more
-    mine = np.flatnonzero((forward.of >= 0) & (again[forward.of] >= 0))
+    places = backward.begins(forward.keys, AFTER)  # before them parts run once more
+    mine = ((forward.of >= 0) & runs_again[forward.of]).nonzero()[0]
     part, end = forward.of[mine], held["end"][mine]
     comes, done = places[part], backward.until[again[part]]
     behind, saved = end > forward.until[part], end >= comes
     own = saved & (end_block[mine] == block[mine])  # the block's own backward pass needs it last
+
     call = calls_that_made(held, "", mine)
     output = _outputs(held, mine, part, call, behind)
     goes = saved & ~output
-    following = _next_part(forward, again >= 0)[part]
+    following = forward.next(runs_again)[part]
     # As recorded, before any place goes: the next block runs once more behind what the one before frees.
     moved, gone = Moved(forward, places), place_before(backward.until)
-    input_until = np.where(following >= 0, gone[again[following]], place_before(comes))
-    kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
-
+    leads, next_part = following >= 0, again[following]
+    input_until, kept = place_before(comes), end.copy()
+    input_until[leads] = gone[next_part][leads]
+    kept[leads] = end.clip(backward.first[next_part])[leads]
     let_go = _of_cut_steps(held, forward, again)
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
     held["end"][let_go] = _forward_ends(held, let_go, forward)
+
     # What makes the output is run once more if it keeps anything else: computing again stops after it.
-    runs = output & np.isin(call, call[goes])
-    made_again = goes | ~behind | output & (own | reentrant) | runs
-    stops = done if reentrant else moved(forward.until[part], part)
-    ends = np.where(output & ~own, stops, end)[made_again]
-    copies = repeat(held, mine[made_again], moved, end=ends, phase="backward")
-    held["end"][copies] = np.where(behind[made_again], ends, held["end"][copies])
-    held["end"][mine[output]] = np.where(own, input_until, kept)[output]
-    inputs = _inputs(held, forward)
-    taken = (again >= 0) & (inputs >= 0)
-    np.maximum.at(held["end"], inputs[taken], gone[again[taken]])
-    _keep_random_state(held, np.where(again >= 0, gone[again], BEFORE), moved)
+    calls_again = set(call[goes].tolist())
+    made_again = goes | ~behind | output & (own | reentrant)
+    made_again |= output & [each in calls_again for each in call.tolist()]
+    ends, elsewhere = end.copy(), output & ~own
+    ends[elsewhere] = (done if reentrant else moved(forward.until[part], part))[elsewhere]
+    copies = repeat(held, mine[made_again], moved, end=ends[made_again], phase="backward")
+    late = behind & made_again
+    held["end"][copies[behind[made_again]]] = ends[late]
+    held["end"][mine[output & own]] = input_until[output & own]
+    held["end"][mine[elsewhere]] = kept[elsewhere]
+    inputs = [(row, one) for one, row in enumerate(_inputs(held, forward)) if row >= 0 and runs_again[one]]
+    held.hold_until([row for row, _ in inputs], gone[again[[one for _, one in inputs]]])
+    _keep_random_state(held, again, gone, moved)
 
 
-def _of_cut_steps(held: Allocations, forward: Parts, again: np.ndarray) -> np.ndarray:
+def _of_cut_steps(held: Allocations, forward: Parts, again: Any) -> Any:
     """Return what blocks save in steps of whose backward pass nothing was recorded: rows, int64.
 
     The recording ends there, or lost it, and nothing frees it; in other steps these blocks have one.
     """
-    block, step = forward.keys[:, -1], forward.keys[:, :-1]
-    seen = {tuple(each) for each in step[again >= 0].tolist()}
-    whole = np.array([tuple(each) in seen for each in step.tolist()], bool)
-    cut = (again < 0) & ~whole & np.isin(block, block[again >= 0])
-    mine = np.flatnonzero((forward.of >= 0) & cut[forward.of])
+    keys = [(tuple(step), block) for *step, block in forward.keys.tolist()]
+    steps, blocks = (
+        {key[which] for key, at in zip(keys, again.tolist(), strict=True) if at >= 0} for which in (0, 1)
+    )
+    cut = [step not in steps and block in blocks for step, block in keys]
+    mine = ((forward.of >= 0) & [part >= 0 and cut[part] for part in forward.of.tolist()]).nonzero()[0]
     behind = held["end"][mine] == AFTER
     output = _outputs(held, mine, forward.of[mine], calls_that_made(held, "", mine), behind)
     return mine[behind & ~output]
 
 
-def _keep_random_state(held: Allocations, until: np.ndarray, moved: Moved) -> None:
+def _keep_random_state(held: Allocations, again: Any, gone: Any, moved: Moved) -> None:
     """Keep the state of the CPU's random numbers with each part, and the current one while that runs again.
 
     `until` is of shape (parts,), `BEFORE` for parts that run once only. torch.utils.checkpoint does so
     (`preserve_rng_state`); for parts on a GPU these states are in host memory, too.
     """
     parts = moved.parts
-    own = np.flatnonzero((parts.of >= 0) & (held["device"][: len(parts.of)] < 0))
-    part, at = np.unique(parts.of[own], return_index=True)
-    runs = until[part] > BEFORE
-    part, like = part[runs], own[at[runs]]
+    of_part: dict[int, int] = {}
+    for row, one in enumerate(parts.of.tolist()):
+        if one >= 0 and again[one] >= 0 and held["device"][row] < 0:
+            of_part.setdefault(one, row)
+    part, like = [*of_part], [*of_part.values()]
     state = {"bytes": RANDOM_STATE, "recorded_bytes": RANDOM_STATE, "begin_row": -1, "end_row": -1}
     first, behind = parts.first[part], parts.until[part]
-    held.add(like, **state, begin=first, end=until[part], kind="activation")
+    held.add(like, **state, begin=first, end=gone[again[part]], kind="activation")
     begin, end = (moved(place, part) for place in (first, behind))
     held.add(like, **state, begin=begin, end=end, kind="temporary", phase="backward")
 
 
-def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.ndarray:
+def _forward_ends(held: Allocations, rows: Any, forward: Parts) -> Any:
     """Return where tensors end in the forward pass that nothing saves: behind the call that reads them.
 
     A sum begins a residual stream, which is read once more at the end. Whether anything else is, no
@@ -258,45 +265,43 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
     """
     used = used_until(held, rows, forward)
     until = place_before(forward.until[forward.of[rows]])
-    return held.among(used, np.where(held.where(op=SUM)[rows], until, used), until)
+    sums, expected = held.where(op=SUM)[rows], used.copy()
+    expected[sums] = until[sums]
+    return held.among(used, expected, until)
 
 
-def _outputs(
-    held: Allocations, rows: np.ndarray, part: np.ndarray, call: np.ndarray, stays: np.ndarray
-) -> np.ndarray:
+def _outputs(held: Allocations, rows: Any, part: Any, call: Any, stays: Any) -> Any:
     """Return which are their part's output: of what the last call leaves that leaves something, the largest.
 
     What is as large as what the next call reads goes before: a call may leave its library's workspace, or
     indices, which are larger than its output.
     """
-    last = np.full(int(part.max(initial=-1)) + 1, -1)
-    by_place = np.argsort(held["begin"][rows], kind="stable")
-    by_place = by_place[stays[by_place]]
-    last[part[by_place]] = call[by_place]  # of what goes to one part, the last stays
-    fits, nbytes = read_behind(held, rows, last[part]), held["bytes"][rows]
+    last: dict[int, int] = {}
+    for place in held["begin"][rows].argsort(kind="stable").tolist():
+        if stays[place]:
+            last[int(part[place])] = int(call[place])
+    of_last = [last.get(one, -1) for one in part.tolist()]
+    ranked = zip(read_behind(held, rows, of_last).tolist(), held["bytes"][rows].tolist(), strict=True)
     best: dict[int, tuple[bool, int, int]] = {}
-    for place in np.flatnonzero(stays & (call == last[part])).tolist():
-        ranked = (bool(fits[place]), int(nbytes[place]), place)
-        best[part[place]] = max(best.get(part[place], ranked), ranked)
-    return np.isin(np.arange(len(rows)), [place for *_, place in best.values()])
-
-
-def _inputs(held: Allocations, parts: Parts) -> np.ndarray:
-    """Return what was made last before each part, in forward, and is held when that begins; -1 for none."""
-    rows = np.flatnonzero(held.where(phase="forward"))
-    rows = rows[np.argsort(held["begin"][rows], kind="stable")]
-    found = np.full(len(parts), -1)
-    for place, first in enumerate(parts.first.tolist()):
-        before = rows[: np.searchsorted(held["begin"][rows], first)]
-        before = before[(held["rank"][before] == parts.keys[place, 0]) & (held["end"][before] >= first)]
-        found[place] = before[-1] if len(before) else -1
+    for place, (fits, nbytes) in enumerate(ranked):
+        if stays[place] and call[place] == of_last[place]:
+            one = int(part[place])
+            best[one] = max(best.get(one, (False, -1, -1)), (fits, nbytes, place))
+    found = stays & False
+    found[[place for *_, place in best.values()]] = True
     return found
 
 
-def _next_part(parts: Parts, again: np.ndarray) -> np.ndarray:
-    """Return the part that begins where each ends, -1 if none that runs once more (bool) does."""
-    begins = {first: place for place, first in enumerate(parts.first.tolist()) if again[place]}
-    return np.array([begins.get(until, -1) for until in parts.until.tolist()], np.int64)
+def _inputs(held: Allocations, parts: Parts) -> list[int]:
+    """Return what was made last before each part, in forward, and is held when that begins; -1 for none."""
+    rows = held.where(phase="forward").nonzero()[0]
+    rows = rows[held["begin"][rows].argsort(kind="stable")]
+    begins, found = held["begin"][rows].tolist(), []
+    for key, first in zip(parts.keys.tolist(), parts.first.tolist(), strict=True):
+        before = rows[: bisect_left(begins, first)]
+        before = before[(held["rank"][before] == key[0]) & (held["end"][before] >= first)]
+        found.append(int(before[-1]) if len(before) else -1)
+    return found
 
 
 def _free_outputs(held: Allocations, *, op: str, layer: str | None) -> None:
@@ -304,17 +309,16 @@ def _free_outputs(held: Allocations, *, op: str, layer: str | None) -> None:
     call = calls_that_made(held, op)
     made = (call >= 0) & in_phase(held, "forward") & held.where(kind="activation", layer=layer)
     node = parts_of(held, in_phase(held, "backward"), held["step"], calls_that_made(held, ""))
-    rows = np.flatnonzero(made & in_phase(held, "backward", at="end"))
+    rows = (made & in_phase(held, "backward", at="end")).nonzero()[0]
     if not len(rows):
         raise NotApplicableError(f"no operator {op!r} leaves anything for the backward pass")
-    begins = np.append(BEFORE, np.sort(node.first))
-    user = np.searchsorted(begins, held["end"][rows], side="left") - 1  # the node during which it ends
-    back = place_before(begins[user])
-
+    begins = [BEFORE, *sorted(node.first.tolist())]
+    ends = held["end"][rows]
+    node_begins = [begins[bisect_left(begins, end) - 1] for end in ends.tolist()]  # of the node it ends in
+    back = place_before(0 * ends + node_begins)
     calls = parts_of(held, made, held["step"], call)
     inputs = input_of_parts(held, calls)[calls.of[rows]]
-    known = inputs >= 0
-    np.maximum.at(held["end"], inputs[known], back[known])
+    held.hold_until(inputs[inputs >= 0], back[inputs >= 0])
     put_away(held, rows, until_next_call(held, rows), back)
 
 
@@ -360,17 +364,16 @@ def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:
     return forward.match(backward.keys), backward
 
 
-def _cold_ns(blocks: Groups) -> np.ndarray:
+def _cold_ns(blocks: Groups) -> Any:
     """Return how much longer Python takes because each block's data went through the CPU's caches."""
-    tasks = blocks.by_group
+    tasks = blocks.selection
     if len(tasks.where(on="gpu")):
-        return np.zeros(len(blocks))
-    nbytes = np.maximum(work(tasks.graph, tasks).nbytes, 0)
-    moved = np.bincount(np.sort(blocks.number[blocks.number >= 0]), nbytes, len(blocks))
-    return np.rint(np.maximum(moved - WARM_BYTES, 0.0) * COLD_NS)
+        return 0 * blocks.sizes
+    moved = blocks.total(work(tasks.graph, tasks).nbytes.clip(0))
+    return ((moved - WARM_BYTES).clip(0) * COLD_NS).round()
 
 
-def _say(graph: Graph, work: Selection, behind: Selection, known: np.ndarray) -> None:
+def _say(graph: Graph, work: Selection, behind: Selection, known: Any) -> None:
     """Note which part of the work is left out, and where that cannot be told."""
     if not known.all():
         graph.note(
@@ -390,7 +393,7 @@ COMMANDS = {
         "apply": _apply,
     },
     "rematerialize": {
-        "EXCLUDES": frozenset({"checkpointing"}),  # it computes the same work again, and more
+        "EXCLUDES": {"checkpointing"},  # it computes the same work again, and more
         "memory": _free_outputs,
         "tool": _tool,
     },

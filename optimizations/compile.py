@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from math import ceil
 from typing import Any, Literal
 
-import numpy as np
 from daydream.optimizations._launches import LAUNCH_US, NODE_US, launch_as_graphs
 
 from daydream import Graph, GraphError, Groups, Selection
@@ -140,10 +140,12 @@ def compile(  # noqa: A001 - the command is `compile`
     said: list[str] = []
     for part in parts:
         kernels = part.tasks.where(kind="kernel")
-        family = work(graph, kernels).family.astype(str)
-        by_name = kernels[family == "None"].where(lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES))
-        fusible = kernels[np.isin(family, FUSIBLE)] | by_name
-        products = kernels[np.isin(family, ("matmul", "convolution"))]
+        family = work(graph, kernels).family.tolist()
+        by_name = kernels[[each is None for each in family]].where(
+            lambda kernels: kernels_are(kernels, *FUSIBLE_CLASSES)
+        )
+        fusible = kernels[[each in FUSIBLE for each in family]] | by_name
+        products = kernels[[each in ("matmul", "convolution") for each in family]]
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
@@ -172,7 +174,7 @@ def _data_dependent(graph: Graph) -> int:
         call_rows(graph, calls.ids, name)
         for name in (asks_for_values, may_ask, None, operators_that(lambda op: op.is_matrix))
     )
-    asks, several = (np.unique(rows[rows >= 0]) for rows in (inside[asked == outer], products))
+    asks, several = (sorted({*rows.tolist()} - {-1}) for rows in (inside[asked == outer], products))
     breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
     names = Counter(str(name).removeprefix("aten::") for name in graph.recorded.values("name", asks))
     listed = ", ".join(dict(names.most_common()))
@@ -188,13 +190,13 @@ def _by_xla(device: Selection) -> Selection:
     """Return the device work of XLA programs of several operators: these were compiled together."""
     runs = device.where(within=XLA_RUN).group_by(within=XLA_RUN)
     several = [len(set(zip(run.op.tolist(), run.name.tolist(), strict=True))) > 1 for run in runs]
-    return runs.where(np.array(several, bool)).tasks if any(several) else device[:0]
+    return runs.where(several).tasks if any(several) else device[:0]
 
 
 def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks: int) -> None:
     """Launch the compiled passes as graphs, forward and backward apart."""
-    ids = np.concatenate([part.tasks.ids for part in parts])
-    alive = graph.tasks(np.sort(ids[graph.alive[ids]]))
+    compiled = graph.tasks(sorted(chain(*(part.tasks.ids.tolist() for part in parts))))
+    alive = compiled.where(lambda tasks: graph.alive[tasks.ids])
     captured = alive.where(lambda tasks: tasks.launch >= 0) - alive.where(kind="memcpy", name=OVER_LINK)
     if not len(captured):
         return

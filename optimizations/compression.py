@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from math import prod
 from typing import Any, Literal
 
-import numpy as np
 from daydream.optimizations._gradient_collectives import (
     doubt_waiting,
     move_to_compute,
     sized_all_reduces,
     waiting_ns,
 )
-from daydream.optimizations._products import itemsizes
 
-from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import PROTOCOLS, floor_ns, memory_bandwidth, workers_of
 from daydream.memory import Allocations, add_copies, gradient_bytes, parts_of
 from daydream.model import BUCKET_MB, MIB, compute_lane, gradients_of, shapes_in
@@ -65,7 +65,7 @@ def compression(
         raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = sized_all_reduces(graph)
     if rank is None:
-        wide = itemsizes(reduced) > WIDTH
+        wide = reduced.itemsize > WIDTH
         if not wide.any():
             graph.does_not_apply("its gradients are reduced in 16 bits or less already")
         reduced = reduced[wide]
@@ -73,7 +73,7 @@ def compression(
     if rank is not None:
         _in_factors(graph, reduced, rank, lane, rate)
         return
-    left, nbytes = WIDTH / itemsizes(reduced), reduced.bytes
+    left, nbytes = WIDTH / reduced.itemsize, reduced.bytes
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
     narrow = {"duration_ns": _scaled(reduced, left), "dtype": dtype, "bytes": nbytes * left}
     _replace(reduced, lane, {"cast down": cast, "cast up": cast}, [narrow])
@@ -105,11 +105,10 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     lane, rate = _compute(graph)
-    width, nbytes = itemsizes(reduced), reduced.bytes
+    width, nbytes = reduced.itemsize, reduced.bytes
     sent = ratio * nbytes / width
-    gathered = np.maximum(
-        reduced.duration_ns * (members * sent * (width + INDEX_BYTES) / (2 * nbytes)), LEAST_NS
-    )
+    share = members * sent * (width + INDEX_BYTES) / (2 * nbytes)
+    gathered = (reduced.duration_ns * share).clip(LEAST_NS)
     select = floor_ns(graph) + COMPRESS_VALUES * nbytes / rate
     add_up = floor_ns(graph) + (nbytes + members * sent * (3 * width + INDEX_BYTES)) / rate
     gather = {"duration_ns": gathered, "name": "all-gather", "collective": "all_gather"}
@@ -120,13 +119,14 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
 
 def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: float) -> None:
     """Put three kernels and two all-reduces in the place of each one that is compressed."""
-    factors = _factors(graph, reduced, rank)
-    some = factors[1] > 0
-    if not some.any():
+    of_step = reduced.group_by("step", "rank")
+    reduced, factors = _factors(graph, of_step, rank)
+    if not len(reduced):
         graph.does_not_apply(f"no gradient has so many rows and columns that rank {rank} saves half of it")
-    reduced = reduced[some]
-    tensors, matrices, compressed, left, right = factors[:, some]
-    width, nbytes = itemsizes(reduced), reduced.bytes
+    tensors, matrices, compressed, left, right = (
+        reduced.group_by([*range(len(reduced))]).total(each) for each in zip(*factors, strict=True)
+    )
+    width, nbytes = reduced.itemsize, reduced.bytes
     elements = nbytes / width
     rest = elements - compressed
     # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
@@ -149,20 +149,19 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     _replace(reduced, lane, kernels, both)
 
 
-def _replace(
-    reduced: Selection, lane: str, kernels: dict[str, np.ndarray], transfers: list[dict[str, Any]]
-) -> None:
+def _replace(reduced: Selection, lane: str, kernels: dict[str, Any], transfers: list[dict[str, Any]]) -> None:
     """Put kernels (name and ns) before, between and after transfers in the place of each all-reduce."""
-    graph, waited_ns = reduced.graph, waiting_ns(reduced)
-    split = reduced.split(len(kernels) + len(transfers), launched=True).ids.reshape(len(reduced), -1)
-    parts = [graph.tasks(part) for part in split.T]
+    waited_ns = waiting_ns(reduced)
+    count = len(kernels) + len(transfers)
+    split = reduced.split(count, launched=True)
+    parts = [split[place::count] for place in range(count)]
     for part, (name, time) in zip(parts[::2], kernels.items(), strict=True):
         part.set(name=name, kind="kernel", duration_ns=time)
     for part, columns in zip(parts[1::2], transfers, strict=True):
         part.set(**columns)
     parts[0].set(gap_ns=0)
     others = sum(columns["duration_ns"] for columns in transfers[1:])
-    doubt_waiting(parts[1], np.maximum(waited_ns - others, 0))
+    doubt_waiting(parts[1], (waited_ns - others).clip(0))
     move_to_compute(parts[0], lane)
 
 
@@ -174,47 +173,49 @@ def _compute(graph: Graph) -> tuple[str, float]:
     return lane, rate
 
 
-def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
+def _scaled(reduced: Selection, left: Any) -> Any:
     """Return the time of all-reduces of a part of their bytes."""
-    time: np.ndarray = np.maximum(reduced.duration_ns * left, np.minimum(reduced.duration_ns, LEAST_NS))
-    return time
+    return (reduced.duration_ns * left).clip(reduced.duration_ns.clip(max=LEAST_NS))
 
 
-def _factors(graph: Graph, reduced: Selection, rank: int) -> np.ndarray:
-    """Return of each all-reduce its gradients, those that are compressed, their values, and those of P and Q.
+def _factors(graph: Graph, of_step: Groups, rank: int) -> tuple[Selection, list[list[int]]]:
+    """Return the all-reduces with gradients that are compressed, and what is in each.
 
+    That is the number of its gradients, of those that are compressed, their values, and those of P and of Q.
     A gradient's first dimension gives the rows, all others together the columns. The gradients of a
     step fill its all-reduces in the order in which they are ready. Those of steps whose sums differ hold
     none here. Raises `NotApplicableError` where shapes are unknown or no step's sums agree.
     """
     gradients = gradients_of(graph)
-    shapes = [(shapes_in(text) or [[]])[0] if text else [] for text in gradients.nodes.shapes.tolist()]
-    sizes = [
-        prod(shape) * width if shape else -1
-        for shape, width in zip(shapes, itemsizes(gradients.nodes).tolist(), strict=True)
-    ]
-    if sizes != gradients.nbytes.tolist():
+    shapes = [(shapes_in(text) or [[]])[0] if text else [] for text in gradients.nodes.shapes]
+    nbytes = [prod(shape) * width for shape, width in zip(shapes, gradients.nodes.itemsize, strict=True)]
+    if not all(shapes) or nbytes != gradients.nbytes.tolist():
         raise NotApplicableError("the shapes of this trace's gradients are unknown; record it with shapes")
-    rows = np.array([shape[0] for shape in shapes])
-    columns = np.array([prod(shape[1:]) for shape in shapes])
-    thin = np.minimum(np.minimum(rows, columns), rank)
-    small = (rows + columns) * thin * SAVED < rows * columns
-
-    bucket = np.full(len(gradients), -1)
-    mine, theirs = (tasks.group_by("step", "rank") for tasks in (gradients.nodes, reduced))
-    for step, key in enumerate(mine.keys):
-        there = np.flatnonzero(theirs.number == (theirs.keys.index(key) if key in theirs.keys else -2))
-        filled, nbytes = np.cumsum(reduced.bytes[there]), gradients.nbytes[mine.number == step]
-        if len(there) and abs(nbytes.sum() - filled[-1]) <= UNLIKE * filled[-1]:
-            place = np.searchsorted(filled, np.cumsum(nbytes) - nbytes / 2)
-            bucket[mine.number == step] = there[np.minimum(place, len(there) - 1)]
-    known = bucket >= 0
-    if not known.any():
+    found: dict[int, list[int]] = {}
+    by_step: dict[Any, list[tuple[int, list[int]]]] = {}
+    for step, *gradient in zip(gradients.step_and_rank, nbytes, shapes, strict=True):
+        by_step.setdefault(step, []).append((gradient[0], gradient[1]))
+    for step, members in by_step.items():
+        reduced = of_step[step] if step in of_step.keys else of_step.tasks[:0]
+        filled, total = [*accumulate(reduced.bytes.tolist())], sum(size for size, _ in members)
+        if not filled or abs(total - filled[-1]) > UNLIKE * filled[-1]:
+            continue
+        before = 0
+        for size, (rows, *others) in members:
+            at = min(bisect_left(filled, before + size / 2), len(filled) - 1)
+            before += size
+            columns = prod(others)
+            thin = min(rows, columns, rank)
+            small = (rows + columns) * thin * SAVED < rows * columns
+            holds = [1, small, small * rows * columns, small * rows * thin, small * columns * thin]
+            old = found.get(int(reduced.ids[at]), [0] * len(holds))
+            found[int(reduced.ids[at])] = [one + more for one, more in zip(old, holds, strict=True)]
+    if not found:
         raise NotApplicableError(
             "the gradients of a step are not as large as what its all-reduces hold together"
         )
-    values = (np.ones(len(rows)), small, small * rows * columns, small * rows * thin, small * columns * thin)
-    return np.array([np.bincount(bucket[known], each[known], len(reduced)) for each in values])
+    some = [task for task in of_step.tasks.ids.tolist() if found.get(task, [0, 0])[1]]
+    return graph.tasks(some), [found[task] for task in some]
 
 
 def memory(held: Allocations, *, rank: int | None = None, **options: Any) -> None:
@@ -225,7 +226,7 @@ def memory(held: Allocations, *, rank: int | None = None, **options: Any) -> Non
     backward = parts_of(held, held.where(phase="backward"), held["step"])
     for (own, _, step), until in zip(backward.keys.tolist(), backward.until.tolist(), strict=True):
         mine = held.where(kind="gradient") & (held["rank"] == own) & (held["step"] == step)
-        like = np.flatnonzero(mine)[:1]
+        like = mine.nonzero()[0][:1]
         if len(like):
             total = gradient_bytes(held, own, int(held["device"][like[0]])) // 2
             one = min(total, round(BUCKET_MB * MIB) // 2)
@@ -240,11 +241,10 @@ def _keep_unsent(held: Allocations, **options: Any) -> None:
 
 COMMANDS = {
     "compression": {
-        "EXCLUDES": frozenset({"dgc", "blueconnect"}),
+        "EXCLUDES": {"dgc"},
         "CODE": "model.register_comm_hook(group, default_hooks.fp16_compress_hook)",
     },
     "dgc": {
-        "EXCLUDES": frozenset({"compression", "blueconnect"}),
         "CODE": "model.register_comm_hook(state, top_k_hook)  # a hook of your own",
         "memory": _keep_unsent,
     },

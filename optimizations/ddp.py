@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from daydream import Graph, GraphError
 from daydream.costs import copies_ns, network_of
 from daydream.memory import Allocations, add_buckets
@@ -13,7 +11,7 @@ from daydream.model import MIB, compute_lane, gradients_of
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = frozenset({"p3"})
+EXCLUDES = {"p3"}
 CODE = "model = DistributedDataParallel(model)"
 
 LANE = "all-reduce"
@@ -89,23 +87,23 @@ def ddp(
         bytes=buckets.nbytes,
         launched=lane is not None,
     )
-    last = waits.ids[len(ends) - 1 - np.unique(ends[::-1], return_index=True)[1]]
+    last = graph.tasks(dict(zip(ends.tolist(), waits.ids.tolist(), strict=True)).values())
     if lane is None:
         graph.link(reduced, waits)
-        graph.tasks(last).wait_for(LANE)
+        last.wait_for(LANE)
     else:
         for stream in dict.fromkeys(graph.select(on="gpu", phase=("backward", "optimizer")).lane.tolist()):
             if stream not in set(reduced.lane.tolist()):
-                graph.tasks(last).wait_for(LANE, on=stream)
+                last.wait_for(LANE, on=stream)
     if copies is not None and not gradient_as_bucket_view:
-        each = np.argsort(buckets.number, kind="stable")  # bucket by bucket, as they are waited for
+        each = buckets.number.argsort(kind="stable")  # bucket by bucket, as they are waited for
         number = buckets.number[each]
         back = graph.insert_after(waits[number], "copy from bucket", duration_ns=copies[each], **how)
         if lane is not None:
             graph.link(reduced[number], back)
     graph.covers(workers)
     graph.note(network.describe())
-    steps = len(np.unique(gradients.nodes.step))
+    steps = len(gradients.nodes.group_by("step"))
     graph.note(
         f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients per step in "
         f"{counted(round(len(buckets) / steps), 'bucket')}."

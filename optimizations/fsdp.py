@@ -28,7 +28,7 @@ from daydream.model import (
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = {"ddp", "p3", "tictac"}
+EXCLUDES = {"ddp", "p3"}
 CODE = "torch.distributed.fsdp.fully_shard(model)"
 
 LANE = "shards"  # one lane: collectives of one group run one behind the other
@@ -353,9 +353,9 @@ class Sharding:
             ]
             beside, calls = [], []
             for at in these:  # early ones when the one before has been taken over
-                use, begin = uses[at], begins[uses[at].step][1]
-                at_begin = use.backward and opens[at] and begin != use.task
-                beside.append(taken[at - 1] if early else begin if at_begin else taken[at])
+                use, (_, first) = uses[at], begins[uses[at].step]
+                at_begin = use.backward and opens[at] and first != use.task
+                beside.append(taken[at - 1] if early else first if at_begin else taken[at])
                 hook = BACKWARD if use.backward else FORWARD
                 calls.append(hook.of(self.units[use.unit].parameters) * self.python)
             if these:
@@ -378,7 +378,7 @@ class Sharding:
             opened = at if opens[at] else opened
             before = at - (1 if use.backward else 2)
             if before >= opened or (use.backward and uses[max(before, 0)].step == use.step):
-                graph.link(taken[before], begun[at])
+                graph.link([taken[before]], [begun[at]])
         if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
             starts = [not self.overlap or (opens[at] and not use.backward) for at, use in enumerate(uses)]
             ask[starts].wait_for(self.lane, on=INTO if self.shards is not None else LANE)

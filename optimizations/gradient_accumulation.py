@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 from daydream.optimizations._gradient_collectives import REDUCTIONS
 
 from daydream import Graph, GraphError, Selection
@@ -70,7 +71,7 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     passes = parts_of(held, held.where(phase=PASSES), held["step"])
     turns = batches - 1  # right before the recorded one
     moved = Moved(passes, passes.first, turns)
-    mine = np.flatnonzero(passes.of >= 0)
+    mine = (passes.of >= 0).nonzero()[0]
     part, begin, end = passes.of[mine], held["begin"][mine], held["end"][mine]
     gradient = held.where(kind="gradient", phase="backward")[mine]
     added = next_call(held, mine)  # where a gradient is added to that of the batch before
@@ -80,38 +81,40 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
 
     for turn in range(turns):
         then = moved(goes_on, part, turn + 1) if turn + 1 < turns else goes_on
-        ends = np.where(gradient, moved(added, part, turn), np.where(left, then, end))
-        some = np.flatnonzero(~gradient) if turn == 0 else np.arange(len(mine))
+        ends = end.copy()
+        ends[left] = then[left]
+        ends[gradient] = moved(added, part, turn)[gradient]
+        some = (~gradient | (turn > 0)).nonzero()[0]
         repeats = held["repeat"][mine[some]] + number * (turn + 1)
         copies = repeat(held, mine[some], moved, turn=turn, end=ends[some], repeat=repeats)
-        held.become(np.isin(np.arange(len(held)), copies[gradient[some]]), "temporary")
+        held.become(copies[gradient[some]], "temporary")
     held.add(mine[gradient], end=added[gradient], kind="temporary")
     held["begin"][mine[gradient]] = first[gradient]
     _end_with_first(held, passes, moved)
 
 
-def _goes_on(held: Allocations, passes: Parts) -> np.ndarray:
+def _goes_on(held: Allocations, passes: Parts) -> Any:
     """Return where, in the next turn of its own part, what outlives a pass would end; shape (rows,)."""
     part, end = passes.of, held["end"]
-    first, until = passes.first, passes.until
-    following = np.append(np.arange(1, len(passes)), -1)[part]
-    in_next = (following >= 0) & (end >= first[following]) & (end < until[following])
-    events = (until - first) // STEP
-    at = (end - first[following]) // STEP * events[part] // events[following] * STEP + first[part]
-    at = np.where(in_next, at, held["begin"])
-    return np.where(part >= 0, at, end)
+    own = (part >= 0) & (part + 1 < len(passes))
+    following = (part + 1) * own
+    events = (passes.until - passes.first) // STEP
+    behind = end - passes.first[following]
+    in_next = own & (behind >= 0) & (end < passes.until[following])
+    at = passes.first[part] + behind // STEP * events[part] // events[following] * STEP
+    found = end.copy()
+    found[part >= 0] = held["begin"][part >= 0]
+    found[in_next] = at[in_next]
+    return found
 
 
 def _end_with_first(held: Allocations, passes: Parts, moved: Moved) -> None:
     """Let what the step before left, and the recorded pass frees, end in the first pass of the step."""
     end, begin = held["end"], held["begin"]
-    for place in range(len(passes)):
-        first, until = passes.first[place], passes.until[place]
-        before = begin < moved(np.array([first]), np.array([place]), 0)
-        ends = np.flatnonzero(
-            before & (end >= first) & (end < until) & (held["rank"] == passes.keys[place, 0])
-        )
-        end[ends] = moved(end[ends], np.full(len(ends), place), 0)
+    for place, (first, until) in enumerate(zip(passes.first, passes.until, strict=True)):
+        own = held["rank"] == passes.keys[place, 0]
+        ends = own & (begin < moved(first, place)) & (end >= first) & (end < until)
+        end[ends] = moved(end[ends], place)
 
 
 def _one_after_another(graph: Graph, passed: Selection, begin: dict[tuple[int, int], int]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import Counter
+from math import ceil
 from typing import Any, Literal
-
-import numpy as np
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import elements, parse_shapes
@@ -13,8 +14,7 @@ from daydream.model import MIB, Gradients, first_parameter_uses, gradients_of, u
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
-EXCLUDES = frozenset({"ddp"})
-COMMANDS = {"tictac": {"EXCLUDES": frozenset({"ddp", "fsdp", "p3"})}}
+COMMANDS = {"tictac": {"EXCLUDES": {"ddp", "fsdp", "p3"}}}
 OF_JOBS = True
 
 MOST_SLICES = 200_000  # in all steps: about a minute of simulation on one core
@@ -68,16 +68,7 @@ def p3(
     """
     if slice_mb <= 0:
         raise GraphError(f"slice_mb must be above 0, not {slice_mb:g}")
-    _exchange(
-        graph,
-        workers=workers,
-        servers=servers,
-        bandwidth=bandwidth,
-        latency_us=latency_us,
-        update=update,
-        gradient_mb=gradient_mb,
-        slice_mb=slice_mb,
-    )
+    _exchange(graph, workers, servers, bandwidth, latency_us, update, gradient_mb, slice_mb=slice_mb)
 
 
 def tictac(
@@ -115,21 +106,11 @@ def tictac(
         update: Where parameters are updated.
         gradient_mb (MiB): Size of all gradients, if the trace lacks it.
     """
-    _exchange(
-        graph,
-        workers=workers,
-        servers=servers,
-        bandwidth=bandwidth,
-        latency_us=latency_us,
-        update=update,
-        gradient_mb=gradient_mb,
-        order=order,
-    )
+    _exchange(graph, workers, servers, bandwidth, latency_us, update, gradient_mb, order=order)
 
 
 def _exchange(
     graph: Graph,
-    *,
     workers: int,
     servers: int,
     bandwidth: float,
@@ -151,91 +132,84 @@ def _exchange(
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     gradients = gradients_of(graph, gradient_mb)
     users = first_parameter_uses(graph, gradients)
-    place = _places(graph, gradients, users)
-    slices = np.ones(len(gradients), np.int64)
+    place, nbytes = _places(graph, gradients, users), gradients.nbytes.tolist()
+    slices = [1] * len(nbytes)
     if slice_mb is not None:
-        wanted = np.maximum(np.ceil(gradients.nbytes / (slice_mb * MIB)), 1)
-        if wanted.sum() > MOST_SLICES:
+        slices = [max(ceil(each / (slice_mb * MIB)), 1) for each in nbytes]
+        if sum(slices) > MOST_SLICES:
             raise GraphError(
-                f"slice_mb {slice_mb:g} makes {wanted.sum():,.0f} slices of the gradients of this trace, "
+                f"slice_mb {slice_mb:g} makes {sum(slices):,.0f} slices of the gradients of this trace, "
                 f"more than {MOST_SLICES:,}: give a larger slice_mb"
             )
-        slices = wanted.astype(np.int64)
     waiting, said = _update(graph, gradients, users, place, update)
 
-    of = np.repeat(np.arange(len(gradients)), slices)
-    size = (gradients.nbytes / slices)[of]
+    of = [one for one, count in enumerate(slices) for _ in range(count)]
+    sizes = [nbytes[one] / slices[one] for one in of]
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
-    time, nbytes = size * share / bandwidth, np.rint(size).astype(np.int64)
+    transfer: dict[str, Any] = {"gap_ns": 0, "launched": False}
     pushed = graph.insert_after(
         gradients.nodes[of],
         "push",
         kind="collective",
         lane=PUSH,
-        duration_ns=time,
-        gap_ns=0,
+        duration_ns=[each * share / bandwidth for each in sizes],
         after=gradients.makers[of],
-        bytes=nbytes,
-        launched=False,
+        bytes=[round(each) for each in sizes],
+        **transfer,
     )
     steps = pushed.group_by("step", "rank")
-    turn, cause = np.arange(len(of)), pushed
+    turn, cause = list(range(len(of))), pushed
+    if order == "first-use":
+        turn.sort(key=lambda one: (steps.number[one], place[one]))
     if slice_mb is None:  # pulls begin when all of a step has come
-        turn = np.lexsort((place, steps.number)) if order == "first-use" else turn
         cause = steps.last()[steps.number[turn]]
     back = PULL if servers else PUSH
-    pulled = graph.insert_after(
-        cause, "pull", lane=back, duration_ns=time[turn], gap_ns=0, bytes=nbytes[turn], launched=False
-    )
+    size = {name: getattr(pushed, name)[turn] for name in ("duration_ns", "bytes")}
+    pulled = graph.insert_after(cause, "pull", lane=back, **size, **transfer)
     graph.link(cause, pulled, latency_ns=latency_us * 1e3)
+    places = [place[of[one]] for one in turn]
     if slice_mb is not None:
-        urgency = np.zeros(graph.size, np.int64)
-        urgency[pushed.ids] = urgency[pulled.ids] = place[of]
+        urgency = dict(zip([*pushed.ids.tolist(), *pulled.ids.tolist()], places * 2, strict=True))
         for lane in {PUSH, back}:
-            graph.schedule(lane, key=lambda tasks: urgency[tasks.ids])
+            graph.schedule(lane, key=lambda tasks: [urgency[task] for task in tasks.ids.tolist()])
 
     # What one task waits for has come with the last of it.
-    waiting = waiting[of[turn]]
-    come = pulled.group_by("step", "rank", waiting)
-    place_of = dict(zip(waiting.tolist(), place[of[turn]].tolist(), strict=True))
-    lanes = [PULLED.format(place_of[task]) for *_, task in come.keys]
-    there = graph.insert_after(
-        come.last(), "parameters are there", lane=lanes, duration_ns=0, gap_ns=0, launched=False
-    )
+    come = pulled.group_by("step", "rank", [waiting[of[one]] for one in turn])
+    place_of = dict(zip(come.number.tolist(), places, strict=True))  # in the order of the groups
+    lanes = list(map(PULLED.format, place_of.values()))
+    there = graph.insert_after(come.last(), "parameters are there", lane=lanes, duration_ns=0, **transfer)
     graph.link(pulled, there[come.number])
     waits = graph.tasks([task for *_, task in come.keys])
     if (waits.kind == "cpu").all():
         waits.wait_for(lanes)
-    else:
-        known = np.flatnonzero(waits.launch >= 0)  # what was launched before the window follows no step of it
-        calls = graph.tasks(waits.launch[known])
-        calls.wait_for([lanes[one] for one in known], on=waits.lane[known].tolist())
+    else:  # what was launched before the window follows no step of it
+        known = waits.where(lambda tasks: tasks.launch >= 0)
+        lane_of = dict(zip(waits.ids.tolist(), lanes, strict=True))
+        calls = graph.tasks(known.launch)
+        calls.wait_for([lane_of[task] for task in known.ids.tolist()], on=known.lane.tolist())
     graph.covers(workers)
-    sent = round(len(of) / len(steps))
     graph.note(
-        f"{gradients.nbytes.sum() / len(steps) / MIB:,.1f} MiB of gradients per step in "
-        f"{counted(sent, 'slice') if slice_mb else counted(sent, 'transfer') + ' each way'}; "
-        f"{counted(workers, 'worker')}, "
+        f"{sum(nbytes) / len(steps) / MIB:,.1f} MiB of gradients per step in "
+        f"{counted(round(len(of) / len(steps)), 'slice' if slice_mb else 'transfer')}"
+        f"{'' if slice_mb else ' each way'}; {counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {said}"
     )
 
 
-def _places(graph: Graph, gradients: Gradients, users: Selection) -> np.ndarray:
+def _places(graph: Graph, gradients: Gradients, users: Selection) -> list[int]:
     """Return the place of each parameter's first reader among those of its step, by program order."""
-    order = graph.columns["order"][users.ids]
-    found = np.zeros(len(users), np.int64)
-    steps = gradients.nodes.group_by("step", "rank")
-    for step in range(len(steps)):
-        here = steps.number == step
-        found[here] = np.unique(order[here], return_inverse=True)[1]
-    if len({int(found[steps.number == step].max()) for step in range(len(steps))}) > 1:
+    reads = list(zip(gradients.step_and_rank, users.order.tolist(), strict=True))
+    of_step: dict[tuple[int, int], list[int]] = {}
+    for step, at in sorted(set(reads)):
+        of_step.setdefault(step, []).append(at)
+    if len({len(each) for each in of_step.values()}) > 1:
         graph.does_not_apply("its steps train different parameters, so what waits for which is not known")
-    return found
+    return [bisect(of_step[step], at) - 1 for step, at in reads]
 
 
 def _update(
-    graph: Graph, gradients: Gradients, users: Selection, place: np.ndarray, update: str
-) -> tuple[np.ndarray, str]:
+    graph: Graph, gradients: Gradients, users: Selection, place: list[int], update: str
+) -> tuple[list[int], str]:
     """Let the update run where it does; return the task that waits for each gradient's parameter, and why.
 
     Servers update: the worker's update goes, and the forward operators that read the
@@ -246,16 +220,17 @@ def _update(
     """
     device, calls = graph.select(on="gpu", phase="optimizer"), update_calls(graph)
     by_server = update == "server" or not len(device | calls)
-    parts = None if by_server else _parts(graph, gradients, device, calls)
+    parts = None if by_server else _parts(graph, gradients, place, device, calls)
     if not by_server and parts is None:
-        waiting = users.ids.copy()
-        steps = gradients.nodes.group_by("step", "rank")
         by_step = (device if len(device) else calls).group_by("step", "rank")
-        for number, (key, nodes) in enumerate(steps.items()):
+        first: dict[tuple[int, int], list[int]] = {}
+        for key, nodes in gradients.nodes.group_by("step", "rank").items():
             updates = by_step[key] if key in by_step.keys else device[:0]
-            following = int(updates.next_after(nodes).max(initial=0))
-            if following < len(updates):
-                waiting[steps.number == number] = updates.ids[following]
+            first[key] = updates.ids[updates.next_after(nodes).max(initial=0) :][:1].tolist()
+        waiting = [
+            (first[key] or [user])[0]
+            for key, user in zip(gradients.step_and_rank, users.ids.tolist(), strict=True)
+        ]
         return waiting, (
             "The worker updates all parameters together, as far as the trace shows, so the update waits for "
             "the last gradient and the forward pass for the update; `--update server` shows what the order "
@@ -265,13 +240,18 @@ def _update(
         if len(gone):
             gone.remove()
     if parts is None:
-        return users.ids, "The servers update the parameters; their own time is not modelled."
+        return users.ids.tolist(), "The servers update the parameters; their own time is not modelled."
     reads = users.group_by("step", "rank", place)
     before = reads.first()
-    on_cpu, on_device = (np.bincount(reads.number, time, len(reads)) for time in parts)
-    if len(device) and len(called := before.where(lambda tasks: tasks.launch >= 0)):
-        left = np.maximum(on_cpu - graph.facts.launch_cost_ns, 0)[before.launch >= 0]
-        graph.insert_before(called, "update of parameters", kind="cpu", phase="optimizer", duration_ns=left)
+    on_cpu, on_device = ([part[key] for key in reads.keys] for part in parts)
+    if len(device):
+        spent = dict(zip(before.ids.tolist(), on_cpu, strict=True))
+        called = before.where(lambda tasks: tasks.launch >= 0)
+        left = [max(spent[task] - graph.facts.launch_cost_ns, 0) for task in called.ids.tolist()]
+        if left:
+            graph.insert_before(
+                called, "update of parameters", kind="cpu", phase="optimizer", duration_ns=left
+            )
     updates = graph.insert_before(
         before,
         "update of parameters",
@@ -279,66 +259,58 @@ def _update(
         phase="optimizer",
         duration_ns=on_device if len(device) else on_cpu,
     )
-    return updates.ids[reads.number], (
+    return updates.ids[reads.number].tolist(), (
         "The worker updates the parameters of an operator when they have come, right before they are read."
     )
 
 
+Part = tuple[int, int, int]  # step, rank, and the place of a parameter
+
+
 def _parts(
-    graph: Graph, gradients: Gradients, device: Selection, calls: Selection
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return CPU and device time of the update of each gradient's parameter; None if they cannot be told.
+    graph: Graph, gradients: Gradients, place: list[int], device: Selection, calls: Selection
+) -> tuple[Counter[Part], Counter[Part]] | None:
+    """Return CPU and device time of the update of each place's parameters; None if they cannot be told.
 
     They can where the update is a loop over parameters: an operator that runs once for each, on tensors of
     their sizes, begins each part. Of parameters of one size the order is that of first use.
     """
-    steps = np.array(gradients.step_and_rank)
-    first = calls.where(op=OWN_UPDATE).group_by("step", "rank", "call").first()
-    sizes = np.array([_first_size(text) for text in first.shapes.tolist()], np.int64)
-    order, width = graph.columns["order"], update_of(graph).width
-    on_cpu, on_device = np.zeros(len(gradients)), np.zeros(len(gradients))
-    columns = graph.columns
-    time = (columns["duration_ns"] + columns["gap_ns"]).astype(np.float64)
-    launch = columns["launch"][device.ids].astype(np.int64)
-    for key in np.unique(steps, axis=0).tolist():
-        here = np.flatnonzero((steps == key).all(axis=1))
-        mine = (first.step == key[0]) & (first.rank == key[1])
-        begins = _begins(order[first.ids[mine]], first.op[mine], sizes[mine], gradients.nbytes[here] // width)
-        if begins is None:
-            return None
-        starts, owner = begins
-        owner = here[owner]
-        cpu = calls.ids[(calls.step == key[0]) & (calls.rank == key[1])]
-        kernels = (device.step == key[0]) & (device.rank == key[1]) & (launch >= 0)
-        for ids, at, total, spent in (
-            (cpu, order[cpu], on_cpu, time[cpu]),
-            (device.ids[kernels], order[launch[kernels]], on_device, device.duration_ns[kernels]),
+    own = calls.where(op=OWN_UPDATE).group_by("step", "rank", "call").first().group_by("step", "rank")
+    launched = device.where(lambda tasks: tasks.launch >= 0)
+    work = [
+        (calls, calls.order, calls.duration_ns + calls.gap_ns),
+        (launched, graph.tasks(launched.launch).order, launched.duration_ns),
+    ]
+    size = gradients.nbytes // update_of(graph).width
+    of_step: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # size, last first, place
+    for turn, (key, *parameter) in enumerate(zip(gradients.step_and_rank, size.tolist(), place, strict=True)):
+        of_step.setdefault(key, []).append((parameter[0], -turn, parameter[1]))
+    begins = {}
+    for key, parameters in of_step.items():
+        updates = own[key] if key in own.keys else calls[:0]
+        begun: dict[str, list[tuple[int, int]]] = {}
+        for op, *begin in zip(
+            updates.op, updates.order.tolist(), map(_first_size, updates.shapes), strict=True
         ):
-            if len(ids):
-                part = np.maximum(np.searchsorted(starts, at, side="right") - 1, 0)
-                np.add.at(total, owner[part], spent)
-    return on_cpu, on_device
-
-
-def _begins(
-    order: np.ndarray, op: np.ndarray, sizes: np.ndarray, wanted: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return where the part of each parameter begins, and the gradient that it belongs to."""
-    found = None
-    for name in dict.fromkeys(op.tolist()):
-        here = np.flatnonzero(op == name)
-        here = here[np.argsort(order[here], kind="stable")]
-        if len(here) != len(wanted) or not np.array_equal(np.sort(sizes[here]), np.sort(wanted)):
-            continue
-        if found is None or order[here[0]] < order[found[0]]:
-            found = here
-    if found is None:
-        return None
-    # Gradients come in the order of the backward pass: of one size, the last one is the first parameter.
-    owner = np.empty(len(found), np.int64)
-    by_size = np.lexsort((-np.arange(len(wanted)), wanted))
-    owner[np.lexsort((np.arange(len(found)), sizes[found]))] = by_size
-    return order[found], owner
+            begun.setdefault(op, []).append((begin[0], begin[1]))
+        # Gradients come in the order of the backward pass: of one size, the last one is the first parameter.
+        wanted = sorted(parameters)
+        loops = []
+        for runs in begun.values():
+            by_size = sorted((nbytes, at) for at, nbytes in runs)
+            if [nbytes for nbytes, _ in by_size] == [nbytes for nbytes, *_ in wanted]:
+                loops.append(sorted(zip([at for _, at in by_size], [one[2] for one in wanted], strict=True)))
+        if not loops:
+            return None
+        begins[key] = min(loops)
+    found: tuple[Counter[Part], Counter[Part]] = Counter(), Counter()
+    for time, (tasks, order, spent) in zip(found, work, strict=True):
+        rows = zip(tasks.step.tolist(), tasks.rank.tolist(), order.tolist(), spent.tolist(), strict=True)
+        for step, rank, at, ns in rows:
+            if starts := begins.get((step, rank)):
+                part = max(bisect(starts, (at, MOST_SLICES)) - 1, 0)
+                time[step, rank, starts[part][1]] += ns
+    return found
 
 
 def _first_size(text: str | None) -> int:

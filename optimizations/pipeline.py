@@ -24,7 +24,7 @@ from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
 
 STAGE = order.PARALLEL
-EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})
+EXCLUDES = {"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"}
 CODE = "torch.distributed.pipelining.pipeline(model, mb_args=(batch,))"
 
 PASSES = ("forward", "loss", "backward")
@@ -394,12 +394,12 @@ def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:
     for (step, stage), members in every.items():
         ids = recorded[step].ids.tolist()
         runs = [layer_of[task] in {None, *layers_of_stages[stage]} for task in ids]
-        time, gap = (
+        spent, gap = (
             [ns * own for ns, own in zip(column.tolist(), runs, strict=True)] for column in was[step]
         )
         of_joint = times[stage]
         members.set(
-            duration_ns=[of_joint.get(task, ns) for task, ns in zip(ids, time, strict=True)], gap_ns=gap
+            duration_ns=[of_joint.get(task, ns) for task, ns in zip(ids, spent, strict=True)], gap_ns=gap
         )
     every.arrange([stage for _, stage in every.keys])
     if not trained.elements:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
     Argument,
@@ -115,14 +113,18 @@ class Divided:
         self.sizes = {call: sizes for call in calls if (sizes := self._sizes(call)) is not None}
 
     @property
-    def flop(self) -> np.ndarray:
-        """The part of each task's FLOP that is left on a GPU: shape (tasks,)."""
-        return np.array([self.left.get(task, (1.0, 1.0))[0] for task in self.of_task])
+    def flop(self) -> Any:
+        """The part of each task's FLOP that is left on a GPU."""
+        return [self.left.get(task, (1.0, 1.0))[0] for task in self.of_task]
 
     @property
-    def nbytes(self) -> np.ndarray:
-        """The part of each task's bytes that is left on a GPU: shape (tasks,)."""
-        return np.array([self.left.get(task, (1.0, 1.0))[1] for task in self.of_task])
+    def nbytes(self) -> Any:
+        """The part of each task's bytes that is left on a GPU."""
+        return [self.left.get(task, (1.0, 1.0))[1] for task in self.of_task]
+
+    def shared(self) -> Selection:
+        """Return the tasks whose work is divided."""
+        return self.graph.tasks([task for task, (flop, _) in self.left.items() if flop < 1])
 
     def of_blocks(self, blocks: list[str]) -> None:
         """Divide the regions of all blocks, in all steps and repetitions."""
@@ -138,7 +140,8 @@ class Divided:
             for number, region in enumerate(regions):
                 self._forward(region)
                 for each in (*region.columns, region.row):
-                    linear[(block, each.layer, *sorted(each.sizes))] = (number, each)
+                    key = block, each.layer, *sorted(each.sizes)
+                    linear[key] = number, each
         if not linear:
             raise NotApplicableError(
                 "no block that the model repeats has attention between linear layers of recorded shapes"
@@ -342,7 +345,7 @@ def divided_work(graph: Graph, degree: int) -> Divided:
 
 
 STAGE = stages.PARALLEL
-EXCLUDES = frozenset({"ddp", "fsdp", "p3", "pipeline", "tictac"})
+EXCLUDES = {"ddp", "fsdp", "p3", "pipeline", "tictac"}
 CODE = "torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)"
 
 LANE = "all-reduce"
@@ -398,25 +401,27 @@ def tensor_parallel(
     else:
         times = scaled_time(graph, tasks, divided.flop)
     updated = _update_of_parts(graph, divided, degree)
-    shared = divided.flop < 1
-    before, after = (time[shared].sum() for time in (tasks.duration_ns, times.duration_ns))
-    whole = tasks.duration_ns[~shared].sum()
+    shared = divided.shared()
+    before = shared.total("duration_ns")
+    whole = tasks.total("duration_ns") - before
     tasks.set(duration_ns=times.duration_ns)
+    after = shared.total("duration_ns")
 
     behind = graph.tasks([one.task for one in divided.sums])
     taken = [network.time_ns(one.collective, one.nbytes) for one in divided.sums]
-    sums: dict[str, Any] = {
-        "duration_ns": taken,
-        "collective": [one.collective for one in divided.sums],
-        "bytes": [one.nbytes for one in divided.sums],
-    }
-    if on_device:  # on the stream of the work, as that waits for it
-        inserted = graph.insert_after(behind, LANE, kind="collective", gap_ns=0, **sums)
-    else:
+    where: dict[str, Any] = {"gap_ns": 0}  # on the stream of the work, as that waits for it
+    if not on_device:
         waits = graph.insert_after(behind, "wait for all-reduce", duration_ns=0)
-        inserted = graph.insert_after(
-            behind, LANE, kind="collective", lane=LANE, launched=False, before=waits, **sums
-        )
+        where = {"lane": LANE, "launched": False, "before": waits}
+    inserted = graph.insert_after(
+        behind,
+        LANE,
+        kind="collective",
+        duration_ns=taken,
+        collective=[one.collective for one in divided.sums],
+        bytes=[one.nbytes for one in divided.sums],
+        **where,
+    )
     inserted.set(name=[one.collective.replace("_", "-") for one in divided.sums])
     _say(graph, divided, degree)
     graph.note(
@@ -435,7 +440,7 @@ def _update_of_parts(graph: Graph, divided: Divided, degree: int) -> str:
     trained = trained_parameters(graph)
     share = trained.part(divided.layers)[1]
     joint, time = joint_update(graph, 1.0, 1 - share * (1 - 1 / degree))
-    own = optimizer.where(lambda each: np.isin(each.layer.astype(str), list(divided.layers)))
+    own = optimizer[[layer in divided.layers for layer in optimizer.layer]]
     own = own.where(kind="kernel" if len(graph.select(kind="kernel")) else "cpu")
     if len(joint):
         joint.set(duration_ns=time)
@@ -462,15 +467,18 @@ def _say(graph: Graph, divided: Divided, degree: int) -> None:
 def memory(held: Allocations, *, degree: int, **options: Any) -> None:
     """Hold one GPU's part of the divided layers and of what lies between them."""
     found = divided_work(held.graph, degree)
-    every = np.arange(len(held.trace))
-    divided = np.isin(every, call_rows(held.graph, found.tasks.ids[found.flop < 1]))
-    product = nearest(held, np.isin(every, [*found.kinds]))
-    kept_whole = [ROW if phase == "forward" else COLUMN for phase in held.texts("phase")]
-    kind = [found.kinds.get(row) for row in product.tolist()]
-    whole = np.equal(kind, kept_whole) & ~held.where(kind="gradient")
-    layer = np.isin(np.array(held.texts("layer"), str), [*found.layers])
+    layer = [path in found.layers for path in held.texts("layer")]
 
-    which = held.where(kind=("activation", "temporary")) & (nearest(held, divided) >= 0) & ~whole
+    def around(calls: Iterable[int]) -> Any:
+        """Return the innermost of some calls around what asked for each allocation, -1 for none."""
+        rows = held.trace.is_kind("operator") & False
+        rows[[call for call in calls if call >= 0]] = True
+        return nearest(held, rows)
+
+    product = zip(around(found.kinds).tolist(), held.texts("phase"), strict=True)
+    kept_whole = [found.kinds.get(call) == (ROW if phase == "forward" else COLUMN) for call, phase in product]
+    between = held.where(kind=("activation", "temporary")) & ~(kept_whole & ~held.where(kind="gradient"))
+    which = between & (around(call_rows(held.graph, found.shared().ids).tolist()) >= 0)
     which |= layer & held.where(kind=("parameter", "gradient", "optimizer_state"))
     which |= layer & held.where(phase="optimizer")
     divide(held, which, degree)

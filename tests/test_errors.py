@@ -15,9 +15,9 @@ from daydream.costs.devices import known_devices
 from daydream.costs.network.cluster_names import read_cluster
 from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
-from daydream.memory.settings import settings_of
+from daydream.memory.allocator import settings_of
 from daydream.memory.snapshot import read_snapshot
-from daydream.parallel.engines import engine_of
+from daydream.parallel import engine_of
 from daydream.simulate.ranks import slowdown_of
 from daydream.tools.tool import tool
 from daydream.trace.attach import join

@@ -49,8 +49,9 @@ def is_promised(module, name):
     if module in (
         "daydream.instrument",
         "daydream.instrument.tools",
-    ):  # what makes changes for real; its names are those of its `__all__`
-        return name in importlib.import_module(module).__all__
+    ):  # what makes changes for real
+        made = importlib.import_module(module)
+        return name in getattr(made, "__all__", vars(made))
     theirs = (sibling, "apply", "memory")
     return of == "daydream.optimizations" and (sibling.startswith("_") or name in theirs)
 

@@ -9,12 +9,12 @@ import pytest
 from two_streams import steps
 
 import daydream
-from daydream.parallel import engines, map_on
+from daydream import parallel
 
 LARGE_ARRAYS = """\
 import resource, sys
 import numpy as np
-from daydream.parallel.engines import keep_freed_memory
+from daydream.parallel import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -39,8 +39,8 @@ def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
 
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not engines.keep_freed_memory()
-    engines.hand_back_freed_memory()
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
@@ -48,15 +48,15 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    assert not engines.keep_freed_memory()
-    engines.hand_back_freed_memory()
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_what_lies_freed_between_other_things_is_handed_back():
     code = """
 import sys
-from daydream.parallel.engines import hand_back_freed_memory, keep_freed_memory
+from daydream.parallel import hand_back_freed_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -75,8 +75,7 @@ print((before - resident()) * 4096 >> 20)
 
 def test_the_api_leaves_the_process_as_it_is(monkeypatch):
     asked = []
-    for module in (engines, map_on):
-        monkeypatch.setattr(module, "keep_freed_memory", lambda: asked.append("kept"))
+    monkeypatch.setattr(parallel, "keep_freed_memory", lambda: asked.append("kept"))
     trace = steps()
     assert daydream.sweep(trace, "scale", {"factor": [0.5, 0.8]}, on="gpu").scenarios
     assert daydream.rank(trace, pairs=0).optimizations

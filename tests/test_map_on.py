@@ -12,8 +12,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import TraceError
 from daydream.errors import DaydreamError
-from daydream.parallel.engines import Engine, engine_of
-from daydream.parallel.map_on import map_on
+from daydream.parallel import Engine, engine_of, map_on
 
 
 def adding(amount):
@@ -217,7 +216,7 @@ def test_without_dask_the_engine_says_what_to_install(monkeypatch):
 @pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
     need_dask()
-    monkeypatch.setattr("daydream.parallel.map_on.ANSWER_S", 1)
+    monkeypatch.setattr("daydream.parallel.ANSWER_S", 1)
 
     with pytest.raises(DaydreamError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
         map_on("dask:tcp://127.0.0.1:1", adding, 1, [1])

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import daydream
+from daydream.cli import main
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -108,6 +110,20 @@ def test_the_readmes_accuracy_is_that_of_the_page(start, row):
     assert f" {cells[2]} " in start
     assert f"median error {cells[3]}, worst {cells[5]}" in told
     assert "the interval holds in" not in told or f"the interval holds in {cells[6]}." in told
+
+
+@pytest.mark.slow
+def test_each_row_of_the_readme_works_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    rows = re.findall(r"`daydream ([^`]*TRACE[^`]*)`", section("What it answers"))
+    for command in (row for row in rows if "./my_optimization.py" not in row):  # that is the reader's
+        words = shlex.split(command.replace("TRACE", "examples/train_gpt_h200.parquet"))
+        words = [str(tmp_path / word) if word.endswith(".html") else word for word in words]
+        if words[0] == "sql":
+            pytest.importorskip("duckdb")
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        assert not done.value.code, command
 
 
 def test_the_readmes_optimization_is_the_example():

@@ -10,7 +10,7 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import DaydreamError, GraphError, OutputError
-from daydream.parallel.engines import Engine
+from daydream.parallel import Engine
 
 OWN = """
 def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):

@@ -29,7 +29,7 @@ COMMANDS = {
     "calibrate": "daydream.calibration.run.Calibration",
     "calibrate --tool": "daydream.calibration.in_place.InPlaceCalibration",
     "memory": "daydream.memory.result.MemoryReport",
-    "memory --by": "daydream.memory.views.MemoryView",
+    "memory --by": "daydream.memory.report.MemoryView",
     "memory --largest": "daydream.predict.memory.Largest",
 }
 HEAD = """# JSON

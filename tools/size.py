@@ -36,7 +36,7 @@ BUDGETS = {
     "core": Budget(109_600, 56, 10.20),
     "reading and recording": Budget(139_300, 90, 9.50),
     "knowledge": Budget(210_800, 113, 10.74),
-    "surface": Budget(111_900, 89, 9.82),
+    "surface": Budget(105_600, 74, 9.82),
     "product": Budget(571_500, 348, 10.13),
     "tests": Budget(479_400, 356, 11.10),
     "benchmarks, validation, tools": Budget(12_170, 93, 0.00),

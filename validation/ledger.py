@@ -105,7 +105,6 @@ def entries(folder: Path) -> Iterator[Entry]:
     for model, recordings in document["recordings"].items():
         for recording in recordings:
             trace = daydream.load(folder / recording["trace"])
-            trace.metadata.update({key: document[key] for key in ("world_size",) if key in document})
             replay = daydream.replay(trace)
             judges = recording.get("judges", document.get("judges", False))
             for title, change in recording["changes"].items():

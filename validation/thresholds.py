@@ -24,7 +24,7 @@ from held_out import set_to
 from tables import keep
 
 import daydream
-from daydream.collect.importers.nsys import waits
+from daydream.collect.importers import nsys_waits as waits
 from daydream.graph import rules
 from daydream.graph.rules import thresholds
 

@@ -107,18 +107,10 @@ def calibrate(
                 progress=progress,
             )
         found.save(output, force=out.force)
-    words = (
-        [] if optimization is None else ["whatif", *change.words, *request.words, "--table", output]
-    )
-    out.emit(
-        found,
-        lambda: _text(found),
-        written=wrote(output),
-        then=words,
-        trace=request.trace,
-        optimization=optimization,
-        output=output,
-    )
+    words = ["whatif", *change.words, *request.words, "--table", output]
+    head = {"trace": request.trace, "optimization": optimization, "output": output}
+    then = words if optimization is not None else []
+    out.emit(found, lambda: _text(found), written=wrote(output), then=then, **head)
 
 
 def _where(found: Calibration | InPlaceCalibration) -> str:
@@ -210,14 +202,11 @@ def in_place(
         with working():
             found = calibrate_in_place(before, Trace.load(done.changed))
     found.save(output, force=out.force)
-    out.emit(
-        found,
-        lambda: _in_place_text(found),
-        written=wrote(output),
-        then=["whatif", *change.words, "TRACE", "--table", output],
-        tool=tool,
-        output=output,
+    then, head = (
+        ["whatif", *change.words, "TRACE", "--table", output],
+        {"tool": tool, "output": output},
     )
+    out.emit(found, lambda: _in_place_text(found), written=wrote(output), then=then, **head)
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 
 from daydream.cli.commands import Change, Changes, command
 from daydream.cli.options import SOME
-from daydream.cli.output import Output, trace_name
+from daydream.cli.output import TIMELINES, Output, trace_name
 from daydream.cli.source import TraceRequest, note_missing_engine, usage_error, working
 from daydream.errors import GraphError
 
@@ -48,7 +48,7 @@ def replay(request: TraceRequest, out: Output) -> None:
 
     Any error here carries over to every prediction from this trace.
     """
-    out.check_files(chakra=True)
+    out.check_files(*TIMELINES, ".et")
     with working() as progress:
         found = request.replay(progress, typical=out.output is None)
         written = out.write_files(found, progress, ranked=True)

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from daydream.cli.commands import command
 from daydream.cli.options import Parsed
-from daydream.cli.output import Output
+from daydream.cli.output import TIMELINES, Output
 from daydream.cli.source import TraceRequest, usage_error, working
 
 
 def _settings(text: str) -> Any:
-    from daydream.memory.settings import settings_of
+    from daydream.memory.allocator import settings_of
 
     return settings_of(text)
 
@@ -81,7 +81,7 @@ def memory(
             raise usage_error(f"{name} {what}")
     if largest_batch and largest == "sequence":
         raise usage_error("give either '--largest-batch' or '--largest sequence'")
-    out.check_files()
+    out.check_files(*TIMELINES)
     if snapshot is not None:
         from daydream.memory.snapshot_memory import snapshot_memory
 
@@ -97,7 +97,7 @@ def memory(
     elif any(sizes.values()):
         _show_largest(request, out, largest or "batch", capacity)
     elif by is not None:
-        from daydream.memory.views import view_of
+        from daydream.memory.report import view_of
 
         with working() as progress:
             trace = request.load(progress)

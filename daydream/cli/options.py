@@ -170,7 +170,7 @@ def _contention(text: str) -> str:
 
 
 def _engine(text: str) -> Any:
-    from daydream.parallel.engines import engine_of
+    from daydream.parallel import engine_of
 
     return engine_of(text)
 
@@ -219,20 +219,17 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
         if len(found) < 2 or place + 1 == len(parts):
             raise ValueError(f"{text!r}: '...' needs two numbers before it and one after it")
         last, (before, one) = read(parts[place + 1]), found[-2:]
-        same = len(found) > 2 and one - before == before - found[-3]
-        factor = one / before if before else Fraction(0)
-        by_steps = same or factor <= 0 or (factor.denominator > 1 and factor.numerator > 1)
-        rising, start = one > before, len(found)
-        following = 2 * one - before if by_steps else one * factor
-        while following != one and (following < last) == rising and following != last:
-            if len(found) - start > MOST:
-                break
-            found.append(following)
-            before, one = one, following
-            following = 2 * one - before if by_steps else one * factor
-        if following != last or one == last:
+        factor, step = one / before if before else Fraction(0), Fraction(0)
+        even = len(found) > 2 and one - before == before - found[-3]
+        if even or factor <= 0 or 1 not in (factor.numerator, factor.denominator):
+            factor, step = Fraction(1), one - before
+        more = [one * factor + step]
+        while (more[-1] < last) == (one > before) and more[-1] != last and len(more) < MOST:
+            more.append(more[-1] * factor + step)
+        if more.pop() != last or one == last:
             shown = str(last) if last.denominator == 1 else f"{float(last):g}"
             raise ValueError(f"the numbers before '...' do not lead to {shown}")
+        found += more
     return found
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
+TIMELINES = (".json", ".json.gz")
 FORMATS = (".pt.trace.json", ".json", ".sqlite", ".db", ".etdp", ".parquet")  # longest first
 
 
@@ -107,17 +108,19 @@ class Output:
 
         self.emit(document or found, screen, written=written, then=then, **(head or {}))
 
-    def check_files(self, *, chakra: bool = False) -> None:
-        """Raise `OutputError` or a usage error if the timelines or the report could not be written."""
-        timelines = (".json", ".json.gz", *[".et"] * chakra)
-        for path, suffixes, flag in (
-            (self.output, timelines, "-o"),
+    def check_files(self, *suffixes: str) -> None:
+        """Raise `OutputError` or a usage error if the output or the report could not be written.
+
+        `suffixes` are those of the output.
+        """
+        for path, ends, flag in (
+            (self.output, suffixes, "-o"),
             (self.html, (".html", ".htm"), "--html"),
         ):
             if path is None:
                 continue
-            if not (path.lower() if flag == "--html" else path).endswith(suffixes):
-                text = f"{path!r} ends in neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}"
+            if not (path.lower() if flag == "--html" else path).endswith(ends):
+                text = f"{path!r} ends in neither {', '.join(ends[:-1])} nor {ends[-1]}"
                 raise click.BadParameter(text, click.get_current_context(), param_hint=flag)
             self.check(path)
 

@@ -101,7 +101,7 @@ class TraceRequest:
         Raises `TraceError` if it is not usable.
         """
         import daydream
-        from daydream.parallel.engines import keep_freed_memory
+        from daydream.parallel import keep_freed_memory
         from daydream.trace.step_range import TYPICAL, is_long
 
         # These files are of all that was recorded, and what the cache holds is the trace's own content.

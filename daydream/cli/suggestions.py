@@ -15,9 +15,7 @@ from typing import Any
 
 from daydream.report.format import printable, step_change_text
 
-PATIENCE_S = (
-    8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
-)
+PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two
 MOST = 3
 TIMES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
 NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
@@ -50,19 +48,19 @@ def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
     words = ["rank", "--trace", str(path.resolve()), "--json", "--no-curves", "--pairs", "0"]
     # Modules are looked for where this process finds them: not in the current folder, if not there too.
     code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
+    command = [sys.executable, "-c", code]
+    how: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "timeout": patience_s,
+    }
     try:
-        done = subprocess.run(  # noqa: S603 - Python itself, with words of ours and a path
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience_s,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            reason = lines[0].removeprefix("error: ") if lines else f"exit code {done.returncode}"
-            return Suggestions(missing=f"ranking failed ({printable(reason)})")
-        return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
+        done = subprocess.run(command, check=False, **how)  # noqa: S603 - words of ours and a path
+        if not done.returncode:
+            return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
+        first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        reason = first.removeprefix("error: ") or f"exit code {done.returncode}"
+        return Suggestions(missing=f"ranking failed ({printable(reason)})")
     except subprocess.TimeoutExpired:
         return Suggestions(missing=f"ranking took longer than {patience_s:g} s")
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -23,7 +24,6 @@ from daydream.errors import DaydreamError, GraphError
 from daydream.lazy import regex
 from daydream.transforms.registry import typed
 
-FORMATS = (".csv", ".parquet")
 SWITCHES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 PLOTS = (".png", ".svg", ".html")
 MOST_WORKERS = 1 << 20
@@ -103,18 +103,10 @@ def sweep(
 
     fixed = change.values or {}
     values = _values(change, varied)
-    again = next(
-        (each for place, each in enumerate(request.traces) if each in request.traces[:place]), None
-    )
-    if again is not None:
-        raise usage_error(f"the trace {again} is given twice")
-    replace(out, output=None).check_files()
-    if out.output is not None:
-        if not out.output.endswith(FORMATS):
-            raise click.BadParameter(
-                f"name it {' or '.join(FORMATS)}", click.get_current_context(), param_hint="-o"
-            )
-        out.check(out.output)
+    (often, count), *_ = Counter(request.traces).most_common(1) or [("", 0)]
+    if count > 1:
+        raise usage_error(f"the trace {often} is given twice")
+    out.check_files(".csv", ".parquet")
     written = []
     with working() as progress:
         recordings = {each.trace: each.load(progress, typical=True) for each in request.each}
@@ -141,8 +133,8 @@ def sweep(
         best = next(iter(found.possible), found.scenarios[0])
         same = {"table": table, "contention": None if contention == MEASURED else contention}
         named = "+".join(each.name for each in change.optimizations)
-        words = ["whatif", named, *typed({**fixed, **best.options}), *typed(same)]
-        words += replace(request, traces=(best.trace,)).words
+        options = typed({**fixed, **best.options, **same})
+        words = ["whatif", named, *options, *replace(request, traces=(best.trace,)).words]
     out.answer(found, written=written, then=words, top=top)
     if not found.scenarios:
         raise DaydreamError("no scenario could be answered; the reasons are listed")

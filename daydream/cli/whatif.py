@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from daydream.cli.commands import Change, Changes, command
 from daydream.cli.options import MEASURED, TIME, Option
-from daydream.cli.output import Output, free_name, print_json, print_screen
+from daydream.cli.output import TIMELINES, Output, free_name, print_json, print_screen
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.errors import DaydreamError
 
@@ -63,10 +64,9 @@ def whatif(
         return
     if change is None:
         raise usage_error("name an optimization, such as amp; `daydream whatif --list` shows them")
-    from daydream.memory.report import memory_of
     from daydream.predict.prediction import predict
 
-    out.check_files(chakra=True)
+    out.check_files(*TIMELINES, ".et")
     typed, then, memory = [change.spec, *change.typed], None, None
     with working() as progress:
         replay = request.replay(progress, table=table)
@@ -74,6 +74,8 @@ def whatif(
         with change.checked(replay.graph, request.words):
             found = predict(replay, change.edit, contention=contention, capacity_bytes=capacity)
         if out.html:  # also who holds the memory, where the trace tells
+            from daydream.memory.report import memory_of
+
             with contextlib.suppress(DaydreamError):
                 memory = memory_of(replay.graph.recorded, capacity=capacity)
         written = out.write_files(found, progress, memory=memory, ranked=True)
@@ -115,28 +117,21 @@ def print_list(*, as_json: bool) -> None:
     with working():
         found, broken = loadable()
     if as_json:
-        entries = [
+        parts = attrgetter("name", "flag", "type.__name__", "default", "required")
+        keys = ("name", "flag", "type", "default", "required")
+        entries: list[dict[str, Any]] = [
             {
                 "name": each.name,
                 "summary": each.summary,
-                "options": [
-                    {
-                        "name": option.name,
-                        "flag": option.flag,
-                        "type": option.type.__name__,
-                        "default": option.default,
-                        "required": option.required,
-                    }
-                    for option in each.options
-                ],
+                "options": [dict(zip(keys, parts(one), strict=True)) for one in each.options],
             }
             for each in found
         ]
-        unusable = [
+        entries += [
             {"name": name, "summary": error, "options": [], "error": error}
             for name, error in broken.items()
         ]
-        print_json({"optimizations": [*entries, *unusable]})
+        print_json({"optimizations": entries})
         return
     print_screen(list_of(found, broken))
     click.echo("next: daydream whatif NAME --help   or   daydream whatif NAME TRACE", err=True)
@@ -150,19 +145,12 @@ def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> lis
     from daydream.report.blocks import Facts, Title
     from daydream.transforms.stages import TITLES
 
-    groups = {
-        title: [
-            row
-            for each in optimizations
-            if each.stage == stage
-            for row in (
-                (each.name, each.summary),
-                ("", "   ".join(map(_option_text, each.options))),
-            )
-            if row[1]
-        ]
-        for stage, title in TITLES.items()
-    }
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES.values()}
+    for each in optimizations:
+        rows = groups[TITLES[each.stage]]
+        rows.append((each.name, each.summary))
+        if each.options:
+            rows.append(("", "   ".join(map(_option_text, each.options))))
     groups["cannot be loaded"] = [*broken.items()]
     return [
         block for title, rows in groups.items() if rows for block in (Title(title), Facts(rows))

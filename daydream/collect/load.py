@@ -14,7 +14,7 @@ from daydream.trace.trace import Trace
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from daydream.parallel.engines import Engine
+    from daydream.parallel import Engine
 
 
 def load(

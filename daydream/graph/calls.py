@@ -219,6 +219,7 @@ def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
 
+COMMUNICATES = regex(r"^(_?c10d(_functional)?::|FSDP::|record_param_comms)")
 LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
@@ -237,10 +238,11 @@ def has_device_work(graph: Graph) -> bool:
 
 
 def silent_ranks(graph: Graph) -> int:
-    """Return how many ranks a job has whose collectives are not in the trace of one of them, else 0."""
+    """Return how many ranks a job has whose collectives the trace of one calls but does not hold, else 0."""
     ranks = graph.recorded.metadata.get("world_size") or 0
-    collectives = (graph.kind == COLLECTIVE) & graph.alive
-    return ranks if ranks > 1 and not collectives.any() else 0
+    if ranks < 2 or ((graph.kind == COLLECTIVE) & graph.alive).any():
+        return 0
+    return ranks if any(map(COMMUNICATES.search, graph.recorded.text("name"))) else 0
 
 
 def fused_parts(graph: Graph) -> np.ndarray:

@@ -7,7 +7,7 @@ order must be one in which the work can be done: what a group needs comes before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,13 @@ class Groups(NotebookTables):
         """The tasks of all groups, those of one group behind one another."""
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
-    def total(self, column: str) -> np.ndarray:
-        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit."""
+    def total(self, column: str | Sequence[float] | np.ndarray) -> np.ndarray:
+        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit.
+
+        Numbers of your own, one for each task that was grouped, are summed alike.
+        """
+        if not isinstance(column, str):
+            return np.bincount(self.number + 1, column, len(self) + 1)[1:]
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")
@@ -107,7 +112,7 @@ class Groups(NotebookTables):
         """Return the last task of each group, one a group."""
         return self.by_group[self._starts[1:] - 1]
 
-    def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
+    def where(self, test: Sequence[bool] | np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
         mask = np.asarray(test(self) if callable(test) else test, bool)
         return Groups(self.by_group, np.where(mask[self._number], self._number, -1), self.keys)
@@ -120,18 +125,18 @@ class Groups(NotebookTables):
         within = (seen[1:] > before) & (seen[:-1] < through)
         return Groups(self.by_group, np.where(within, self._number, -1), self.keys)
 
-    def take(self, places: np.ndarray) -> Groups:
+    def take(self, places: Sequence[int] | np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
-        chosen = places.tolist()
+        chosen = np.asarray(places, np.int64).tolist()
         ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in chosen)])
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
-        number = np.repeat(np.arange(len(chosen)), self.sizes[places])
+        number = np.repeat(np.arange(len(chosen)), self.sizes[chosen])
         return Groups(tasks, number, [self.keys[place] for place in chosen])
 
     def match(self, keys: Iterable[Any]) -> Groups:
         """Return the groups that have these keys, in their order; what no group has is left out."""
         place = {key: number for number, key in enumerate(self.keys)}
-        return self.take(np.array([place[key] for key in keys if key in place], np.int64))
+        return self.take([place[key] for key in keys if key in place])
 
     def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
         """Put one task in the place of each group, with lane, kind and launch of its first; return them.

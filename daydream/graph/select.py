@@ -201,6 +201,9 @@ DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
     "instance": instances,
     "call": lambda graph, ids: instances(graph, ids, inner=True),
     "input_elements": _input_elements,
+    "itemsize": lambda graph, ids: of_tasks(
+        graph.tasks(ids), "dtype", lambda dtype: lazy.ask("itemsize", dtype) or 4, np.int64
+    ),
     "measured_duration_ns": lambda graph, ids: _of_trace(graph, "duration_ns", ids),
     "rank": lambda graph, ids: graph.ranks[graph.lane[ids]],
 }

@@ -135,9 +135,7 @@ class Selection(NotebookTables):
 
     # choosing
 
-    def where(
-        self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any
-    ) -> Selection:
+    def where(self, test: Callable[[Selection], Any] | None = None, **where: Any) -> Selection:
         """Return the tasks that match the words and pass `test`, a function from this selection to a mask.
 
         Words are columns; besides them `on` (cpu or gpu) and `within`, a regular expression on
@@ -369,7 +367,7 @@ class Selection(NotebookTables):
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
         return self
 
-    def doubt(self, error: float | np.ndarray) -> Selection:
+    def doubt(self, error: float | Sequence[float] | np.ndarray) -> Selection:
         """Say how far the times given to the tasks may be off: a part of them, at 90%, one or one for each.
 
         For models that know their own errors. It widens the range of the prediction where it is more than

@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
@@ -207,7 +208,7 @@ class Allocations:
 
     # How it is changed
 
-    def resize(self, which: np.ndarray, nbytes: np.ndarray | int) -> None:
+    def resize(self, which: np.ndarray, nbytes: npt.ArrayLike) -> None:
         """Give some allocations (bool, shape (rows,)) other sizes, in bytes before rounding."""
         self["bytes"][which] = rounded(
             np.broadcast_to(nbytes, int(which.sum())), self["device"][which]
@@ -217,27 +218,33 @@ class Allocations:
         """Multiply the sizes of some allocations (bool, shape (rows,))."""
         self.resize(which, np.rint(self["bytes"][which] * factor).astype(np.int64))
 
+    def hold_until(self, rows: npt.ArrayLike, places: npt.ArrayLike) -> None:
+        """Let some allocations (int, shape (n,)) end at these places at the earliest; one may come twice."""
+        np.maximum.at(self["end"], np.asarray(rows, np.int64), places)
+
     def become(self, which: np.ndarray, kind: str) -> None:
-        """Let some allocations (bool, shape (rows,)) be of another kind."""
+        """Let some allocations (bool, shape (rows,), or int) be of another kind."""
         self["kind"][which] = KINDS.index(kind)
 
     def remove(self, which: np.ndarray) -> None:
         """Take some allocations (bool, shape (rows,)) out of the program."""
         self.columns = {name: column[~which] for name, column in self.columns.items()}
 
-    def add(self, like: np.ndarray, **columns: Any) -> None:
-        """Add allocations: copies of these rows (int, shape (n,)) with some columns changed.
+    def add(self, like: npt.ArrayLike, **columns: Any) -> None:
+        """Add allocations: copies of these rows (bool, or int, shape (n,)) with some columns changed.
 
         `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
-        added = {name: self[name][like] for name in TYPES}
+        chosen = np.asarray(like)
+        rows = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+        added = {name: self[name][rows] for name in TYPES}
         for name, given in columns.items():
             values = (
                 given
                 if not isinstance(given, str)
                 else (KINDS if name == "kind" else PHASES).index(given)
             )
-            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
+            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(rows))
         added["bytes"] = rounded(added["bytes"], added["device"])
         self.append(added)
 
@@ -308,6 +315,11 @@ def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
 
 
+def device_name(device: int) -> str:
+    """Return what a device is called: `cpu`, `cuda:0`."""
+    return "cpu" if device < 0 else f"cuda:{device}"
+
+
 def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
     """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
     return np.asarray((held["rank"] == rank) & (held["device"] == device))
@@ -321,6 +333,16 @@ def is_kind(held: Allocations, kind: str) -> np.ndarray:
 def freed(held: Allocations) -> np.ndarray:
     """Return which rows the recording saw freed: bool, shape (rows,)."""
     return np.asarray(held["end"] < AFTER)
+
+
+def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
+    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
+    events = held.trace.memory
+    if events is None or device < 0:
+        return None
+    mine = on_device(events, rank, device)
+    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
+    return None if most < 0 else most
 
 
 @dataclass(frozen=True)
@@ -341,6 +363,16 @@ class Parts:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def begins(self, keys: np.ndarray, otherwise: int) -> np.ndarray:
+        """Return where the parts with these keys begin, shape (n,), or what stands for none."""
+        at = self.find(keys)
+        return np.where(at >= 0, np.append(self.first, otherwise)[at], otherwise)
+
+    def next(self, which: np.ndarray) -> np.ndarray:
+        """Return the part that begins where each ends, -1 if none of `which` (bool) does: int64."""
+        begins = {first: place for place, first in enumerate(self.first.tolist()) if which[place]}
+        return np.array([begins.get(until, UNKNOWN) for until in self.until.tolist()], np.int64)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return which part has each of these keys, shape (n, columns): int64, -1 for none."""
@@ -402,7 +434,7 @@ class Moved:
     def __init__(self, parts: Parts, before: np.ndarray, turns: int = 1) -> None:
         self.parts, self.before, self.turns = parts, before, turns
 
-    def __call__(self, place: np.ndarray, part: np.ndarray, turn: int = 0) -> np.ndarray:
+    def __call__(self, place: Any, part: Any, turn: int = 0) -> np.ndarray:
         """Return where places of parts are in a turn: int64, shape (n,)."""
         first, until = self.parts.first[part], self.parts.until[part]
         events = (until - first) // STEP + 1
@@ -444,7 +476,11 @@ def repeat(
 
 
 def put_away(
-    held: Allocations, rows: np.ndarray, gone: np.ndarray, back: np.ndarray, left: float = 0.0
+    held: Allocations,
+    rows: npt.ArrayLike,
+    gone: npt.ArrayLike,
+    back: npt.ArrayLike,
+    left: float = 0.0,
 ) -> None:
     """Let allocations (int64, shape (n,)) be gone from one place to another, but for a part that stays there.
 
@@ -458,12 +494,14 @@ def put_away(
     Returns:
         None; `held` is changed.
     """
-    away = (gone < back) & (gone > held["begin"][rows]) & (back < held["end"][rows])
-    rows, gone, back = rows[away], gone[away], back[away]
+    held_rows, begins, ends = np.asarray(rows, np.int64), np.asarray(gone), np.asarray(back)
+    away = (begins < ends) & (begins > held["begin"][held_rows]) & (ends < held["end"][held_rows])
+    held_rows, begins, ends = held_rows[away], begins[away], ends[away]
     if left:
-        held.add(rows, bytes=np.rint(held["bytes"][rows] * left), begin=gone, end=back)
-    held.add(rows, begin=back, phase="backward")
-    held["end"][rows] = gone
+        nbytes = np.rint(held["bytes"][held_rows] * left)
+        held.add(held_rows, bytes=nbytes, begin=begins, end=ends)
+    held.add(held_rows, begin=ends, phase="backward")
+    held["end"][held_rows] = begins
 
 
 def renumber(held: Allocations) -> None:

@@ -6,18 +6,26 @@ parameter's size, from its first step on; a parameter that is trained gets a gra
 backward pass. PyTorch's CPU allocator does not even report when memory goes that it did not see come: of a
 recording on the CPU, what the first step holds from the step before is taken to be what the second step
 holds from the first one.
+
+Parameters read off the shapes of operators, and the workspace of cuBLAS, where no metadata lists them.
+
+torch's operators have their weights at known places among their arguments (`native_functions.yaml`). Each
+call of one forward pass is taken to have its own, unless its layer tells that it is the same one. No tensor holds
+the memory that cuBLAS, or hipBLAS, keeps for itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from daydream.collect.derive.device_work import ITEM_BYTES
+from daydream.costs.operators import Operator, operator
+from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
@@ -33,13 +41,128 @@ from daydream.memory.allocations import (
     on_device,
     rounded,
 )
-from daydream.memory.enclosing import rows_that
-from daydream.memory.weights import not_counted, weights_of, without_head, workspaces
+from daydream.memory.enclosing import arguments_of, rows_that
 from daydream.model.optimizers import states_of
 from daydream.text import bytes_text
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
+
+MIB = 2**20
+# getChosenWorkspaceSize of PyTorch 2.6, aten/src/ATen/cuda/CublasHandlePool.cpp: bytes by vendor and compute
+# capability. CUBLAS_WORKSPACE_CONFIG, which changes them, is in no trace.
+BYTES = {("cuda", (9, 0)): 32 * MIB, ("rocm", (9, 4)): 128 * MIB, ("rocm", (9, 5)): 128 * MIB}
+OTHERS = {"cuda": (2 * 4096 + 8 * 16) * 1024, "rocm": 32 * MIB}
+
+
+def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
+    """Return the bytes of each workspace that matrix products of a rank need: one a thread that runs them.
+
+    A workspace belongs to a handle, and each thread has its own: that of the backward pass, too.
+    """
+    mine = rows_that(trace, lambda name: operator(name).family == "matmul") & trace.is_kind(
+        "operator"
+    )
+    mine &= np.maximum(trace["rank"], 0) == rank
+    threads = len(np.unique(trace["tid"][mine]))
+    described = description_of(trace, rank, device)
+    vendor = str(trace.metadata.get("vendor"))
+    capability = (described.get("compute_major", 0), described.get("compute_minor", 0))
+    nbytes = BYTES.get((vendor, capability), OTHERS.get(vendor, 0))
+    return [nbytes] * threads if nbytes and described else []
+
+
+def description_of(trace: Trace, rank: int, device: int) -> dict[str, Any]:
+    """Return what the metadata says of a rank's device; empty if nothing."""
+    devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get(
+        "devices"
+    )
+    for place, each in enumerate(devices or []):
+        if (place if each.get("id") is None else each["id"]) == device:
+            return dict(each)
+    return {}
+
+
+def device_bytes(trace: Trace, rank: int, device: int) -> int | None:
+    """Return how much memory a device has, None if the trace does not tell."""
+    return description_of(trace, rank, device).get("memory_bytes") or None
+
+
+def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
+    """Return what the forward operators of one step show: `shape`, `dtype`, `layer` and `name` of each.
+
+    In the order of use. Of a call within another of the same kind (autocast repeats it) the outer one counts.
+    """
+    names = trace.text("name")
+    kinds = rows_that(trace, lambda name: _owns_parameters(operator(name)))
+    rows = np.flatnonzero(
+        kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
+    )
+    rows = rows[trace["shapes"][rows] >= 0]
+    if not len(rows):
+        return []
+    forward = trace["phase"][rows] == trace.code("phase", "forward")
+    if forward.any():
+        rows = rows[forward]
+    rows = rows[
+        trace["step"][rows] == trace["step"][rows[-1]]
+    ]  # the last step: the first may be cut
+    own = np.zeros(len(trace), bool)
+    own[rows] = True
+    rows = rows[enclosing(trace["parent"], own, trace["parent"][rows], inner=True) < 0]
+    found, seen = [], set()
+    for row in rows.tolist():
+        name, layer = names[trace["name"][row]], _text(trace, "layer", row)
+        arguments = arguments_of(trace, row)
+        op = operator(name)
+        for place in op.parameters:
+            shape = arguments[place] if place < len(arguments) else ()
+            if (
+                not isinstance(shape, tuple)
+                or not shape
+                or (layer is not None and (layer, name, place) in seen)
+            ):
+                continue
+            seen.add((layer, name, place))
+            found.append({
+                "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
+                "dtype": _text(trace, "dtype", row) or "", "requires_grad": op.roles[place] != "statistic",
+            })  # fmt: skip
+    return found
+
+
+def _owns_parameters(op: Operator) -> bool:
+    """Return whether modules call it with their parameters; the work is within, but in `embedding`."""
+    calls_others = "composite" in op.traits and "loss" not in op.traits
+    return bool(op.parameters) and (calls_others or op.name == "embedding")
+
+
+def not_counted(trace: Trace, rank: int, device: int) -> list[str]:
+    """Return a note on a GPU of which neither totals nor metadata say what it held before; none on a CPU."""
+    if device < 0:
+        return []
+    shown = sum(
+        prod(each["shape"]) * ITEM_BYTES.get(each["dtype"], 0) for each in weights_of(trace, rank)
+    )
+    least = f" Shapes of operators show {bytes_text(shown)} of parameters." if shown else ""
+    said = (
+        f"What GPU {device} held before the recording is not known and not counted: the trace has neither "
+        f"totals nor a list of parameters.{least} Kept gradients, optimizer state and buckets come on top."
+    )
+    return [said]
+
+
+def without_head(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return them without the last layer's weight if an embedding has its shape: language models share it."""
+    embeddings = [each["shape"] for each in weights if each["op"].startswith("aten::embedding")]
+    linear = [each for each in weights if each["op"] == "aten::linear" and len(each["shape"]) > 1]
+    shared = linear[-1] if linear and linear[-1]["shape"] in embeddings else None
+    return [each for each in weights if each is not shared]
+
+
+def _text(trace: Trace, column: str, row: int) -> str | None:
+    code = int(trace[column][row])
+    return trace.text(column)[code] if code >= 0 else None
 
 
 def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int) -> None:
@@ -111,7 +234,8 @@ def _clears_gradients(
     return place if place < backward.min() else None
 
 
-Row = tuple[str, int, int]  # kind, bytes, parameter
+Row = tuple[str, int, int]
+"""What is held all the time: kind, bytes, and whose it is, a place among the parameters or -1."""
 
 
 def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[Row]:
@@ -212,22 +336,15 @@ SCALAR_BYTES = 8  # a state's count of steps takes this or less
 ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that count lies on the GPU
 
 
-@dataclass
-class Described:
-    """What the metadata says a device holds all the time: (kind, bytes, parameter) each."""
+def _given(rows: Iterable[Row], device: int) -> list[Row]:
+    """Return rows with the bytes that the device's allocator gives; none of no bytes."""
+    devices = np.array([device])
+    sizes = [(each, int(rounded(np.array([each[1]]), devices)[0])) for each in rows]
+    return [(kind, nbytes, parameter) for (kind, _, parameter), nbytes in sizes if nbytes]
 
-    rows: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def add(self, kind: str, nbytes: int, device: int, parameter: int = UNKNOWN) -> None:
-        """Add one, rounded as the device rounds."""
-        if nbytes > 0:
-            self.rows.append(
-                (kind, int(rounded(np.array([nbytes]), np.array([device]))[0]), parameter)
-            )
-
-    def total(self, kind: str) -> int:
-        """Return the bytes of a kind."""
-        return sum(nbytes for each, nbytes, _ in self.rows if each == kind)
+def _bytes(rows: Iterable[Row]) -> int:
+    return sum(nbytes for _, nbytes, _ in rows)
 
 
 def add_held_before(held: Allocations, events: MemoryEvents) -> None:
@@ -249,8 +366,8 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         if known and device != HOST and len(rest) == 1:
             _split(held, int(rest[0]), described, first_step=first_step)
         else:
-            _add(held, rank, device, described.rows)
-            for said in [] if known or described.rows else not_counted(held.trace, rank, device):
+            _add(held, rank, device, described)
+            for said in [] if known or described else not_counted(held.trace, rank, device):
                 held.note(said)
     _say(held)
 
@@ -258,40 +375,29 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
 # What the metadata tells --------------------------------------------------------------------------
 
 
-def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> Described:
-    trace, found = held.trace, Described()
-    parameters = held.parameters[rank]
-    sizes = [size_of(each) for each in parameters]
+def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> list[Row]:
+    trace, parameters = held.trace, held.parameters[rank]
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
-    for number in mine:
-        found.add("parameter", sizes[number], device, number)
-    for buffer in of_rank(trace, "buffers", rank):
-        if device_of(buffer) == device:
-            found.add("buffer", buffer["bytes"], device)
-    views = False
-    for ddp in of_rank(trace, "ddp", rank):
-        views |= bool(ddp.get("gradient_as_bucket_view"))
-        if mine:  # a bucket lies where the parameters do
-            for bucket in ddp.get("buckets", []):
-                found.add("bucket", bucket["bytes"], device)
+    found = [("parameter", size_of(parameters[number]), number) for number in mine]
+    buffers, replicas = of_rank(trace, "buffers", rank), of_rank(trace, "ddp", rank)
+    found += [("buffer", each["bytes"], UNKNOWN) for each in buffers if device_of(each) == device]
+    if mine:  # a bucket lies where the parameters do
+        buckets = [bucket for ddp in replicas for bucket in ddp.get("buckets", [])]
+        found += [("bucket", bucket["bytes"], UNKNOWN) for bucket in buckets]
     if not first_step:
         for optimizer in of_rank(trace, "optimizers", rank):
-            _add_state(found, optimizer, parameters, sizes, device)
+            found += _states(optimizer, parameters, device)
+    views = any(ddp.get("gradient_as_bucket_view") for ddp in replicas)
     if not views and _keeps_gradients(held, rank, device):
-        for number in mine:
-            found.add("gradient", parameters[number].get("gradient_bytes", 0), device, number)
-    return found
+        sizes = [(parameters[number].get("gradient_bytes", 0), number) for number in mine]
+        found += [("gradient", nbytes, number) for nbytes, number in sizes]
+    return _given(found, device)
 
 
-def _add_state(
-    found: Described,
-    optimizer: dict[str, Any],
-    parameters: list[dict[str, Any]],
-    sizes: list[int],
-    device: int,
-) -> None:
-    """Add the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
-    names = {name for group in optimizer.get("groups", []) for name in group.get("parameters", [])}
+def _states(optimizer: dict[str, Any], parameters: list[dict[str, Any]], device: int) -> list[Row]:
+    """Return the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
+    groups = optimizer.get("groups", [])
+    names = {name for group in groups for name in group.get("parameters", [])}
     trained = [
         number
         for number, each in enumerate(parameters)
@@ -299,24 +405,25 @@ def _add_state(
     ]
     own = optimizer.get("local_state_bytes")
     total = optimizer.get("state_bytes", 0) if own is None else own
-    whole = sum(sizes[number] for number in trained)
+    whole = sum(size_of(parameters[number]) for number in trained)
     times = total // whole if whole else 0
-    mine = [number for number in trained if device_of(parameters[number]) == device]
-    for number in mine:
-        for _ in range(times):
-            found.add("optimizer_state", sizes[number], device, number)
+    found = [
+        ("optimizer_state", size_of(parameters[number]), number)
+        for number in trained
+        if device_of(parameters[number]) == device
+        for _ in range(times)
+    ]
     rest = total - times * whole
-    tensors = sum(group.get("tensors", 0) for group in optimizer.get("groups", []))
+    tensors = sum(group.get("tensors", 0) for group in groups)
     homes = Counter(device_of(parameters[number]) for number in trained)
     home = homes.most_common(1)[0][0] if homes else HOST
     if 0 < rest <= SCALAR_BYTES * tensors:  # a count of steps for each parameter
-        settings = [group.get("settings", {}) for group in optimizer.get("groups", [])]
+        settings = [group.get("settings", {}) for group in groups]
         if not any(one.get(name) for one in settings for name in ON_DEVICE):
             home = HOST
         if home == device != HOST:
             rest = len(trained) * GRANULE
-    if home == device:
-        found.add("optimizer_state", rest, device)
+    return found + [("optimizer_state", rest, UNKNOWN)] * (home == device)
 
 
 def _keeps_gradients(held: Allocations, rank: int, device: int) -> bool:
@@ -347,15 +454,16 @@ def device_of(parameter: dict[str, Any]) -> int | None:
 # Into the table ------------------------------------------------------------------------------------
 
 
-def _split(held: Allocations, row: int, described: Described, *, first_step: bool) -> None:
+def _split(held: Allocations, row: int, described: list[Row], *, first_step: bool) -> None:
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
-    left, fits = int(held["bytes"][row]), []
+    left = int(held["bytes"][row])
+    fits: list[Row] = []
     rank, device = int(held["rank"][row]), int(held["device"][row])
     for kind in ("parameter", "buffer", "bucket", "optimizer_state", "gradient"):
-        total = described.total(kind)
-        if total <= left:
-            fits += [each for each in described.rows if each[0] == kind]
-            left -= total
+        rows = [each for each in described if each[0] == kind]
+        if _bytes(rows) <= left:
+            fits += rows
+            left -= _bytes(rows)
         else:
             held.note(
                 f"The {kind.replace('_', ' ')} bytes of the run's description do not fit into what was held "
@@ -363,7 +471,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
             )
     if not held.parameters[rank]:
         fits = _by_shapes(held, rank, device, left)
-        left -= sum(nbytes for _, nbytes, _ in fits)
+        left -= _bytes(fits)
     if not any(kind == "workspace" for kind, _, _ in fits) and not is_kind(held, "workspace").any():
         for nbytes in workspaces(held.trace, rank, device):
             if nbytes <= left:
@@ -371,7 +479,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
                 left -= nbytes
     if not first_step and not of_rank(held.trace, "optimizers", rank):
         states = by_kind(held, rank, device, fits)
-        total = sum(nbytes for _, nbytes, _ in states)
+        total = _bytes(states)
         if 0 < total <= left:
             fits += states
             left -= total
@@ -385,7 +493,7 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
     _add(held, rank, device, fits)
 
 
-def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tuple[str, int, int]]:
+def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[Row]:
     """Return parameters as operators' shapes show them, and workspaces, if all of them fit into `most` bytes.
 
     A weight that the last layer may share with an embedding counts twice only where there is room for it
@@ -395,21 +503,18 @@ def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tup
     library = workspaces(held.trace, rank, device)
     for spaces in (library, []):
         for some in (weights, without_head(weights)):
-            found = Described()
-            for number, each in enumerate(some):
-                found.add("parameter", size_of(each), device, number)
-            for nbytes in spaces:
-                found.add("workspace", nbytes, device)
-            if found.rows and sum(nbytes for _, nbytes, _ in found.rows) <= most:
+            found = [("parameter", size_of(each), number) for number, each in enumerate(some)]
+            found = _given([*found, *(("workspace", each, UNKNOWN) for each in spaces)], device)
+            if 0 < _bytes(found) <= most:
                 held.parameters[rank] = some
                 held.note(
                     "The trace lists no parameters: they are read off the shapes of its forward operators."
                 )
-                return found.rows
+                return found
     return []
 
 
-def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, int]]) -> None:
+def _add(held: Allocations, rank: int, device: int, rows: list[Row]) -> None:
     columns: dict[str, Any] = dict.fromkeys(TYPES, UNKNOWN)
     columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER}
     sizes = [nbytes for _, nbytes, _ in rows]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
@@ -258,7 +259,7 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
     return found
 
 
-def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.ndarray:
+def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np.ndarray:
     """Return which allocations are as large as what the next call of the forward pass works on.
 
     Args:
@@ -330,14 +331,14 @@ class KeptCalls:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def drop_inputs(self, held: Allocations, which: np.ndarray | None = None) -> None:
+    def drop_inputs(self, held: Allocations, which: npt.ArrayLike | None = None) -> None:
         """Let inputs go when the last of these calls has read them, if a node of these freed them.
 
         Args:
             held: the allocations.
             which: of which calls, bool, shape (calls,); of all if not given.
         """
-        chosen = (self.input >= 0) & (True if which is None else which)
+        chosen = (self.input >= 0) & np.asarray(True if which is None else which)
         rows = self.input[chosen]
         own = self.freed_by[rows] >= 0
         ends = np.full(len(held), BEFORE)
@@ -368,7 +369,7 @@ class KeptCalls:
         ends = held["end"][rows]
         held["end"][rows] = held.among(np.minimum(ends, next_call(held, rows)), ends, ends)
 
-    def add(self, held: Allocations, nbytes: np.ndarray) -> None:
+    def add(self, held: Allocations, nbytes: npt.ArrayLike) -> None:
         """Hold something more for each call that has a node, from its begin until that is done.
 
         Args:
@@ -380,7 +381,9 @@ class KeptCalls:
         like[self.calls.of[mine][::-1]] = mine[::-1]
         have = self.node > BEFORE
         begin, end = self.calls.first[have], self.node[have]
-        held.add(like[have], bytes=nbytes[have], begin=begin, end=end, kind="activation")
+        held.add(
+            like[have], bytes=np.asarray(nbytes)[have], begin=begin, end=end, kind="activation"
+        )
 
 
 def kept_calls(held: Allocations, pattern: str, layer: str | None = None) -> KeptCalls:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import TYPES, Allocations, renumber
+from daydream.memory.allocations import TYPES, Allocations, device_name, recorded_reserved, renumber
 from daydream.results import Record
 
 MIB = 2**20
@@ -134,9 +134,9 @@ def memory_after(
     if reserved is not None:
         reserved_after = after_bytes + reserved - before_bytes
     ranks = len({rank for rank, _ in held.devices()}) > 1
-    from daydream.memory.report import device_bytes  # most traces hold no memory events
+    from daydream.memory.before import device_bytes  # most traces hold no memory events
 
-    name = "cpu" if device < 0 else f"cuda:{device}"
+    name = device_name(device)
     return MemoryPrediction(
         before_bytes,
         after_bytes,
@@ -200,12 +200,12 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
 
 def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
     """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
-    from daydream.memory.reserved import recorded_reserved, reserved_for
-
     if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
         return recorded
     key = ("reserved", rank, device)
     if key not in held.worked_out:
+        from daydream.memory.reserved import reserved_for  # most recordings tell
+
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
     known: int | None = held.worked_out[key]

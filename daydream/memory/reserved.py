@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
+from daydream.memory.allocator import Settings
 from daydream.memory.replay import ALLOCATE, FREE, Part, Request, Segment, Usage, usage
-from daydream.memory.settings import Settings
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
-from daydream.trace.schema import UNKNOWN
 
 UNKNOWN_KIND = KINDS.index("unknown")
 
@@ -177,16 +176,6 @@ def reserved_for(
         settings=Settings(expandable_segments=True) if grows else None,
         start=start.segments,
     )
-
-
-def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
-    """Return the most that a GPU's allocator had when it was recorded, None where that was not."""
-    events = held.trace.memory
-    if events is None or device < 0:
-        return None
-    mine = on_device(events, rank, device)
-    most = int(events["reserved_bytes"][mine].max(initial=UNKNOWN))
-    return None if most < 0 else most
 
 
 def requests_of(

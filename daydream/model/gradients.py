@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -142,7 +142,10 @@ class Gradients:
 
     nodes: Selection
     makers: Selection
-    nbytes: np.ndarray
+    nbytes: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", np.asarray(self.nbytes, np.int64))
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -18,8 +18,7 @@ from daydream.costs.device.measured import KernelTable
 from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
-from daydream.parallel.engines import Engine, engine_of
-from daydream.parallel.map_on import map_on
+from daydream.parallel import Engine, engine_of, map_on
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.prediction import Changed, predict
@@ -211,7 +210,7 @@ def sweep(
     scenario is the what-if with its options; one that does not apply, or fails, is listed with the
     reason. The first are those with the largest throughput; `sort` chooses (`throughput`, `step`,
     `speedup`, or `order`: as asked, the last option fastest). `engine` is where they are answered, see
-    `daydream.parallel.engines`; the answers do not depend on it. `table` and
+    `daydream.parallel`; the answers do not depend on it. `table` and
     `contention` are as in `whatif`, and so is `capacity`.
 
     Returns:

@@ -220,6 +220,13 @@ class Figures(NamedTuple):
     figures: Sequence[tuple[str, str, str]]
     head: str = ""
 
+    def texts(self) -> list[str]:
+        """Return the head, if there is one, and a text for each figure."""
+        remarks = [f" ({more})" if more else "" for _, _, more in self.figures]
+        named = zip(self.figures, remarks, strict=True)
+        said = [f"{name} {value}".strip() + remark for (name, value, _), remark in named]
+        return [self.head, *said] if self.head else said
+
 
 def times(head: str, *figures: tuple[str, float | None, str]) -> Figures:
     """Return key figures that are times; those that are not known are left out."""

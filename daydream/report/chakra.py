@@ -275,7 +275,13 @@ class _Nodes:
             )
             sort = COMM_COLL_NODE if entry in self.known else COMP_NODE
             after = [self._number(each) for each in self.after[entry]]
-            own = {**about, "kind": KINDS[kind], "op": op, "layer": layer, **self._waits(entry)}
+            own = {
+                **about,
+                "kind": KINDS[kind],
+                "op": op,
+                "layer": layer,
+                **self._waits(entry),
+            }
             yield _node(node_of(of), name, sort, after, start, end, own)
             gap = int(self.timeline.plan.gap_ns[entry])
             if gap > 0:
@@ -331,7 +337,13 @@ def _node(
     times = {"start_time_micros": begin, "duration_micros": (end + 500) // 1000 - begin}
     # On one line; what is no Unicode (half of a surrogate pair) becomes `?`.
     bare = " ".join(name.split()).encode("utf-8", "replace").decode()
-    node = message_class("Node")(id=number, name=bare, type=sort, data_deps=after, **times)
+    node = message_class("Node")(
+        id=number,
+        name=bare,
+        type=sort,
+        data_deps=after,
+        **times,
+    )
     _add_attributes(node, {**about, "start_ns": start, "duration_ns": end - start})
     return node
 

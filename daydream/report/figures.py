@@ -21,6 +21,7 @@ from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scaling import Scaling
 from daydream.report.format import printable, scale, shortened, speedup, time_text
+from daydream.report.timeline import simulated_in, simulated_window
 from daydream.report.views.breakdown import STEP, Parts, breakdown
 from daydream.report.views.difference import sides_of
 from daydream.simulate.critical_path import PathCause
@@ -82,7 +83,12 @@ def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False)
     name = os.fspath(path)
     with rc_context({"svg.hashsalt": "daydream"}):
         form: dict[str, Any] = {} if name.endswith(".png") else {"metadata": {"Date": None}}
-        content = _file_of(_scaling(scaling), "svg" if form else "png", dpi=150, **form)
+        content = _file_of(
+            _scaling(scaling),
+            "svg" if form else "png",
+            dpi=150,
+            **form,
+        )
     if name.endswith(".html"):
         svg = content.decode()
         content = page(scaling, drawing=svg[svg.index("<svg") :]).encode()
@@ -145,24 +151,51 @@ def _breakdowns(title: str, sides: tuple[Parts, Parts], names: tuple[str, str]) 
         for side, color in ((1, BEFORE), (2, AFTER)):
             offset = 0.4 * side - 0.6
             values = np.array([row[side] for row in rows], float) / size
-            bars = axes.barh(places + offset, values, 0.4, label=names[side - 1], color=color)
+            bars = axes.barh(
+                places + offset,
+                values,
+                0.4,
+                label=names[side - 1],
+                color=color,
+            )
             said = [f"{value:,.{digits}f}" for value in values]
-            axes.bar_label(bars, labels=said, padding=3, fontsize=8, color="0.3")
+            axes.bar_label(
+                bars,
+                labels=said,
+                padding=3,
+                fontsize=8,
+                color="0.3",
+            )
         labels = [printable(str(row[0])) for row in rows]
         title = part.columns[0].title
-        axes.set(yticks=places, yticklabels=labels, xlabel=f"{unit} of the step", title=title)
+        axes.set(
+            yticks=places,
+            yticklabels=labels,
+            xlabel=f"{unit} of the step",
+            title=title,
+        )
         axes.invert_yaxis()
         axes.margins(x=0.12)
         _tidy(axes)
         for label in axes.get_yticklabels():
             if label.get_text() in bounds:
                 bound = bounds[label.get_text()]
-                box = {"facecolor": bound.light, "edgecolor": "none", "alpha": 0.6, "pad": 1.5}
+                box = {
+                    "facecolor": bound.light,
+                    "edgecolor": "none",
+                    "alpha": 0.6,
+                    "pad": 1.5,
+                }
                 label.set_bbox(box)
                 awaited[f"waits for {bound.awaited}"] = Patch(color=bound.light, alpha=0.6)
     handles, labels = axes.get_legend_handles_labels()
     awaited = {**dict(zip(labels, handles, strict=True)), **awaited}
-    place = {"loc": "outside lower center", "ncols": len(awaited), "frameon": False, "fontsize": 8}
+    place = {
+        "loc": "outside lower center",
+        "ncols": len(awaited),
+        "frameon": False,
+        "fontsize": 8,
+    }
     figure.legend(awaited.values(), awaited.keys(), **place)
     return figure
 
@@ -180,13 +213,34 @@ def _ranking(ranking: Ranking) -> Any:
         [0 if high is None else high - ns for ns, (_, high) in zip(after, ends, strict=True)],
     ]
     names = [_name(each.optimization) for each in best]
-    left.barh(names, after / size, xerr=np.array(error) / size, color=AFTER, ecolor="0.25")
-    left.axvline(ranking.replayed_ns / size, color="0.4", linestyle="--", linewidth=1)
+    left.barh(
+        names,
+        after / size,
+        xerr=np.array(error) / size,
+        color=AFTER,
+        ecolor="0.25",
+    )
+    left.axvline(
+        ranking.replayed_ns / size,
+        color="0.4",
+        linestyle="--",
+        linewidth=1,
+    )
     left.set(xlabel=f"predicted step, {unit} (dashed: now)", title="optimizations")
-    style = {"va": "center", "textcoords": "offset points", "color": "white", "fontsize": 8}
+    style = {
+        "va": "center",
+        "textcoords": "offset points",
+        "color": "white",
+        "fontsize": 8,
+    }
     for place, each in enumerate(best):
         gain = speedup(each.replayed_ns, each.predicted_ns)
-        left.annotate(gain, (0, place), xytext=(4, 0), **style)
+        left.annotate(
+            gain,
+            (0, place),
+            xytext=(4, 0),
+            **style,
+        )
     _tidy(left)
     _draw_curves(right, ranking.curves)
     return figure
@@ -204,13 +258,24 @@ def _draw_curves(axes: Any, curves: Sequence[Curve]) -> None:
     shown = [curve for curve in curves if curve.knee is not None][:MOST_CURVES]
     axes.set(title="the step if a part took less time", xlabel="time that the part takes, % of now")
     if not shown:
-        axes.text(0.5, 0.5, "no part makes the step shorter", ha="center", transform=axes.transAxes)
+        axes.text(
+            0.5,
+            0.5,
+            "no part makes the step shorter",
+            ha="center",
+            transform=axes.transAxes,
+        )
         return
     unit, size, _ = scale(shown[0].step_ns[0])
     for curve in shown:
         name = f"{'CPU' if curve.sort == 'cpu' else curve.sort} {_name(curve.name)}"
         step = [ns / size for ns in curve.step_ns]
-        (line,) = axes.plot([100 * each for each in curve.factors], step, marker=".", label=name)
+        (line,) = axes.plot(
+            [100 * each for each in curve.factors],
+            step,
+            marker=".",
+            label=name,
+        )
         if curve.knee:  # at 0 it pays to the end
             at = step[curve.factors.index(curve.knee)]
             ring = {"markersize": 10, "fillstyle": "none", "color": line.get_color()}
@@ -218,7 +283,12 @@ def _draw_curves(axes: Any, curves: Sequence[Curve]) -> None:
     axes.set_ylabel(f"step, {unit}")
     axes.invert_xaxis()
     title = "ring: beyond it, more speed saves little"
-    axes.legend(fontsize=8, frameon=False, title=title, title_fontsize=8)
+    axes.legend(
+        fontsize=8,
+        frameon=False,
+        title=title,
+        title_fontsize=8,
+    )
     _tidy(axes)
 
 
@@ -229,10 +299,26 @@ def _scaling(scaling: Scaling) -> Any:
     workers = [row.workers for row in rows]
     figure = _figure(11, 4)
     left, right = figure.subplots(1, 2)
-    left.plot(workers, workers, color="0.7", linestyle="--", label="ideal")
-    left.plot(workers, [row.throughput for row in rows], marker="o", label="predicted")
+    left.plot(
+        workers,
+        workers,
+        color="0.7",
+        linestyle="--",
+        label="ideal",
+    )
+    left.plot(
+        workers,
+        [row.throughput for row in rows],
+        marker="o",
+        label="predicted",
+    )
     throughput = "throughput, times that of one worker"
-    left.set(xscale="log", yscale="log", xlabel="workers", ylabel=throughput)
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="workers",
+        ylabel=throughput,
+    )
     for axis in (left.xaxis, left.yaxis):
         axis.set_ticks(workers, labels=[f"{number:,}" for number in workers])
         axis.set_ticks([], minor=True)
@@ -247,7 +333,12 @@ def _scaling(scaling: Scaling) -> Any:
     for label, times in parts.items():
         if times:
             high = np.array(times) / 1e6
-            right.bar(range(len(rows)), high, bottom=below, label=label)
+            right.bar(
+                range(len(rows)),
+                high,
+                bottom=below,
+                label=label,
+            )
             below += high
     right.set(xlabel="workers, and their efficiency", ylabel="step time, ms")
     labels = [f"{row.workers:,}\n{row.efficiency:.0%}" for row in rows]
@@ -275,7 +366,6 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
 
     times = timeline.step_times()
     graph = timeline.graph
-    plan = timeline.plan
     copy = min((each for each, _ in times), default=0) if copy is None else copy
     there = sorted((ns, number) for (each, number), ns in times.items() if each == copy)
     if not there:
@@ -284,21 +374,21 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
     if (copy, step) not in times:
         numbers = ", ".join(map(str, sorted(number for _, number in there)))
         raise GraphError(f"unknown step {step}; the covered steps are {numbers}")
-    end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
-    begin = end - times[copy, step]
-    path = timeline.path_to(copy, step)
-    phase = graph.columns["phase"][timeline.task]
-    inside = (timeline.end_ns > begin) & (timeline.start_ns < end) & (plan.duration_ns > 0)
-    chosen = np.flatnonzero(inside)
-    busy = np.bincount(plan.lane[chosen], plan.duration_ns[chosen], minlength=len(graph.lanes))
+    window = simulated_window(timeline, copy, step)
+    begin, end = window.typical
+    spans = simulated_in(timeline, copy, window)
+    spans = spans.take((spans.start_ns + spans.duration_ns > begin) & (spans.start_ns < end))
+    busy = np.bincount(spans.lane, spans.duration_ns, len(graph.lanes))
     lanes = [each for each in np.argsort(-busy, kind="stable")[:MOST_LANES].tolist() if busy[each]]
     lanes.sort(key=lambda each: (graph.lanes[each].rank, graph.lanes[each].on_device, each))
     rows = []
     for lane in lanes:
-        here = chosen[plan.lane[chosen] == lane]
-        rows.append((timeline.start_ns[here], timeline.end_ns[here], phase[here]))
-    start = np.maximum(timeline.start_ns[path.task], begin)
-    rows.append((start, start + path.task_ns, phase[path.task]))
+        here = spans.take(spans.lane == lane)
+        rows.append((here.start_ns, here.start_ns + here.duration_ns, here.phase))
+    path = timeline.path_to(copy, step)
+    start = np.maximum(timeline.start_ns[path.task] - window.begin_ns, begin)
+    phase = graph.columns["phase"][timeline.task[path.task]]
+    rows.append((start, start + path.task_ns, phase))
 
     unit, size, _ = scale(end - begin)
     figure = _figure(11, 5)
@@ -311,13 +401,24 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
             name = PHASES[code] if code >= 0 else "unknown"
             high = low - HEIGHT * _busy(starts[phases == code], ends[phases == code], edges)
             color = PHASE_COLORS[name]
-            axes.stairs(high, (edges - begin) / size, baseline=low, fill=True, color=color)
+            axes.stairs(
+                high,
+                (edges - begin) / size,
+                baseline=low,
+                fill=True,
+                color=color,
+            )
             low = high
             shown.add(name)
     names = [shortened(printable(graph.lanes[lane].name), 22) for lane in lanes]
     about = f"{unit} since the step before was complete; the height is how much of the time a lane works"
     title = f"{printable(str(graph.steps[step]['name']))}, {time_text(end - begin)}"
-    axes.set(yticks=range(len(rows)), yticklabels=[*names, PATH], xlabel=about, title=title)
+    axes.set(
+        yticks=range(len(rows)),
+        yticklabels=[*names, PATH],
+        xlabel=about,
+        title=title,
+    )
     axes.set(xlim=(0, (end - begin) / size), ylim=(len(lanes) + 0.6, -0.6))
     axes.axhline(len(lanes) - 0.5, color="0.6", linewidth=0.8)
     _tidy(axes)

@@ -57,11 +57,7 @@ def _block(block: Block) -> str:
     if isinstance(block, Code):
         return f"in code: {code(block.code)}"
     if isinstance(block, Figures):
-        said = [
-            f"{name} {value}" + (f" ({more})" if more else "")
-            for name, value, more in block.figures
-        ]
-        return sentence(", ".join([block.head, *said] if block.head else said))
+        return sentence(", ".join(block.texts()))
     if isinstance(block, Facts):
         return "\n".join(f"- {sentence(f'{name}: {said}')}" for name, said in block.rows)
     if isinstance(block, Notes):

@@ -25,7 +25,7 @@ from daydream.files.atomic import write_whole
 from daydream.graph.calls import Coverage, device_work
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS, step_rank
-from daydream.memory.views import held_over_time
+from daydream.memory.report import held_over_time
 from daydream.report.timeline import (
     INSERTED,
     ON_PATH,
@@ -200,7 +200,12 @@ class _Process:
         named += [("thread", tid, tid, text) for tid, text in enumerate([*of_steps, *lanes], 1)]
         for what, tid, place, text in named:
             for key, value in (("name", text), ("sort_index", place)):
-                yield self._event("M", tid=tid, name=f"{what}_{key}", args={key: value})
+                yield self._event(
+                    "M",
+                    tid=tid,
+                    name=f"{what}_{key}",
+                    args={key: value},
+                )
         for number, begin, end in steps:
             step = self.graph.steps[number]
             args = {"covered": bool(step.get("covered"))}
@@ -208,7 +213,14 @@ class _Process:
             times = {"ts": self._us(begin), "dur": (end - begin) / 1000}
             if end >= begin:
                 tid = self.ranks.index(step_rank(step)) + 1
-                yield self._event("X", tid=tid, name=step["name"], cat="step", args=args, **times)
+                yield self._event(
+                    "X",
+                    tid=tid,
+                    name=step["name"],
+                    cat="step",
+                    args=args,
+                    **times,
+                )
 
     def _slices(self, spans: Spans, texts: Texts) -> Iterator[Event]:
         """Return a slice for each span, and for what a CPU thread waited before it; codes are of `texts`."""
@@ -231,7 +243,12 @@ class _Process:
                 args = {**args, "wait_us": wait / 1000}
                 if args["kind"] == KINDS[CPU]:
                     said = {"name": f"wait: {Cause(why).label}", "cat": "wait", "args": {}}
-                    yield {**event, **said, "ts": self._us(start - wait), "dur": wait / 1000}
+                    yield {
+                        **event,
+                        **said,
+                        "ts": self._us(start - wait),
+                        "dur": wait / 1000,
+                    }
             if flags & ON_PATH:
                 args = {**args, "critical": True}
             if flags & INSERTED:
@@ -277,7 +294,12 @@ class _Process:
         ends = (column.tolist() for column in (lane, ns, to_lane, to_ns))
         for tid, ts, to_tid, to_ts in zip(*ends, strict=True):
             common = {"id": next(self.numbers), "name": name, "cat": name}
-            yield self._event("s", tid=tid + self.first_lane, ts=self._us(ts), **common)
+            yield self._event(
+                "s",
+                tid=tid + self.first_lane,
+                ts=self._us(ts),
+                **common,
+            )
             end = {"tid": to_tid + self.first_lane, "ts": self._us(to_ts)}
             yield self._event("f", bp="e", **end, **common)
 
@@ -312,7 +334,12 @@ class _Process:
 
     def _counter(self, name: str, at: np.ndarray, values: np.ndarray) -> Iterator[Event]:
         for ns, value in zip(at.tolist(), values.tolist(), strict=True):
-            yield self._event("C", ts=self._us(ns), name=name, args={"value": value})
+            yield self._event(
+                "C",
+                ts=self._us(ns),
+                name=name,
+                args={"value": value},
+            )
 
     def _event(self, ph: str, **fields: Any) -> Event:
         return {"ph": ph, "pid": self.pid, **fields}

@@ -133,14 +133,7 @@ def _lines(block: Block, width: int, room: int | None) -> Iterator[Line]:
     elif isinstance(block, Code):
         yield from _lines(Text(block.code, "in code: ", block.margin), width, room)
     elif isinstance(block, Figures):
-        said = [
-            f"{name} {value}".strip() + (f" ({more})" if more else "")
-            for name, value, more in block.figures
-        ]
-        whole = [
-            printable(each).replace(" ", KEEP)
-            for each in ([block.head, *said] if block.head else said)
-        ]
+        whole = [printable(each).replace(" ", KEEP) for each in block.texts()]
         for line in _wrapped("   ".join(whole), "", MARGIN, width, 2 * MARGIN):
             yield [Piece(line)]
     elif isinstance(block, Facts):

@@ -186,7 +186,13 @@ def _spans(
 ) -> Spans:
     codes = {name: graph.columns[name][task].astype(np.int64) for name in CODES}
     count = np.ones(len(task), np.int64)
-    spans = Spans(**codes, start_ns=start, duration_ns=duration, count=count, **own)
+    spans = Spans(
+        **codes,
+        start_ns=start,
+        duration_ns=duration,
+        count=count,
+        **own,
+    )
     return spans.take(np.lexsort((start, spans.lane)))
 
 

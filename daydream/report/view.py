@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from daydream.report.blocks import Block
 
-# By a result's class: the module of `views` that is imported when one is shown, and its function there.
+# By a result's class: the function in `views` whose module is imported when one is shown.
 VIEWS = {
-    "Replay": ("step", "replay"),
-    "Prediction": ("step", "prediction"),
-    "Ranking": ("ranking", "ranking"),
-    "Curves": ("ranking", "curves"),
-    "Explanation": ("explanation", "explanation"),
-    "Difference": ("difference", "difference"),
-    "Confirmation": ("difference", "confirmation"),
-    "Sweep": ("ranking", "sweep"),
-    "Scaling": ("ranking", "scaling"),
-    "MemoryReport": ("memory", "report"),
-    "MemoryView": ("memory", "uses"),
-    "Largest": ("memory", "largest"),
-    "Info": ("info", "info"),
-    "Trace": ("nouns", "trace"),
-    "Graph": ("nouns", "graph"),
-    "Selection": ("nouns", "selection"),
-    "Groups": ("nouns", "groups"),
-    "Timeline": ("nouns", "timeline"),
+    "Replay": "step.replay",
+    "Prediction": "step.prediction",
+    "Ranking": "ranking.ranking",
+    "Curves": "ranking.curves",
+    "Explanation": "explanation.explanation",
+    "Difference": "difference.difference",
+    "Confirmation": "difference.confirmation",
+    "Sweep": "ranking.sweep",
+    "Scaling": "ranking.scaling",
+    "MemoryReport": "memory.report",
+    "MemoryView": "memory.uses",
+    "Largest": "memory.largest",
+    "Info": "info.info",
+    "Trace": "nouns.trace",
+    "Graph": "nouns.graph",
+    "Selection": "nouns.selection",
+    "Groups": "nouns.groups",
+    "Timeline": "nouns.timeline",
 }
 
 
@@ -39,7 +39,7 @@ def view(result: object, *, verbose: bool = False, **options: Any) -> Sequence[B
     """
     for each in type(result).__mro__:
         if each.__name__ in VIEWS and each.__module__.startswith("daydream."):
-            module, name = VIEWS[each.__name__]
+            module, name = VIEWS[each.__name__].split(".")
             function = getattr(import_module(f"daydream.report.views.{module}"), name)
             found: Sequence[Block] = function(result, verbose=verbose, **options)
             return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,27 +28,6 @@ if TYPE_CHECKING:
 
 WAYS = ("name", "order", "graph node id")
 NUMBERED = regex(r"(.+):(\d+)", re.ASCII | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Matched:
-    """How much of a trace has a handle: rows and their time in ns, of all that could have one."""
-
-    by: str
-    rows: int
-    rows_ns: int
-    of_rows: int
-    of_ns: int
-    unmet: int  # identifiers of the map that no row has
-    identifiers: int
-
-    def __str__(self) -> str:
-        share = self.rows_ns / self.of_ns if self.of_ns else 0.0
-        met = self.identifiers - self.unmet
-        return (
-            f"{self.rows:,} of {self.of_rows:,} rows, {share:.1%} of their time, have debug handles (joined "
-            f"by {self.by}; {met:,} of {self.identifiers:,} identifiers were met)"
-        )
 
 
 def join(handles: DebugHandleMap, trace: Trace, by: str, rows: Any = None) -> np.ndarray:
@@ -119,8 +97,8 @@ def take_over(trace: Trace, handles: DebugHandleMap, codes: np.ndarray) -> None:
         trace.texts[column] = list(code_of)
 
 
-def matched(trace: Trace, handles: DebugHandleMap, by: str) -> Matched:
-    """Return how much of the device work (on a CPU: of the outermost operators' time) has a handle."""
+def matched(trace: Trace, handles: DebugHandleMap, by: str) -> str:
+    """Say how much of the device work (on a CPU: of the outermost operators' time) has a handle."""
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     codes = trace["handle"]
     duration = trace["duration_ns"]
@@ -135,11 +113,12 @@ def matched(trace: Trace, handles: DebugHandleMap, by: str) -> Matched:
         rows = np.flatnonzero(host & ~inner)
         has = codes >= 0
         mine = np.flatnonzero(host & has & ~((parent >= 0) & has[np.maximum(parent, 0)]))
-    seen = np.unique(codes[codes >= 0])
-    return Matched(
-        by, len(mine), int(duration[mine].sum()), len(rows), int(duration[rows].sum()),
-        len(handles) - len(seen), len(handles),
-    )  # fmt: skip
+    met = len(np.unique(codes[codes >= 0]))
+    share = int(duration[mine].sum()) / max(int(duration[rows].sum()), 1)
+    return (
+        f"{len(mine):,} of {len(rows):,} rows, {share:.1%} of their time, have debug handles (joined "
+        f"by {by}; {met:,} of {len(handles):,} identifiers were met)"
+    )
 
 
 def _rows(trace: Trace, rows: Any) -> np.ndarray:

@@ -29,7 +29,7 @@ MOST_HANDLES = 2**22
 Identifier = int | str
 
 
-class Handle(Struct, frozen=True):
+class Handle(Struct, frozen=True, omit_defaults=True):
     """One operator that a compiled piece of code does the work of; an empty text is unknown.
 
     `operator` is named as the profiler names it (`aten::addmm`), `layer` is a qualified module path
@@ -166,7 +166,7 @@ class DebugHandleMap:
     def to_json(self) -> str:
         """Return the map as JSON; `daydream.handles`, version 1, is described in docs/guides/compiled.md."""
         entries = [
-            {"identifier": identifier, "handles": [_known(handle) for handle in handles]}
+            {"identifier": identifier, "handles": handles}
             for identifier, handles in self._entries.items()
         ]
         document = {"format": FORMAT, "version": VERSION, "rule": self.rule, "entries": entries}
@@ -190,7 +190,7 @@ class DebugHandleMap:
             raise HandleError(
                 f"this is no map of debug handles: {str(error) or 'nested too deeply'}"
             ) from None
-        entries: dict[Identifier, tuple[Handle, ...]] = {}
+        entries: dict[Identifier, Sequence[Handle]] = {}
         if sum(len(each.handles) for each in found.entries) > MOST_HANDLES:
             raise HandleError(f"a map of debug handles has more than {MOST_HANDLES:,} handles")
         for each in found.entries:
@@ -198,9 +198,7 @@ class DebugHandleMap:
                 raise HandleError(
                     f"the identifier {each.identifier!r:.60} stands twice in the map; once was needed"
                 )
-            entries[each.identifier] = tuple(
-                Handle(**msgspec.structs.asdict(one)) for one in each.handles
-            )
+            entries[each.identifier] = each.handles
         return cls(entries, rule=found.rule)
 
 
@@ -250,27 +248,14 @@ def _need_text(name: str, text: str) -> None:
         ) from None
 
 
-def _known(handle: Handle) -> dict[str, Any]:
-    fields = ("operator", "layer", "source", "phase", "weight")
-    return {name: value for name in fields if (value := getattr(handle, name))}
-
-
 class _Head(msgspec.Struct):
     format: Literal["daydream.handles"]
     version: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Handle(msgspec.Struct):
-    operator: str
-    layer: str = ""
-    source: str = ""
-    phase: str = ""
-    weight: float = 0.0
-
-
 class _Entry(msgspec.Struct):
     identifier: int | str
-    handles: list[_Handle]
+    handles: tuple[Handle, ...]
 
 
 class _Document(msgspec.Struct):

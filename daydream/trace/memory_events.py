@@ -105,20 +105,14 @@ class MemoryEvents:
         import pyarrow as pa
         from pyarrow.parquet import write_table
 
+        from daydream.trace.trace import to_arrow
+
         known = {
             name: column
             for name, column in self.columns.items()
             if name in ("time_ns", "bytes") or (column != COLUMNS[name][2]).any()
         }
-        # Built from buffers, as `pa.array` would import pandas.
-        arrays = [
-            pa.Array.from_buffers(
-                pa.int64(),
-                len(column),
-                [None, pa.py_buffer(np.ascontiguousarray(column, np.int64))],
-            )
-            for column in known.values()
-        ]
+        arrays = [to_arrow(column, None) for column in known.values()]
         file = io.BytesIO()
         write_table(
             pa.Table.from_arrays(arrays, names=list(known)), file, compression="zstd", use_dictionary=False,
@@ -134,6 +128,8 @@ class MemoryEvents:
 
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
+
+        from daydream.trace.trace_file import to_numpy
 
         try:
             source = pa.BufferReader(base64.b64decode(text, validate=True))
@@ -156,19 +152,9 @@ class MemoryEvents:
             column = table.column(name)
             if column.null_count:
                 raise TraceError(f"the column {name!r} of its memory events has holes")
-            array = column.chunk(0) if column.num_chunks else None
-            columns[name] = np.empty(0, np.int64) if array is None else _to_numpy(array)
+            empty = pa.array([], pa.int64())
+            columns[name] = to_numpy(column.chunk(0) if column.num_chunks else empty, UNKNOWN)
         return cls(columns)
-
-
-def _to_numpy(array: object) -> np.ndarray:
-    _, data = array.buffers()  # type: ignore[attr-defined]
-    offset, size = array.offset, len(array)  # type: ignore[attr-defined,arg-type]
-    return (
-        np.frombuffer(data, np.int64, count=size + offset)[offset:]
-        if size
-        else np.empty(0, np.int64)
-    )
 
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:

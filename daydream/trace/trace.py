@@ -221,7 +221,7 @@ class Trace(NotebookTables):
                 continue
             text = field.type == "text"
             column = self.columns[name][rows].astype("int32" if text else field.type, copy=False)
-            values = _to_arrow(column, UNKNOWN if text else field.null)
+            values = to_arrow(column, UNKNOWN if text else field.null)
             arrays[name] = pa.DictionaryArray.from_arrays(values, texts[name]) if text else values
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
         return batch.replace_schema_metadata(metadata)
@@ -313,12 +313,13 @@ class Trace(NotebookTables):
             raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
-def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
+def to_arrow(values: np.ndarray, null: int | None) -> pa.Array:
     """Return integers as an Arrow array with nulls; built from buffers, as `pa.array` would import pandas."""
     import pyarrow as pa
 
-    unknown = values == null
-    bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little")) if unknown.any() else None
+    bitmap = None
+    if null is not None and (unknown := values == null).any():
+        bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little"))
     buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 

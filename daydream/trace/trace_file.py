@@ -116,8 +116,11 @@ def read_columns(
                 metadata = chosen.metadata
                 columns = chosen.taken(columns, _numbers(file.metadata, groups)[kept])
             tell_syncs(columns, texts)
-            memory = _memory(path, None if kept is not None else extra.get(MEMORY_KEY), most - size)
-            handles = _handles(path, extra.get(HANDLES_KEY))
+            with _naming(path):
+                text = extra.get(HANDLES_KEY)
+                handles = None if text is None else DebugHandleMap.from_json(text)
+                text = extra.get(MEMORY_KEY) if kept is None else None
+                memory = None if text is None else MemoryEvents.decode(text, most - size)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -140,11 +143,13 @@ def _arrow_in_the_heap() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-def _handles(path: StrPath, text: bytes | None) -> DebugHandleMap | None:
+@contextmanager
+def _naming(path: StrPath, advice: str = f". {IMPORT_AGAIN}") -> Iterator[None]:
+    """Raise `TraceError` that begins with the path for what is wrong inside."""
     try:
-        return None if text is None else DebugHandleMap.from_json(text)
-    except HandleError as error:
-        raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
+        yield
+    except (TraceError, HandleError) as error:
+        raise TraceError(f"{path}: {error}{advice}") from None
 
 
 def _read(
@@ -164,10 +169,8 @@ def _chosen(
     mistake = mistake_in(metadata)
     if mistake is not None:
         raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
-    try:
+    with _naming(path, ""):
         return chosen_steps(metadata, steps, rows, with_memory=with_memory)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
 
 
 def _groups(about: FileMetaData, chosen: Chosen | None) -> list[int]:
@@ -211,15 +214,6 @@ def _numbers(about: FileMetaData, groups: list[int]) -> np.ndarray:
     return np.concatenate([np.arange(begins[group], begins[group + 1]) for group in groups])
 
 
-def _memory(path: StrPath, text: bytes | None, most_bytes: int) -> MemoryEvents | None:
-    if text is None:
-        return None
-    try:
-        return MemoryEvents.decode(text, most_bytes)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
-
-
 def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> Document:
     text = (raw or {}).get(METADATA_KEY)
     if text is None:
@@ -261,11 +255,11 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
     if isinstance(array, pa.ChunkedArray):  # no row at all
         return np.empty(0, np.int64), {name: []}
     if text:
-        return _to_numpy(array.indices, UNKNOWN), {name: array.dictionary.to_pylist()}
-    return _to_numpy(array, FIELDS[name].null), {}
+        return to_numpy(array.indices, UNKNOWN), {name: array.dictionary.to_pylist()}
+    return to_numpy(array, FIELDS[name].null), {}
 
 
-def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
+def to_numpy(array: pa.Array, null: int) -> np.ndarray:
     """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
     dtype = np.dtype(
         str(array.type)

@@ -9,7 +9,7 @@ from typing import Any
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.databases import open_database
-from daydream.collect.importers.nsys.reader import read_export
+from daydream.collect.importers.nsys import read_export
 from daydream.trace.trace import Trace
 
 Row = Mapping[str, Any]

@@ -29,7 +29,7 @@ from shared import shared_trace
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.reader import split_ranks
+from daydream.collect.importers.nsys import split_ranks
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from nsys_database import names_of, read_nsys, rows_of
 
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.nsys.reader import split_ranks
+from daydream.collect.importers.nsys import split_ranks
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
 

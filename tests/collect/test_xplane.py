@@ -14,7 +14,7 @@ from xspace import PlaneWriter, field, training, write
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
-from daydream.collect.importers.xplane.programs import (
+from daydream.collect.importers.hlo import (
     Told,
     kernel_of,
     layer_of,
@@ -22,7 +22,7 @@ from daydream.collect.importers.xplane.programs import (
     programs_of,
     told_by,
 )
-from daydream.collect.importers.xplane.space import Plane, planes
+from daydream.collect.importers.xspace import Plane, planes
 from daydream.costs.kernels import bound, work
 from daydream.trace.trace import Trace
 from daydream.transforms.real_change import code_of

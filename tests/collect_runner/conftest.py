@@ -46,7 +46,7 @@ class Done:
     def notes(self) -> list[str]:
         """Return the notes among what was said, but not that this machine was busy, as it may be."""
         lines = [line for line in self.err.splitlines() if line.startswith("note:")]
-        return [line for line in lines if "not to have been at rest" not in line]
+        return [line for line in lines if "was busy during recording" not in line]
 
     def hidden(self) -> list[str]:
         """Return what was left behind beside the output."""

@@ -6,7 +6,7 @@ import numpy as np
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import work
-from daydream.costs.resize.growth import resized_work
+from daydream.costs.resize.growth import growth_of
 from daydream.graph.graph import Graph
 
 MM = [[64, 32], [32, 16]]
@@ -116,7 +116,8 @@ def test_a_larger_batch_grows_activations_and_not_parameters():
         Call("aten::mm", [[16, 56], [56, 32]], kernels),  # gradient of the weight: the batch is summed over
         Call("aten::add_", [[32, 16], [32, 16], []], [Kernel("update", 500)]),
     )
-    flop, nbytes = resized_work(graph, graph.select(kind="kernel"), 7, 14)
+    growth = growth_of(graph, graph.select(kind="kernel"), 7, 14)
+    flop, nbytes = growth.flop, growth.nbytes
     assert flop.tolist() == [2, 2, 1]
     assert nbytes.tolist() == [
         (16 + 112 * 32 + 32 * 16 + 112 * 16) / (16 + 56 * 32 + 32 * 16 + 56 * 16),
@@ -130,5 +131,6 @@ def test_a_longer_sequence_grows_scores_with_its_square():
     graph = graph_of(
         Call("aten::_scaled_dot_product_flash_attention", [shape, shape, shape, []], [Kernel("flash", 900)])
     )
-    flop, nbytes = resized_work(graph, graph.select(kind="kernel"), 10, 30, every=True)
+    growth = growth_of(graph, graph.select(kind="kernel"), 10, 30, every=True)
+    flop, nbytes = growth.flop, growth.nbytes
     assert (flop.tolist(), nbytes.tolist()) == ([9], [3])

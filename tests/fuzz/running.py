@@ -35,7 +35,7 @@ FAILURES = {
     "RuntimeWarning:": "warning", "DeprecationWarning:": "warning",
 }  # fmt: skip
 APART = ("collect", "calibration", "trainers", "__main__", "dask")  # what needs torch, or runs when imported
-READERS = "kineto.reader", "nsys.reader", "rocprof", "xplane.reader"
+READERS = "kineto.reader", "nsys", "rocprof", "xplane"
 
 
 def outcome(case, folder):

@@ -6,9 +6,9 @@ import pytest
 from recordings import Recording
 from view_text import view_text
 
+from daydream.memory.before import weights_of, without_head, workspaces
 from daydream.memory.lifetimes import allocations
-from daydream.memory.views import NO_SHAPES, idle, layer_needs, operator_footprints, view_of
-from daydream.memory.weights import weights_of, without_head, workspaces
+from daydream.memory.report import NO_SHAPES, idle, layer_needs, operator_footprints, view_of
 
 FLOAT = ["float", "float"]
 

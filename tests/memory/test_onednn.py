@@ -7,7 +7,7 @@ import pytest
 from two_blocks import BATCH, LAYER, WEIGHT, WIDTH, two_blocks
 
 from daydream.memory.lifetimes import allocations
-from daydream.memory.onednn import lstm_workspace
+from daydream.memory.narrow import lstm_workspace
 from daydream.memory.prediction import changed
 from daydream.transforms.compose import memory_changes, parse
 

@@ -17,8 +17,7 @@ from daydream.memory.allocations import BEFORE, EVENT
 from daydream.memory.lifetimes import allocations
 from daydream.memory.pairing import paired, recorded_memory
 from daydream.memory.prediction import MemoryChange, memory_after
-from daydream.memory.report import memory_of
-from daydream.memory.views import held_over_time
+from daydream.memory.report import held_over_time, memory_of
 from daydream.report.html.page import page
 from daydream.report.perfetto import events as timeline_events
 from daydream.trace.memory_events import MemoryEvents

@@ -143,6 +143,7 @@ def test_a_view_as_a_page():
     } <= page.attributes
     assert ("td", "data-v", "-6000000") in page.attributes
     assert "drawn" in page.words
+    assert "run <code>a &lt; b</code>" in page_html([Notes(["run `a < b`"])])
     rows = [Row((f"r{n}", n)) for n in range(MOST_AT_ONCE + 5)]
     table = Table([Column("a"), Column("b", Kind.COUNT)], rows, name="many")
     text = page_html([table])

@@ -195,7 +195,7 @@ def unrest(trace: Trace, unprofiled_ns: int | None) -> str | None:
     threads = trace.metadata.get("threads")
     had = f" (torch had {threads} threads)" if threads and threads > 1 else ""
     return (
-        f"The machine seems not to have been at rest while this was recorded: {said}. Close what else runs "
+        f"The machine was busy during recording: {said}. Close what else runs "
         f"there, set OMP_NUM_THREADS to the number of cores that are free{had}, and record again; a larger "
         "--warmup skips slow first steps."
     )
@@ -249,8 +249,8 @@ def _apart(
         return ""  # where work differs from step to step, the unprofiled steps may have done other work
     if below:
         return (
-            f"a step took {_ms(measured_ns)} with the profiler and {_ms(unprofiled_ns)} without it, "
-            "which only ever makes a step longer"
+            f"steps were faster with the profiler on ({_ms(measured_ns)}) than off "
+            f"({_ms(unprofiled_ns)}), which is impossible on an idle machine"
         )
     return (
         f"without the cost of recording a step would take {_ms(replayed_ns or 0)}, but those timed without "

@@ -16,8 +16,7 @@ from daydream.collect.importers.formats import FORMATS, Options, format_of, trac
 from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
-from daydream.parallel.engines import Engine, engine_of, hand_back_freed_memory
-from daydream.parallel.map_on import map_on
+from daydream.parallel import Engine, engine_of, hand_back_freed_memory, map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
@@ -52,7 +51,7 @@ def import_trace(
     files in their order, where neither the files nor their names tell them; without them files that
     cannot be of one job, or that claim one rank, are refused. `progress` is
     called with a file name and the share read. `engine` reads the files of several ranks side by
-    side, see `daydream.parallel.engines`; its workers have to see them. `max_unpacked` is to how many bytes a
+    side, see `daydream.parallel`; its workers have to see them. `max_unpacked` is to how many bytes a
     packed file may unpack, see `daydream.load`. Raises `TraceError` if a file is not a usable trace.
     """
     files = trace_files(sources)

@@ -209,11 +209,11 @@ FORMATS = {  # the first that recognizes a file
         lambda _path, head: head[:4] == PARQUET_MAGIC, "", whole="a parquet trace is whole; give it alone"
     ),
     "etdump": Format(lambda _path, head: is_etdump(head), "executorch:read_executorch", whole=WHOLE_PROGRAM),
-    "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys.reader:read_database"),
+    "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys:read_database"),
     "rocprof-csv": Format(
         lambda _path, head: is_rocprof_table(head), "rocprof:read_tables", runs="rocprof:runs_of_tables"
     ),
-    "xplane": Format(lambda _path, head: is_xplane(head), "xplane.reader:read_xplane"),
+    "xplane": Format(lambda _path, head: is_xplane(head), "xplane:read_xplane"),
     "rocprof": Format(
         lambda _path, head: head.lstrip()[:1] == b"{" and ROCPROF_KEY in head, "rocprof:read_json"
     ),

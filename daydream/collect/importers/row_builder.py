@@ -164,14 +164,14 @@ class RowBuilder:
         known = {"source": plain_text(path.name), "origin_ns": origin, "notes": [], **metadata}
         recording = Recording(columns, texts, known)
         for why, count in sorted((+self.left_out).items()):
-            note_left_out(recording, count, why)
+            note_left_out(recording, count, f"{why} and")
         return recording
 
 
 def note_left_out(recording: Recording, count: int, why: str) -> None:
-    """Say how many rows were left out, and why: `could not be read`."""
+    """Say how many rows were left out, and why: `could not be read and`."""
     were = "was" if count == 1 else "were"
-    recording.note(f"{counted(count, 'row', 'rows')} {why} and {were} left out.")
+    recording.note(f"{counted(count, 'row', 'rows')} {why} {were} left out.")
 
 
 def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:

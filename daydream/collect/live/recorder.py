@@ -39,7 +39,7 @@ from daydream.collect.live.timed_steps import Alternating, UnprofiledSteps, sett
 from daydream.collect.live.torch_private import OwnProfilers
 from daydream.errors import DaydreamError
 from daydream.files.atomic import refuse_to_replace
-from daydream.parallel.engines import hand_back_freed_memory
+from daydream.parallel import hand_back_freed_memory
 from daydream.text import counted
 from daydream.trace.trace import Trace
 

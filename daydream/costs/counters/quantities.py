@@ -1,14 +1,23 @@
 """What counters say of a kernel, whatever wrote them: the names of `quantities.tsv`, each with its unit.
 
-Instructions are those of a warp or wave: one that 32 or 64 lanes execute counts once. The table's `counters`
-are the names of profilers (Nsight Compute, rocprofiler) that are a quantity times `factor`; the first counts.
+Instructions are those of a warp or wave: one that 32 or 64 lanes execute counts once. The table's `counters` are
+sums of counters of profilers (Nsight Compute, rocprofiler) times factors, `*` for any rest of a name and `?` behind
+one that may be missing; the first sum counts whose counters are all there. FLOP are a lane each, a wave of AMD has
+64, and a unit of MFMA_MOPS is 512 (AMD's counter reference).
+
+AMD's L2 reads 32, 64 and (MI300, EA0) 128 bytes at once and writes 32 or 64, as AMD derives FETCH_SIZE and
+WRITE_SIZE ("MI300 and MI200 series performance counters"). What it is asked for is an upper bound: 128 bytes a read
+(AMD's own "L2 bandwidth"), half a line a write: the public copy of 8,388,608 bytes on an MI300X has 65,536 reads
+and 131,072 writes. Where the two were not told apart, all are whole lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from daydream.collect.derive.device_work import dtype_of_kernel
 from daydream.costs.kernels import TENSOR_KERNEL
@@ -18,21 +27,39 @@ _ROWS = [
     line.split("\t")
     for line in Path(__file__).with_name("quantities.tsv").read_text("utf-8").splitlines()[1:]
 ]
-QUANTITIES = {name: (unit, meaning) for name, unit, meaning, *_ in _ROWS}
-SOURCES = {
-    name: (float(factor), counters.split("; ")) for name, _, _, factor, counters in _ROWS if factor
-}
+QUANTITIES = {name: (unit, meaning) for name, unit, meaning, _ in _ROWS}
+TERM = regex(r"(-?) ?\+? ?(?:([\d.]+) )?([\w.*]+)(\?)?")
+VECTOR = ("float16_flop", "float32_flop", "float64_flop")
 
-# FLOP by element type (float, double; 16, 32, 64) and sort of instruction. A lane each: a wave of AMD has 64.
-VECTOR = regex(
-    r"sm(?:sp)?__sass_thread_inst_executed_op_([fd])(add|mul|fma)_pred_on\.sum"
-    r"|SQ_INSTS_VALU_(ADD|MUL|TRANS|FMA)_F(16|32|64)"
-)
-WIDTHS, WAVE = {"f": "32", "d": "64"}, 64
-MATRIX = regex(r"sm__ops_path_tensor_\w+\.sum|(SQ_INSTS_VALU_MFMA_MOPS_\w+)")
-MATRIX_FLOP = 512  # of a unit of MFMA_MOPS (AMD's counter reference)
-TENSOR_INSTRUCTIONS = regex(r"sm(?:sp)?__inst_executed_pipe_tensor\w*\.sum")
-CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"  # one is one cycle of a unit
+
+class Term(NamedTuple):
+    """A counter, or all that a `*` stands for, times a factor; of a sum it may be missing where it is optional."""
+
+    factor: float
+    counter: str
+    optional: bool
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """Return what it adds; None where it was not counted."""
+        if "*" in self.counter:
+            found = [metrics[name] for name in metrics if fnmatchcase(name, self.counter)]
+        else:
+            found = [metrics[self.counter]] if self.counter in metrics else []
+        return self.factor * sum(found) if found else 0.0 if self.optional else None
+
+
+def _sums(text: str) -> list[list[Term]]:
+    return [
+        [
+            Term(float(f"{minus}{factor or 1}"), counter, bool(optional))
+            for minus, factor, counter, optional in TERM.findall(each)
+        ]
+        for each in text.split("; ")
+        if each
+    ]
+
+
+SOURCES = {name: _sums(counters) for name, *_, counters in _ROWS}
 
 
 @dataclass
@@ -65,13 +92,15 @@ class CountedKernel:
         """
         if "flop" in self.metrics:
             return round(self.metrics["flop"])
-        vector, matrix = _flop_by_type(self.metrics)
+        vector = {name: _told(self.metrics, name) for name in VECTOR if _named(self.metrics, name)}
+        matrix = _told(self.metrics, "matrix_flop")
         if None in vector.values() or ("float32_flop" not in vector and not matrix):
             return None
         on_amd = any(name.startswith("SQ_") for name in self.metrics)
         if not matrix and not on_amd:
             half = dtype_of_kernel(self.name) in ("float16", "bfloat16")
-            if half or TENSOR_KERNEL.search(self.name) or _tensor_instructions(self.metrics):
+            on_matrix_units = _told(self.metrics, "matrix_instructions")
+            if half or on_matrix_units or TENSOR_KERNEL.search(self.name):
                 return None
         return round(sum(value or 0 for value in vector.values()) + (matrix or 0))
 
@@ -98,21 +127,8 @@ def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
     `flop` is not worked out here: whether a profiler counted all of them is another question.
     """
     found = {name: value for name, value in metrics.items() if name in QUANTITIES}
-    for name, (factor, counters) in SOURCES.items():
-        known = next((factor * metrics[each] for each in counters if each in metrics), None)
-        if known is not None:
-            found.setdefault(name, known)
-    vector, matrix = _flop_by_type(metrics)
-    loads, stores = (metrics.get(CONFLICTS.format(kind)) for kind in ("ld", "st"))
-    conflicts = None if loads is None or stores is None else loads + stores
-    worked_out = {
-        **vector,
-        "matrix_flop": matrix,
-        "matrix_instructions": _tensor_instructions(metrics),
-        "shared_conflict_cycles": conflicts,
-        **_bytes_of_amds_requests(metrics),
-    }
-    for name, value in worked_out.items():
+    for name in SOURCES:
+        value = _told(metrics, name)
         if value is not None:
             found.setdefault(name, value)
     if "dram_read_bytes" in found and "dram_written_bytes" in found:
@@ -122,53 +138,16 @@ def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _flop_by_type(
-    metrics: Mapping[str, float],
-) -> tuple[dict[str, float | None], float | None]:
-    """Return FLOP of vector units by type, None of one whose instructions were not all counted; of matrix units."""
-    vector: dict[str, dict[str, float]] = {}
-    matrix: list[float] = []
-    for name, value in metrics.items():
-        if one := VECTOR.fullmatch(name):
-            kind = (one[2] or one[3]).lower()
-            lanes = (WAVE if one[3] else 1) * (2 if kind == "fma" else 1)
-            width = one[4] or WIDTHS[one[1]]
-            vector.setdefault(f"float{width}_flop", {})[kind] = lanes * value
-        elif one := MATRIX.fullmatch(name):
-            matrix.append(value * (MATRIX_FLOP if one[1] else 1))
-    whole = {
-        name: sum(kinds.values()) if {"add", "mul", "fma"} <= kinds.keys() else None
-        for name, kinds in vector.items()
-    }
-    return whole, sum(matrix) if matrix else None
+def _told(metrics: Mapping[str, float], name: str) -> float | None:
+    """Return a quantity by the first of its sums whose counters were all counted, None without any."""
+    for terms in SOURCES[name]:
+        values = [term.value(metrics) for term in terms]
+        if None not in values:
+            return sum((value or 0.0 for value in values), 0.0)
+    return None
 
 
-def _tensor_instructions(metrics: Mapping[str, float]) -> float | None:
-    found = [value for name, value in metrics.items() if TENSOR_INSTRUCTIONS.fullmatch(name)]
-    return sum(found) if found else None
-
-
-def _bytes_of_amds_requests(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what AMD's L2 read, wrote and was asked for, by its requests.
-
-    It reads 32, 64 and (MI300) 128 bytes at once and writes 32 or 64, as AMD derives FETCH_SIZE and
-    WRITE_SIZE ("MI300 and MI200 series performance counters"). What it is asked for is an upper bound: 128
-    bytes a read (AMD's own "L2 bandwidth"), half a line a write: the public copy of 8,388,608 bytes on an
-    MI300X has 65,536 reads and 131,072 writes. Where the two were not told apart, all are whole lines.
-    """
-    found = {}
-    for edge in ("TCC_EA", "TCC_EA0"):  # the second is MI300's
-        reads, narrow = (metrics.get(f"{edge}_RDREQ{part}_sum") for part in ("", "_32B"))
-        wide = metrics.get("TCC_BUBBLE_sum") if edge == "TCC_EA0" else 0.0
-        if reads is not None and narrow is not None and wide is not None:
-            middle = max(reads - narrow - wide, 0.0)
-            found["dram_read_bytes"] = 32 * narrow + 64 * middle + 128 * wide
-        writes, whole = (metrics.get(f"{edge}_WRREQ{part}_sum") for part in ("", "_64B"))
-        if writes is not None and whole is not None:
-            found["dram_written_bytes"] = 64 * whole + 32 * max(writes - whole, 0.0)
-    reads, writes, both = (metrics.get(f"TCC_{what}_sum") for what in ("READ", "WRITE", "REQ"))
-    if reads is not None and writes is not None:
-        found["l2_bytes"] = 128 * reads + 64 * writes
-    elif both is not None:
-        found["l2_bytes"] = 128 * both
-    return found
+def _named(metrics: Mapping[str, float], name: str) -> bool:
+    """Tell whether any counter of a quantity was counted."""
+    plain = (term._replace(optional=False) for terms in SOURCES[name] for term in terms)
+    return any(term.value(metrics) is not None for term in plain)

@@ -165,7 +165,7 @@ def resized_time(
 ) -> Retimed:
     """Return the durations of kernels or CPU tasks when a size of the input goes from `old` to `new`.
 
-    Work goes with the recorded shapes (see `resized_work`); that of calls without a
+    Work goes with the recorded shapes (see `growth_of`); that of calls without a
     formula in proportion to the size. Copies go with their bytes, single numbers stay. Times
     that the graph's table holds at the new shapes come first.
 

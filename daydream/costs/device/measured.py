@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec.structs import asdict
 
+from daydream.arrays import distinct, distinct_rows
 from daydream.costs.devices import device_properties, find_device
+from daydream.costs.kernel_names import names_fit
 from daydream.costs.kernels import TF32_KERNEL, Work
 from daydream.costs.operators import bare_name
-from daydream.costs.workload.calls import calls_of, forward_rows
-from daydream.costs.workload.shapes import Shape, parse_shapes
+from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
+from daydream.costs.workload.shapes import Shape, all_tensors, parse_shapes
 from daydream.errors import FileError, GraphError, NotApplicableError
 from daydream.files.atomic import write_whole
 from daydream.files.input_files import check_regular
@@ -107,37 +110,31 @@ def from_table(
     new, known = old.copy(), np.zeros(len(old), bool)
     names = selection.name.tolist()
     for index in np.flatnonzero(asked.affected).tolist():
-        time = table.kernel(names[index]) if names[index] else None
+        time = table.kernel(names[index])
         if time is not None:
             new[index], known[index] = time, True
     trace = graph.recorded
     if not len(trace):
         return new, known
     calls = calls_of(trace)
-    which = np.where(task_work.call >= 0, calls.which[np.maximum(task_work.call, 0)], -1)
+    which = np.where(task_work.call >= 0, calls.which[task_work.call], -1)
     with_shapes = np.isin(which, list(asked.shapes))
     ask = np.flatnonzero(asked.affected & ~known & (which >= 0) & (with_shapes | ~asked.resized))
-    if not len(ask):
-        return new, known
-    recorded = recorded_ns(graph)
     comparable = table.device in (None, device_name(graph))  # with what was recorded
-    kept = types_of(selection)
-    keys = list(
-        zip(which[ask].tolist(), kept[ask].tolist(), asked.dtype[ask].tolist(), strict=True)
-    )
-    time_of: dict[tuple[int, str | None, str | None], float] = {}
+    recorded = recorded_ns(graph)
+    columns = (values[ask].tolist() for values in (which, types_of(selection), asked.dtype))
+    keys = list(zip(*columns, strict=True))
+    time_of = Counter[tuple[int, str | None, str | None]]()
     for key, duration in zip(keys, old[ask].tolist(), strict=True):
-        time_of[key] = time_of.get(key, 0.0) + duration
-    most_first = sorted(
-        time_of, key=lambda key: -time_of[key]
-    )  # what measures may not get to the end
-    answers = {key: _answer(table, calls.keys[key[0]], key, asked) for key in most_first}
+        time_of[key] += duration
+    answers = {}
+    for key, _ in time_of.most_common():  # what measures may not get to the end
+        answers[key] = _answer(table, calls.keys[key[0]], key, asked)
     for index, key in zip(ask.tolist(), keys, strict=True):
         time, before = answers[key]
-        if time is None or (before is None and not comparable and not asked.other_device):
-            continue
-        new[index] = old[index] * time / max(before or recorded[task_work.call[index]], 1.0)
-        known[index] = True
+        if time is not None and (before is not None or comparable or asked.other_device):
+            old_ns = before or recorded[task_work.call[index]]
+            new[index], known[index] = old[index] * time / max(old_ns, 1.0), True
     return new, known
 
 
@@ -161,24 +158,22 @@ def _answer(
 
 def types_of(selection: Selection) -> np.ndarray:
     """Return the element type of each task as a table names it: float32 kernels in TF32 are `tf32`."""
-    types, names = selection.dtype, selection.name
-    in_tf32 = [bool(name and TF32_KERNEL.search(name)) for name in names.tolist()]
-    return np.where((types == "float32") & np.array(in_tf32, bool), "tf32", types)
+    types = selection.dtype
+    return np.where((types == "float32") & names_fit(selection, TF32_KERNEL.search), "tf32", types)
 
 
 def recorded_ns(graph: Graph) -> np.ndarray:
     """Return by row of the trace what an operator call took: its device work's time, on a CPU its own."""
-    trace = graph.recorded
-    calls = calls_of(trace)
-    duration = np.asarray(trace["duration_ns"], np.float64)
-    device = np.flatnonzero(calls.owner >= 0)
-    total = np.bincount(calls.owner[device], duration[device], len(trace))
+    calls, duration = calls_of(graph.recorded), graph.recorded["duration_ns"].astype(np.float64)
+    device = calls.owner >= 0
+    total = np.bincount(calls.owner[device], duration[device], len(duration))
     return np.where(calls.launches_work, total, duration)
 
 
 COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns", "before_ns", "phase")
 PHASES = ("forward", "backward")
 UNKNOWN_PAIR = (float("nan"), float("nan"))
+NOTHING = (None, "")  # in a field of a row
 CPU = "cpu"  # the device of a table that was measured on a CPU
 InPlaceKey: TypeAlias = tuple[str, tuple[Shape, ...], str]
 NUMBERS = {
@@ -206,21 +201,15 @@ class KernelTable:
         self.in_place: dict[InPlaceKey, list[tuple[float, float]]] = {}
         for row in rows:
             time = float(row["duration_ns"])
-            if _known(row.get("before_ns")):
-                call = self.key_in_place(
-                    *(str(row.get(name) or "") for name in ("op", "shapes", "dtype"))
-                )
+            op, shapes, dtype = (str(row.get(name) or "") for name in ("op", "shapes", "dtype"))
+            if row.get("before_ns") not in NOTHING:
+                call = self.key_in_place(op, shapes, dtype)
                 pairs = self.in_place.setdefault(call, [UNKNOWN_PAIR, UNKNOWN_PAIR])
                 pairs[PHASES.index(str(row["phase"]))] = (float(row["before_ns"]), time)
             elif row.get("kernel"):
                 self._kernels[str(row["kernel"])] = time
             else:
-                key = (
-                    bare_name(str(row["op"])),
-                    _plain(str(row["shapes"])),
-                    str(row.get("dtype") or ""),
-                )
-                self._calls[key] = time
+                self._calls[bare_name(op), _plain(shapes), dtype] = time
 
     def __len__(self) -> int:
         return len(self._kernels) + len(self._calls) + len(self.in_place)
@@ -229,7 +218,7 @@ class KernelTable:
     def load(cls, path: str | os.PathLike[str]) -> KernelTable:
         """Read a table. Raises `FileError` if the file is missing or has other columns."""
         try:
-            rows, device = _read_parquet(path) if _is_parquet(path) else (_read_csv(path), None)
+            rows, device = _read(path)
         except FileNotFoundError:
             raise FileError(f"{path}: no such file") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -237,7 +226,7 @@ class KernelTable:
         for number, row in enumerate(rows, 2):
             named = row.get("kernel") or (row.get("op") and row.get("shapes"))
             before = row.get("before_ns")
-            changed = not _known(before) or (_is_time(before) and row.get("phase") in PHASES)
+            changed = before in NOTHING or (_is_time(before) and row.get("phase") in PHASES)
             if not named or not _is_time(row.get("duration_ns")) or not changed:
                 raise FileError(
                     f"{path}, row {number}: a time needs `kernel,duration_ns` or "
@@ -250,9 +239,9 @@ class KernelTable:
             )
         return cls(rows, device)
 
-    def kernel(self, name: str) -> float | None:
+    def kernel(self, name: str | None) -> float | None:
         """Return the measured ns of a kernel."""
-        return self._counted(self._kernels.get(name))
+        return self._counted(self._kernels.get(name or ""))
 
     def call(
         self,
@@ -267,24 +256,11 @@ class KernelTable:
     @staticmethod
     def key_in_place(op: str, shapes: str, dtype: str) -> InPlaceKey:
         """Return the key of a call that a change is made to: name, shapes of its tensors, element type."""
-        return bare_name(op), tuple(shape for shape in _tensors(shapes) if shape), dtype
+        return bare_name(op), tuple(all_tensors(parse_shapes(shapes) or [])), dtype
 
     def _counted(self, time: float | None) -> float | None:
         self.answers += time is not None
         return time
-
-
-def _tensors(shapes: str) -> list[Shape]:
-    found: list[Shape] = []
-    for part in parse_shapes(shapes) or []:
-        found += (
-            [one for one in part if isinstance(one, tuple)] if isinstance(part, list) else [part]
-        )
-    return found
-
-
-def _known(value: Any) -> bool:
-    return value is not None and value != ""
 
 
 def _plain(shapes: str) -> str:
@@ -301,19 +277,16 @@ def _is_time(value: Any) -> bool:
         return False
 
 
-def _is_parquet(path: str | os.PathLike[str]) -> bool:
+def _read(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of a table, and the device that it was measured on."""
     check_regular(path)
-    if Path(path).suffix == ".parquet":
-        return True
     with open(path, "rb") as file:
-        return file.read(4) == b"PAR1"
-
-
-def _read_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+        if Path(path).suffix == ".parquet" or file.read(4) == b"PAR1":
+            return _read_parquet(path)
     import csv
 
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    with open(path, newline="", encoding="utf-8") as text:
+        return list(csv.DictReader(text)), None
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], str | None]:
@@ -414,24 +387,22 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     if table is None or not len(graph.recorded) or not table.in_place:
         return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
     entry = _entries(graph, table)
-    work = _work(graph)
+    device = graph.select(on="gpu")
+    work = device if len(device) else graph.select(kind="cpu")
     call, backward = _calls(graph, work, entry)
     if tasks is not None:
         asked, _ = _calls(graph, graph.tasks(tasks.ids), entry)
         call = np.where(np.isin(call, asked[asked >= 0]), call, -1)
-    times = np.array([[*table.in_place[each]] for each in table.in_place]).reshape(-1, 2, 2)
-    found = np.flatnonzero(call >= 0)
-    pair = times[entry[call[found]], backward[found].astype(np.int64)]
-    found, pair = found[np.isfinite(pair).all(axis=1)], pair[np.isfinite(pair).all(axis=1)]
+    times = np.array([*table.in_place.values()]).reshape(-1, 2, 2)
+    before, after = times[entry[call], backward.astype(np.int64)].T
+    found = np.flatnonzero((call >= 0) & np.isfinite(before) & np.isfinite(after))
     if not len(found):
         return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
+    before, after = before[found], after[found]
     mine = work.of(work.ids[found], "work of calls measured in place", ordered=True)
     old = mine.duration_ns.astype(np.float64)
-    repeat = graph.repeat[mine.ids].astype(np.int64)
-    keys = np.stack([call[found], backward[found].astype(np.int64), repeat])
-    which = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    _, which = distinct_rows([call[found], backward[found], graph.repeat[mine.ids]])
     total = np.bincount(which, old)[which]
-    before, after = pair[:, 0], pair[:, 1]
     new_total = np.where(
         after <= before, total * after / np.maximum(before, 1.0), total + after - before
     )
@@ -470,46 +441,33 @@ def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) ->
     if not len(rest):
         return
     if factor is None:
-        graph.note(f"Not measured in place, so left as recorded: {_share(rest)}.")
+        graph.note(f"Not measured in place, so left as recorded: {counted(len(rest), 'task')}.")
         return
     rest.scale(factor)
-    graph.note(f"Taken as {factor:g} times as long, which nothing measured: {_share(rest)}.")
-
-
-def _share(tasks: Selection) -> str:
-    return counted(len(tasks), "task")
-
-
-def _work(graph: Graph) -> Selection:
-    device = graph.select(on="gpu")
-    return device if len(device) else graph.select(kind="cpu")
+    graph.note(
+        f"Taken as {factor:g} times as long, which nothing measured: {counted(len(rest), 'task')}."
+    )
 
 
 def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
     """Return for each row of the trace its place in the table, -1 for none; the last entry is no row."""
-    trace = graph.recorded
-    place = {key: number for number, key in enumerate(table.in_place)}
+    trace, place = graph.recorded, {key: number for number, key in enumerate(table.in_place)}
     names = {key[0] for key in place}
+    wanted = of_rows(trace, "name", lambda name: bare_name(name) in names)
+    rows = np.flatnonzero(wanted & trace.is_kind("operator"))
+    columns = ("name", "shapes", "dtype")
+    first, which = distinct_rows([trace[name][rows] for name in columns])
+    texts = zip(*(trace.values(name, rows[first].tolist()) for name in columns), strict=True)
+    keys = [table.key_in_place(*(text or "" for text in each)) for each in texts]
     found = np.full(len(trace) + 1, -1, np.int64)
-    wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])
-    rows = np.flatnonzero(wanted[trace["name"]] & trace.is_kind("operator"))
-    known: dict[tuple[int, int, int], int] = {}
-    columns = (np.asarray(trace[name])[rows].tolist() for name in ("name", "shapes", "dtype"))
-    texts = [[*trace.text(name), ""] for name in ("name", "shapes", "dtype")]
-    for row, codes in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
-        if codes not in known:
-            op, shapes, dtype = (text[code] for text, code in zip(texts, codes, strict=True))
-            known[codes] = place.get(table.key_in_place(op, shapes, dtype), -1)
-        found[row] = known[codes]
+    found[rows] = np.array([place.get(key, -1) for key in keys], np.int64)[which]
     return found
 
 
 def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row of each task's measured forward call, -1 for none; and whether it is backward work."""
     trace = graph.recorded
-    rows = graph.row[tasks.ids].astype(np.int64)
-    own, which = np.unique(rows, return_inverse=True)
-    which = which.reshape(-1)
+    own, which = distinct(graph.row[tasks.ids].astype(np.int64))
     around = enclosing(trace["parent"], entry >= 0, own, inner=False)
     maker = forward_rows(trace, np.maximum(own, 0))
     maker = np.where((own >= 0) & (around < 0), maker, -1)

@@ -15,9 +15,8 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -49,31 +48,12 @@ def task_of(node: int) -> int:
     return (node - 1) // 2
 
 
-@dataclass
-class SimulatedTimes:
-    """When ranks reached and left collectives in a network simulator, by (rank, node).
+class SimulatedTime(NamedTuple):
+    """When the last rank issued a node and when the last was done, ns; its name where the file has one."""
 
-    Example::
-
-        times = read_simulated_times("astra.log")
-        print(len(times.issued_ns), "collectives of all ranks")
-
-    """
-
-    path: str
-    issued_ns: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  #: 0 where only durations are known
-    done_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)  #: by node, where the file has them
-
-    def by_node(self) -> dict[int, tuple[int, int]]:
-        """Return when the last rank issued each node, and when the last was done, in ns."""
-        found: dict[int, tuple[int, int]] = {}
-        for (rank, node), done in self.done_ns.items():
-            issued, end = found.get(node, (0, 0))
-            found[node] = max(issued, self.issued_ns[rank, node]), max(end, done)
-        return found
+    issued_ns: int
+    done_ns: int
+    name: str | None
 
 
 def simulated_times(
@@ -97,28 +77,24 @@ def simulated_times(
         GraphError: it has nodes that are no collectives of this graph.
 
     """
-    times = read_simulated_times(path)
     names = dict(zip(transfers.ids.tolist(), transfers.name.tolist(), strict=True))
-    of = times.by_node()
-    for node in sorted(of):
-        logged, task = times.names.get(node), task_of(node)
-        named = " ".join(names.get(task, "").split())
-        if task not in names or node != node_of(task) or logged not in {None, named}:
-            called = f" ({logged[:40]})" if logged else ""
+    times = {}
+    for node, time in sorted(read_simulated_times(path).items()):
+        task = task_of(node)
+        known = " ".join(names.get(task, "").split())
+        if task not in names or node != node_of(task) or time.name not in {None, known}:
+            called = f" ({time.name[:40]})" if time.name else ""
             raise GraphError(
                 f"{path}: node {node}{called} is no collective of this graph: the file is of another trace "
                 "or change. Write the Chakra files anew with -o job.et"
             )
-    last_issued = {task_of(node): issued for node, (issued, _) in of.items()}
+        times[task] = time
+    last_issued = {task: time.issued_ns for task, time in times.items()}
     for joined in _together(graph):
-        issued = [last_issued[task] for task in joined if task in last_issued]
-        last_issued.update(
-            dict.fromkeys((task for task in joined if task in last_issued), max(issued, default=0))
-        )
-    found = {
-        task_of(node): max(done - last_issued[task_of(node)], 0) for node, (_, done) in of.items()
-    }
-    return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
+        there = [task for task in joined if task in times]
+        last_issued |= dict.fromkeys(there, max((last_issued[task] for task in there), default=0))
+    durations = [max(time.done_ns - last_issued[task], 0) for task, time in times.items()]
+    return np.array([*times], np.int64), np.array(durations, np.int64)
 
 
 def _together(graph: Graph) -> list[list[int]]:
@@ -133,24 +109,45 @@ def _together(graph: Graph) -> list[list[int]]:
     return list(found.values())
 
 
-def read_simulated_times(path: str | os.PathLike[str]) -> SimulatedTimes:
-    """Return the times of collectives from ASTRA-sim's log or a table.
+def read_simulated_times(path: str | os.PathLike[str]) -> dict[int, SimulatedTime]:
+    """Return the time of each node from ASTRA-sim's log or a table.
 
     Raises `FileError` in a line for a file that is neither, that names a node twice, or whose times are none.
     """
-    found = SimulatedTimes(os.fspath(path))
     lines = _lines(path)
     first = next((line for line in lines if line.strip()), "")
-    if _words(first) == HEADER:
-        _read_table(found, lines)
-    else:
-        _read_log(found, itertools.chain([first], lines))
-    if not found.done_ns:
+    read = _read_table if _words(first) == HEADER else _read_log
+    issued, done = dict[tuple[int, int], int](), dict[tuple[int, int], int]()  # by rank and node
+    names = dict[int, str]()
+    for number, what, at, time, name in read(path, itertools.chain([first], lines)):
+        where = f"{path}, line {number}: node {at[1]} of rank {at[0]}"
+        if at in (issued if what == "issue" else done):
+            twice = "is logged twice" if name is not None else "is there twice"
+            raise FileError(f"{where} {twice}")
+        if what == "callback" and at not in issued:
+            raise FileError(f"{where} was not issued")
+        if time >= LONGEST_NS:
+            raise FileError(f"{path}, line {number}: {time} ns is too long to be simulated")
+        if what == "issue":
+            issued[at] = time
+        else:
+            done[at] = time
+        if name is not None:
+            names[at[1]] = name
+    if issued.keys() - done.keys():
+        unfinished = len(issued.keys() - done.keys())
+        raise FileError(f"{path}: {unfinished} collectives do not end; the log is cut off")
+    if not done:
         raise FileError(
             f"{path}: no times of collectives. Needed is ASTRA-sim's log of the workload (lines such as "
             "'issue,sys->id=0, tick=...', at the level debug with tracing on), or a table with the header "
             f"{','.join(HEADER)}"
         )
+    found: dict[int, SimulatedTime] = {}
+    for at, time in done.items():
+        known = found.get(at[1], (0, 0))
+        begun, end = max(known[0], issued.get(at, 0)), max(known[1], time)
+        found[at[1]] = SimulatedTime(begun, end, names.get(at[1]))
     return found
 
 
@@ -170,48 +167,27 @@ def _words(line: str) -> list[str]:
     return [word.strip().lower() for word in line.split(",")]
 
 
-def _read_log(found: SimulatedTimes, lines: Iterable[str]) -> None:
+Logged: TypeAlias = tuple[
+    int, str, tuple[int, int], int, str | None
+]  # line, what, (rank, node), ns, name
+
+
+def _read_log(_: str | os.PathLike[str], lines: Iterable[str]) -> Iterator[Logged]:
     for number, line in enumerate(lines, 1):
-        match = LOGGED.search(line.rstrip())
-        if match is None:
-            continue
-        what, rank, tick, node = match[1], int(match[2]), int(match[3]), int(match[4])
-        times = found.issued_ns if what == "issue" else found.done_ns
-        if (rank, node) in times:
-            raise FileError(
-                f"{found.path}, line {number}: node {node} of rank {rank} is logged twice"
-            )
-        if what == "callback" and (rank, node) not in found.issued_ns:
-            raise FileError(
-                f"{found.path}, line {number}: node {node} of rank {rank} was not issued"
-            )
-        times[rank, node] = _time(found, number, tick)
-        found.names[node] = match[5]
-    unfinished = len(found.issued_ns) - len(found.done_ns)
-    if unfinished:
-        raise FileError(f"{found.path}: {unfinished} collectives do not end; the log is cut off")
+        if (match := LOGGED.search(line.rstrip())) is not None:
+            rank, tick, node = map(int, match.groups()[1:4])
+            yield number, match[1], (rank, node), tick, match[5]
 
 
-def _read_table(found: SimulatedTimes, lines: Iterable[str]) -> None:
-    for number, line in enumerate(lines, 2):
+def _read_table(path: str | os.PathLike[str], lines: Iterable[str]) -> Iterator[Logged]:
+    for number, line in enumerate(lines, 1):
         row = _words(line)
-        if row == [""]:
+        if row in (HEADER, [""]):
             continue
         if len(row) != len(HEADER) or not all(re.fullmatch(r"[0-9]{1,18}", word) for word in row):
             raise FileError(
-                f"{found.path}, line {number}: three whole numbers are needed, rank,node,duration_ns, not "
+                f"{path}, line {number}: three whole numbers are needed, rank,node,duration_ns, not "
                 f"{line.strip()[:60]!r}"
             )
         rank, node, duration = map(int, row)
-        if (rank, node) in found.done_ns:
-            raise FileError(
-                f"{found.path}, line {number}: node {node} of rank {rank} is there twice"
-            )
-        found.issued_ns[rank, node] = 0
-        found.done_ns[rank, node] = _time(found, number, duration)
-
-
-def _time(found: SimulatedTimes, line: int, value: int) -> int:
-    if value >= LONGEST_NS:
-        raise FileError(f"{found.path}, line {line}: {value} ns is too long to be simulated")
-    return value
+        yield number, "done", (rank, node), duration, None

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.costs.operators import MATRIX_FAMILIES, bare_name
+from daydream.costs.operators import bare_name
 from daydream.costs.resize.new_shapes import Resize, Resized, as_text, result_size, rows_of_scores
-from daydream.costs.workload.calls import Calls, calls_of, forward_rows
+from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -40,31 +40,6 @@ class Growth:
     results: np.ndarray
 
 
-def resized_work(
-    graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return by how much the FLOP and the bytes of each task grow when a size of the input changes.
-
-    Tasks of unknown work get 1. Give both to `retime` as factors, or the larger to `scaled_time`.
-
-    Args:
-        graph: the graph of the trace.
-        selection: device work or CPU tasks.
-        old: the size as recorded: a batch, a length.
-        new: the size to predict.
-        every: all sizes equal to `old` change (a sequence length, which scores hold twice); else the first of
-            a tensor (a batch).
-
-    Returns:
-        factors of FLOP and of bytes, each shape (tasks,), float64.
-
-    Raises:
-        NotApplicableError: no recorded shape holds the old size.
-    """
-    growth = growth_of(graph, selection, old, new, every=every)
-    return growth.flop, growth.nbytes
-
-
 def growth_of(
     graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False
 ) -> Growth:
@@ -75,7 +50,8 @@ def growth_of(
         selection: device work or CPU tasks.
         old: the size as recorded.
         new: the size to predict.
-        every: as `resized_work` has it.
+        every: all sizes equal to `old` change (a sequence length, which scores hold twice); else the first of
+            a tensor (a batch).
 
     Returns:
         `Growth`, arrays in the order of the selection.
@@ -88,9 +64,7 @@ def growth_of(
         return Growth(np.ones(count), np.ones(count), np.zeros(count, bool), np.full(count, np.nan))
     by_row = _growth_by_row(graph.recorded, old, new, every=every)
     rows = graph.row[selection.ids]
-    return Growth(
-        *(values[rows] for values in (by_row.flop, by_row.nbytes, by_row.known, by_row.results))
-    )
+    return Growth(by_row.flop[rows], by_row.nbytes[rows], by_row.known[rows], by_row.results[rows])
 
 
 _known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], Growth]] = WeakKeyDictionary()
@@ -111,22 +85,14 @@ def _growth_by_row(trace: Trace, old: int, new: int, *, every: bool) -> Growth:
         )
     rows = np.arange(len(trace))
     which = calls.which_of_tasks(rows)
-    of_works = _of_works(calls, resized, new / old)
-    of_rows = of_works[:, which]
+    found = _of_works(calls, resized, new / old)[:, which]
     if resize.shared:
-        owner = np.where(calls.owner[rows] >= 0, calls.owner[rows], rows)
-        scores = rows_of_scores(calls)[owner]
-        of_rows = np.where(
-            scores,
-            _of_works(calls, _resized(calls, resize, scores=True), new / old)[:, which],
-            of_rows,
-        )
-    flop, nbytes, fits, results = of_rows
-    flop = _as_forward(calls, rows, which, of_works[0], flop)
-    unknown = ((flop, 1.0), (nbytes, 1.0), (fits > 0, False), (results, np.nan))
-    growth = Growth(*(np.append(values, last) for values, last in unknown))
-    asked[old, new, every] = growth
-    return growth
+        owner = np.where(calls.owner >= 0, calls.owner, rows)
+        of_scores = _of_works(calls, _resized(calls, resize, scores=True), new / old)[:, which]
+        found = np.where(rows_of_scores(calls)[owner], of_scores, found)
+    flop, nbytes, fits, results = np.column_stack([found, [1.0, 1.0, 0.0, np.nan]])
+    asked[old, new, every] = Growth(flop, nbytes, fits > 0, results)
+    return asked[old, new, every]
 
 
 def _of_works(calls: Calls, resized: dict[int, Resized], factor: float) -> np.ndarray:
@@ -152,27 +118,12 @@ def _of_works(calls: Calls, resized: dict[int, Resized], factor: float) -> np.nd
     return found
 
 
-def _as_forward(
-    calls: Calls, rows: np.ndarray, which: np.ndarray, ratios: np.ndarray, own: np.ndarray
-) -> np.ndarray:
-    """Return the FLOP ratios with those of backward matrix work as in the forward pass.
-
-    Both gradients of a product grow as the product does. Their own shapes may not tell: of two
-    square matrices neither says which one is the weight.
-    """
-    families = np.array([amount.family for amount in calls.amounts] + [""])
-    matrix = np.isin(families, MATRIX_FAMILIES)
-    forward = forward_rows(calls.trace, rows)
-    origin = np.where(forward >= 0, calls.which[forward], -1)
-    return np.where(matrix[which] & (origin >= 0) & matrix[origin], ratios[origin], own)
-
-
 def resized_shapes(
     graph: Graph, selection: Selection, flop: np.ndarray, old: int, new: int, *, every: bool = False
 ) -> dict[int, tuple[str, Shape | None]]:
     """Return the new shapes, and output where known, of each distinct work (`Calls.which`) that has the size.
 
-    Left out are those whose work would not grow by what `resized_work` says of all tasks: of a
+    Left out are those whose work would not grow by what `growth_of` says of all tasks: of a
     size that means two things, shapes alone do not tell which is meant.
     """
     trace = graph.recorded

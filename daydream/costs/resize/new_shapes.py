@@ -35,7 +35,6 @@ from daydream.costs.workload.shapes import (
     Argument,
     Shape,
     all_tensors,
-    elements,
     parse_shapes,
 )
 from daydream.graph.graph import Graph
@@ -323,8 +322,6 @@ class Resize:
             new_hint = None if hint is None else self._tensor(hint, equal_first=equal_first)
             if changed != arguments or new_hint != hint:
                 found.append((changed, new_hint))
-        if found and hint is None:
-            found.append((self._aligned(arguments), None))
         return found
 
     def _heads_as_long(self, name: str, arguments: list[Argument]) -> list[Argument] | None:
@@ -349,19 +346,6 @@ class Resize:
             (factors[1][0], self.old, self.new),
         ]
         return [*arguments[:at], *changed, *arguments[at + 2 :]]
-
-    def _aligned(self, arguments: list[Argument]) -> list[Argument]:
-        """Return the arguments where the largest one says which dimension is meant, as in a broadcast."""
-        shapes = [part for part in arguments if isinstance(part, tuple)]
-        largest = max(shapes, key=elements, default=())
-        new = self._tensor(largest, equal_first=True)
-        places = [at - len(new) for at in range(len(new)) if new[at] != largest[at]]
-
-        def change(shape: Shape) -> Shape:
-            meant = {at for at in places if -at <= len(shape) and shape[at] == largest[at]}
-            return tuple(new[at] if at in meant else shape[at] for at in range(-len(shape), 0))
-
-        return [change(part) if isinstance(part, tuple) else part for part in arguments]
 
     def _product(
         self, name: str, arguments: list[Argument], left: Shape, right: Shape

@@ -15,7 +15,8 @@ that records only the size of a weight has the weight's shape in the call around
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 import numpy as np
 
@@ -99,21 +100,22 @@ def hints_of(
 
 
 class _Search:
-    """Shapes of a trace's calls, each text parsed once."""
+    """Shapes of a trace's calls, and what is around them."""
 
     def __init__(self, trace: Trace, formulas: list[str]) -> None:
         self.trace, self.formulas = trace, formulas
-        self._parsed: dict[int, list[Shape]] = {}
+        self.names, self.parent = trace.text("name"), trace["parent"]
 
     def tensors(self, row: int) -> list[Shape]:
         """Return the shapes of a call's tensor inputs."""
-        code = int(self.trace["shapes"][row])
-        if code not in self._parsed:
-            recorded = parse_shapes(self.trace.text("shapes")[code] if code >= 0 else None)
-            self._parsed[code] = [
-                part for part in recorded or [] if isinstance(part, tuple) and part
-            ]
-        return self._parsed[code]
+        recorded = parse_shapes(self.trace.values("shapes", [row])[0])
+        return [part for part in recorded or [] if isinstance(part, tuple) and part]
+
+    def around(self, row: int) -> Iterator[int]:
+        """Yield a row and those around it, the innermost first."""
+        while row >= 0:
+            yield row
+            row = int(self.parent[row])
 
     def output(self, row: int, after: np.ndarray) -> Shape | None:
         """Return the first input among the calls after this one that can be its output."""
@@ -122,37 +124,24 @@ class _Search:
             return None
         images = inputs[0]
         kernel = inputs[1] if len(inputs) > 1 and len(inputs[1]) == len(images) else None
-        transposed = self._transposed(row)
+        names = (self.names[self.trace["name"][outer]] for outer in self.around(row))
+        convolutions = takewhile(lambda name: "conv" in name, names)
+        transposed = any("transpose" in name for name in convolutions)  # it calls `convolution`
         for later in after.tolist():
             if self.trace["tid"][later] != self.trace["tid"][row]:
                 return None
-            inside = self._inside(later, row)
-            first = self.tensors(later)[:1]
-            if not first or (inside and self.formulas[self.trace["name"][later]] in NEEDS_OUTPUT):
+            inside = row in self.around(later)
+            first = next(iter(self.tensors(later)), None)
+            if first is None or (
+                inside and self.formulas[self.trace["name"][later]] in NEEDS_OUTPUT
+            ):
                 continue  # the same call further in
-            if first[0] == images and (kernel is None or inside):
+            same = first == images and (kernel is None or inside)
+            if same or (first == kernel and inside):
                 continue
-            if first[0] == kernel and inside:
-                continue
-            if _can_be_output(first[0], images, kernel, transposed=transposed):
-                return first[0]
+            if _can_be_output(first, images, kernel, transposed=transposed):
+                return first
         return None
-
-    def _transposed(self, row: int) -> bool:
-        """Say whether a convolution is transposed: `conv_transpose2d` calls `convolution`."""
-        while row >= 0 and "conv" in (name := self.trace.text("name")[self.trace["name"][row]]):
-            if "transpose" in name:
-                return True
-            row = int(self.trace["parent"][row])
-        return False
-
-    def _inside(self, row: int, outer: int) -> bool:
-        parent = self.trace["parent"]
-        while row >= 0:
-            if row == outer:
-                return True
-            row = int(parent[row])
-        return False
 
 
 def _can_be_output(shape: Shape, images: Shape, kernel: Shape | None, *, transposed: bool) -> bool:

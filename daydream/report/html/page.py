@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from daydream.errors import GraphError
 from daydream.files.atomic import write_whole
-from daydream.predict.basis import whole_recording
 from daydream.predict.explain import Explanation
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
@@ -25,10 +24,10 @@ from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
 from daydream.report.views.ranking import best_of, named
 from daydream.report.views.step import (
-    about_steps,
     bottleneck_text,
     code_of,
     headline,
+    opening,
     recorded_step,
     replay_answer,
     replay_figures,
@@ -63,7 +62,12 @@ def write(
     text = page(result, ranking, memory)
 
     def fill(temporary: str) -> None:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        with open(
+            temporary,
+            "w",
+            encoding="utf-8",
+            newline="\n",
+        ) as file:
             file.write(text)
 
     write_whole(path, fill, force=force)
@@ -112,8 +116,7 @@ def _answer(result: object, ranking: Ranking | None) -> list[Block]:
         best = None if ranking is None else best_of(ranking)
         if best is not None:
             figures.append(("best change", speedup_of(best), f"{named(best)}: {answer_text(best)}"))
-        said = map(Text, whole_recording(result.graph.trace))
-        return [Headline(replay_answer(result)), *said, *about_steps(result), Figures(figures)]
+        return [*opening(Headline(replay_answer(result)), result), Figures(figures)]
     if isinstance(result, Prediction):
         figures = [*step_figures(result).figures]
         if result.memory is not None:
@@ -122,9 +125,7 @@ def _answer(result: object, ranking: Ranking | None) -> list[Block]:
             peak = change.rpartition(" -> ")[2]
             figures.append(("peak memory", peak, "; ".join(filter(None, fits))))
         return [
-            headline(result),
-            *map(Text, whole_recording(result.replay.graph.trace)),
-            *about_steps(result.replay),
+            *opening(headline(result), result.replay),
             *code_of(result.code),
             *([Text(bottleneck_text(result))] if result.reason is None else []),
             Figures(figures),

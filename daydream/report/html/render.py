@@ -68,7 +68,7 @@ def _templates() -> Any:
 
     def prose(text: str) -> Markup:
         """Return a sentence with what stands in backticks as code."""
-        return Markup(CODE.sub(r"<code>\1</code>", escape(printable(text))))  # noqa: S704 - escaped
+        return Markup(CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))  # noqa: S704 - escaped
 
     found = Environment(
         loader=FunctionLoader(asset),

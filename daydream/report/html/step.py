@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,14 +16,12 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, step_rank
 from daydream.memory.prediction import changed, worst_device
-from daydream.memory.report import at_peak
-from daydream.memory.views import held_over_time
+from daydream.memory.report import at_peak, held_over_time
 from daydream.predict.breakdown import parts_of
 from daydream.predict.memory import held_now
 from daydream.report.blocks import (
     Beside,
     Block,
-    Cell,
     Column,
     Drawing,
     Facts,
@@ -48,7 +46,13 @@ from daydream.report.views.breakdown import (
 )
 from daydream.report.views.memory import holders_table, memory_change, memory_headline, verdict
 from daydream.report.views.ranking import changes, reasons_table, without_gain
-from daydream.report.views.step import edits_text, graph_facts, likely_text, steps_table
+from daydream.report.views.step import (
+    edits_text,
+    graph_facts,
+    likely_text,
+    options_text,
+    steps_table,
+)
 from daydream.simulate.critical_path import PathCause
 from daydream.simulate.timeline import Timeline
 from daydream.text import counted
@@ -91,9 +95,9 @@ class Total(NamedTuple):
     on_path: int = 0
 
     @property
-    def mean_ns(self) -> float:
+    def mean_us(self) -> float:
         """The mean device time of a task."""
-        return self.device_ns / max(self.tasks, 1)
+        return self.device_ns / max(self.tasks, 1) / 1000
 
 
 class Stretch(NamedTuple):
@@ -206,7 +210,9 @@ class StepPath:
         )
 
 
-Extra = tuple[Column, Callable[[str | None, Total], Cell]]  # a column, and its cell
+Extra = tuple[
+    Column, str | Mapping[str | None, str]
+]  # a column, and what of a `Total` or of a name it shows
 
 
 def step_sections(
@@ -242,10 +248,9 @@ def step_sections(
         *roofline(replay.graph),
     ]
     on_path = [_chosen(each, "name", "on_path") for each in sides]
-    times_on = Kind.COUNT("times"), lambda _name, total: total.on_path
     blocks += [
         Title("Critical path", "path", f"{which} {PATH}"),
-        _largest("tasks", "task", on_path, "path_ns", [times_on]),
+        _largest("tasks", "task", on_path, "path_ns", [(Kind.COUNT("times"), "on_path")]),
     ]
     for place, each in enumerate(sides):
         blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
@@ -265,9 +270,11 @@ def _assumptions(replay: Replay, found: Prediction | None) -> list[Block]:
     """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if found is None:
         return [Notes(replay.notes, "")] if replay.notes else [Text("none")]
-    given = {name: value for name, value in found.options.items() if value is not None}
-    options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in given.items())
-    facts = [("options", options), ("changed", edits_text(found)), ("range", likely_text(found))]
+    facts = [
+        ("options", options_text(found, usual=True)),
+        ("changed", edits_text(found)),
+        ("range", likely_text(found)),
+    ]
     own = [note for note in found.notes if note not in replay.notes]
     return [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
 
@@ -321,7 +328,10 @@ def _largest(
     for each in largest[:MOST_ROWS]:
         now = sides[-1].get(each, Total())
         cells = times_row(each or UNKNOWN, times[each], whole).cells
-        rows.append(Row((*cells, *(cell(each, now) for _, cell in extra))))
+        more = (
+            getattr(now, part) if isinstance(part, str) else part.get(each, "") for _, part in extra
+        )
+        rows.append(Row((*cells, *more)))
     heads = columns(title, SIDES if len(sides) > 1 else ("time",))
     return Table([*heads, *(column for column, _ in extra)], rows, whole, name=name)
 
@@ -331,11 +341,10 @@ def _kernels(sides: Sequence[StepPath], which: str) -> list[Block]:
     totals = [_chosen(each, "name", "device_ns") for each in sides]
     if not totals[0]:
         return []
-    bounds = _bounds(sides[-1])
     extra: list[Extra] = [
-        (Kind.COUNT("count"), lambda _name, total: total.tasks),
-        (Kind.COUNT("mean, us"), lambda _name, total: total.mean_ns / 1000),
-        (Column("bound by"), lambda name, _total: bounds.get(name, "")),
+        (Kind.COUNT("count"), "tasks"),
+        (Kind.COUNT("mean, us"), "mean_us"),
+        (Column("bound by"), _bounds(sides[-1])),
     ]
     text = f"{which} Device work, on the critical path or hidden."
     return [
@@ -364,9 +373,9 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
     one, column = ("layer", "layer") if known else ("operator", "op")
     totals = [each.totals(column) for each in sides]
     extra: list[Extra] = [
-        (Kind.TIME("device work"), lambda _name, total: total.device_ns),
-        (Kind.TIME("CPU work"), lambda _name, total: total.cpu_ns),
-        (Kind.COUNT("tasks"), lambda _name, total: total.tasks),
+        (Kind.TIME("device work"), "device_ns"),
+        (Kind.TIME("CPU work"), "cpu_ns"),
+        (Kind.COUNT("tasks"), "tasks"),
     ]
     title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
     work = {name or UNKNOWN: each.device_ns for name, each in totals[-1].items()}
@@ -437,7 +446,14 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
         blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))
-        blocks.append(holders_table(device, MOST_ROWS, lines=True, name=f"holders-{place}"))
+        blocks.append(
+            holders_table(
+                device,
+                MOST_ROWS,
+                lines=True,
+                name=f"holders-{place}",
+            )
+        )
     if found is None:
         return blocks
     answer = found.memory_answer
@@ -449,7 +465,15 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     blocks.append(Title(f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}"))
     held = changed(held_now(trace, replay.graph), found.memory_changes())
     then = at_peak(held, *worst_device(held))
-    return [*blocks, holders_table(then, MOST_ROWS, lines=True, name=f"holders-{len(devices)}")]
+    return [
+        *blocks,
+        holders_table(
+            then,
+            MOST_ROWS,
+            lines=True,
+            name=f"holders-{len(devices)}",
+        ),
+    ]
 
 
 def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:

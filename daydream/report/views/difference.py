@@ -165,9 +165,9 @@ def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
     rows = [_work_row(where, found.layers)]
     sections: list[tuple[str, Sequence[Change], Callable[[Change], str]]] = [
         ("by layer", found.layers, lambda change: layer_name((change.before or change.after)[0])),
-        ("by operator", found.operators, lambda change: _arrow(change.before, change.after)),
+        ("by operator", found.operators, _renamed),
         ("by kernel", found.kernels, _kernel),
-        ("CPU by operator", found.cpu, lambda change: _arrow(change.before, change.after)),
+        ("CPU by operator", found.cpu, _renamed),
     ]
     for title, changes, label in sections:
         groups: dict[str, list[Change]] = {}
@@ -208,6 +208,10 @@ def _work_row(name: str, group: Sequence[Change]) -> Row:
 def _count(group: Sequence[Change], side: int) -> str:
     number = sum((each.before_count, each.after_count)[side] for each in group)
     return f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
+
+
+def _renamed(change: Change) -> str:
+    return _arrow(change.before, change.after)
 
 
 def _kernel(change: Change) -> str:

@@ -11,8 +11,8 @@ from daydream.text import bytes_text, capacity_text, counted, listed, memory_uni
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.memory.report import MemoryView
     from daydream.memory.result import DeviceMemory, MemoryReport
-    from daydream.memory.views import MemoryView
     from daydream.predict.memory import Largest, MemoryAnswer
 
 CLOSE = (
@@ -307,6 +307,9 @@ def _idle(found: MemoryView) -> Use:
 # The largest batch or sequence
 
 
+FAR = 64  # times the recorded size
+
+
 def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
     """Return the largest size that fits, what it holds, and from where on it does not fit."""
     memory = found.memory
@@ -315,6 +318,9 @@ def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
     if found.fits:
         ratio = f"{found.fits / found.recorded:,.4g} times the recorded {found.recorded:,}"
         said = f"largest {found.what} that fits {capacity}: {found.fits:,}, {ratio}"
+    far: list[Block] = []
+    if found.fits > FAR * found.recorded:
+        far = [Text(f"Over {FAR} times what was recorded: take it as an order of magnitude.")]
     close = "every size that was tried fits"
     if found.too_large is not None:
         close = f"from {found.too_large:,}: does not fit"
@@ -324,5 +330,6 @@ def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
         Headline(said),
         Text(f"peak memory {memory_change(memory)} on {memory.device}"),
         Text(close),
+        *far,
         Notes([*memory.recording_notes, *memory.notes]),
     ]

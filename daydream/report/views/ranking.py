@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daydream.costs.device.input_sizes import samples_per_step
-from daydream.predict.basis import whole_recording
 from daydream.report.blocks import (
     FADED,
     HEADING,
@@ -42,7 +41,7 @@ from daydream.report.views.memory import (
     too_large,
     verdict,
 )
-from daydream.report.views.step import about_steps, needs_legend, per_s_text, throughput_line
+from daydream.report.views.step import needs_legend, opening, per_s_text, throughput_line
 from daydream.text import bytes_text, counted
 from daydream.transforms.registry import typed
 
@@ -78,9 +77,7 @@ def ranking(
     verbose = verbose or not found.optimizations  # then the reasons are the answer
     first, *others = _headline(found)
     blocks: list[Block] = [
-        *map(Text, whole_recording(found.replay.graph.trace)),
-        Headline(first),
-        *about_steps(found.replay),
+        *opening(Headline(first), found.replay),
         *map(Text, others),
         *changes(found, top, verbose=verbose),
     ]

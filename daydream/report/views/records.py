@@ -60,7 +60,12 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
     shown = rows if verbose else rows[:SHOWN]
     width = 10**6 if verbose else NAME_WIDTH
     columns = [
-        Column(_head(name), _kind(name, [row.get(name) for row in rows]), width=width, keep="both")
+        Column(
+            _head(name),
+            _kind(name, [row.get(name) for row in rows]),
+            width=width,
+            keep="both",
+        )
         for name in names
     ]
     first = {str(row.get(names[0])) for row in shown}

@@ -61,9 +61,7 @@ def replay(found: Replay, *, verbose: bool = False) -> list[Block]:
     """Return the replay's error, and that of its steps; `verbose` with what the graph was made of."""
     said = found.to_json()
     blocks: list[Block] = [
-        *map(Text, whole_recording(found.graph.trace)),
-        Headline(replay_answer(found)),
-        *about_steps(found),
+        *opening(Headline(replay_answer(found)), found),
         *_basis(found),
         Text(MEANING),
         *_steps(found, verbose=verbose),
@@ -84,7 +82,7 @@ def prediction(
     sides = found.breakdowns()
     after = found.typical_predicted_ns
     before = found.replay.settled.typical_ns
-    usual = _options(found)
+    usual = options_text(found)
     blocks: list[Block] = [
         *map(Text, whole_recording(found.replay.graph.trace)),
         *throughput_line(found.optimization, found),
@@ -105,7 +103,7 @@ def prediction(
         blocks.append(Text(f"{bottleneck_text(found)}. {moved}".removesuffix(". ")))
         blocks += _next(suggestion)
     if verbose:
-        facts = [("options", _options(found, usual=True)), ("changed", edits_text(found))]
+        facts = [("options", options_text(found, usual=True)), ("changed", edits_text(found))]
         facts[1:1] = [("kernels", rule) for rule in found.graph.facts.rules]
         shown = Facts([each for each in facts if each[1]])
         return [*blocks, step_figures(found), shown, Notes(found.notes)]
@@ -119,6 +117,11 @@ def prediction(
 
 
 # The answer
+
+
+def opening(first: Block, found: Replay) -> list[Block]:
+    """Return what an answer begins with: what part of the recording it is about, the headline, which step."""
+    return [*map(Text, whole_recording(found.graph.trace)), first, *about_steps(found)]
 
 
 def headline(found: Prediction) -> Headline:
@@ -179,7 +182,7 @@ def _mean_of(replay: Replay) -> str:
     )
 
 
-def _options(found: Prediction, *, usual: bool = False) -> str:
+def options_text(found: Prediction, *, usual: bool = False) -> str:
     """Return the options with their values, those at their defaults only if `usual`."""
     from daydream.transforms.compose import option_names, parse
 

@@ -292,7 +292,7 @@ class _Rows:
             part[name] = (self.signed if "bytes" in name else self.ids).of(_each(field, args))
         self.memory.append(part)
 
-    def _memory_events(self, first_ns: int, notes: list[str]) -> MemoryEvents | None:
+    def _memory_events(self, first_ns: int, recording: Recording) -> MemoryEvents | None:
         """Return the rows of memory in order of time, None if there are none; times count from `first_ns`.
 
         Rows without a time, a device or a number of bytes are left out, as are those of the kinds of device
@@ -314,12 +314,9 @@ class _Rows:
         most = np.bincount(kind[on_device]).argmax() if on_device.any() else 0
         other = on_device & (kind != most)
         if found := int(other.sum()):
-            were = "was" if found == 1 else "were"
-            notes.append(
-                f"{counted(found, 'row', 'rows')} of memory of a second kind of device {were} left out."
-            )
+            note_left_out(recording, found, "of memory of a second kind of device")
         own = {name: column[~other] for name, column in columns.items()}
-        return events_of(own, bad[~other], notes)
+        return events_of(own, bad[~other], recording.metadata["notes"])
 
     def recording(self, reader: EventReader) -> Recording:
         """Return the recording of all rows, with what the file says besides."""
@@ -373,8 +370,8 @@ class _Rows:
                     "with --counters, too."
                 )
                 continue
-            note_left_out(recording, count, f"had the category {category!r}")
-        recording.memory = self._memory_events(first_ns, recording.metadata["notes"])
+            note_left_out(recording, count, f"had the category {category!r} and")
+        recording.memory = self._memory_events(first_ns, recording)
         if self.of_npu:
             add_details(recording, path)
         return recording

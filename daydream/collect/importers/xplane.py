@@ -3,7 +3,7 @@
 Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
 hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
 and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
-phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`amounts.py`).
+phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`hlo.py`).
 Host names are not read.
 
 Which lines of a profile's host are one thread.
@@ -22,8 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.row_builder import RowBuilder, plain_text, whole
-from daydream.collect.importers.xplane.programs import (
+from daydream.collect.importers.hlo import (
     PROGRAMS,
     Told,
     kernel_of,
@@ -32,7 +31,8 @@ from daydream.collect.importers.xplane.programs import (
     programs_of,
     told_by,
 )
-from daydream.collect.importers.xplane.space import (
+from daydream.collect.importers.row_builder import RowBuilder, plain_text, whole
+from daydream.collect.importers.xspace import (
     DamagedError,
     Line,
     Plane,
@@ -114,10 +114,13 @@ WAITS = (
     "block_until_ready",
     "_value",
 )  # frames in which a thread stands until its arrays are computed
-STATS = frozenset({
-    "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
-    "name", "step_num", "hlo_module",
-})  # fmt: skip
+DETAILS = {  # stats, and what device work that has them is
+    "memcpy_details": "memcpy",
+    "memset_details": "memset",
+    "Memset_details": "memset",
+    "kernel_details": "kernel",
+}
+STATS = frozenset({*DETAILS, "correlation_id", "hlo_op", "name", "step_num", "hlo_module"})
 DEVICE_STATS = {
     "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1),
     "memory_size": ("memory_bytes", 1), "memory_bandwidth": ("memory_bytes_per_second", 1),
@@ -169,7 +172,15 @@ class _Reader:
 
     def recording(self) -> Recording:
         found = list(planes(self.data))
-        self._programs([plane for plane in found if plane.name == PROGRAMS])
+        for program in (
+            one
+            for plane in found
+            if plane.name == PROGRAMS
+            for one in programs_of(self.data, plane)
+        ):
+            told = told_by(program)
+            named = {kernel_of(name): one for name, one in told.items()} | told
+            self.told |= {(program.name, name): one for name, one in named.items()}
         for number, plane in enumerate(found):
             if match := GPU.match(plane.name):
                 self._device(int(match.group(1)), plane)
@@ -202,13 +213,6 @@ class _Reader:
         if self.sums:
             recording.note(f"{self.sums:,} events are sums without a time, and were left out.")
         return recording
-
-    def _programs(self, found: Sequence[Plane]) -> None:
-        """Keep what compiled programs tell of their operators, also by the names of the kernels."""
-        for program in (one for plane in found for one in programs_of(self.data, plane)):
-            told = told_by(program)
-            named = {kernel_of(name): one for name, one in told.items()} | told
-            self.told |= {(program.name, name): one for name, one in named.items()}
 
     def _device(self, number: int, plane: Plane) -> None:
         """Add the streams of a GPU."""
@@ -246,15 +250,11 @@ class _Reader:
         }
         names = [plane.event_names.get(key, "") for key in line.which.tolist()]
         kinds = [_kind_on_device(one) for one in stats]
-        shown = [
-            _name_on_device(name, kind, one)
-            for name, kind, one in zip(names, kinds, stats, strict=True)
-        ]
+        shown = [_name_on_device(*one) for one in zip(names, kinds, stats, strict=True)]
         details = [_details(one) for one in stats]
-        told = [self._told(*one) for one in zip(stats, shown, strict=True)]
-        known = [one or NOT_TOLD for one in told]
         # An operator that is one kernel of its name says what the kernel does, also in a device graph.
         mine = [self._by_name(*one) for one in zip(stats, shown, strict=True)]
+        known = [self._told(one) or own or NOT_TOLD for one, own in zip(stats, mine, strict=True)]
         extents = [EXTENTS.search(text) for text in details]
         sizes = [SIZE.search(text) for text in details]
         builder.add(
@@ -269,17 +269,16 @@ class _Reader:
             shapes=self._shapes(shown, mine),
         )  # fmt: skip
 
-    def _told(self, stats: dict[str, Value], kernel: str) -> Told | None:
-        """Return what is told of a kernel's operator, which a device graph tells by its name alone."""
-        module = str(stats.get("hlo_module", ""))
+    def _told(self, stats: dict[str, Value]) -> Told | None:
+        """Return what is told of a row's operator, and keep it for rows that name the operator alone."""
         operator = str(stats.get("hlo_op", ""))
-        found = self.told.get((module, operator))
+        found = self._by_name(stats, operator)
         if found is not None and self.known.setdefault(operator, found) != found:
             self.known[operator] = None
-        return found or self._by_name(stats, kernel)
+        return found
 
-    def _by_name(self, stats: dict[str, Value], kernel: str) -> Told | None:
-        return self.told.get((str(stats.get("hlo_module", "")), kernel))
+    def _by_name(self, stats: dict[str, Value], name: str) -> Told | None:
+        return self.told.get((str(stats.get("hlo_module", "")), name))
 
     def _shapes(self, names: Sequence[str], told: Sequence[Told | None]) -> np.ndarray:
         """Return the codes of rows' shapes, and keep what operators of a name and shapes do."""
@@ -339,7 +338,10 @@ class _Reader:
             elif "step_num" in stats:
                 name = f"{name} step {stats['step_num']}"
             kept.append(row)
-            told.append(self._of_operator(names[row], stats) if kind == "operator" else None)
+            own = self._by_name(stats, str(stats.get("hlo_op", names[row]))) or self.known.get(
+                names[row]
+            )
+            told.append(own if kind == "operator" else None)
             kinds.append(kind)
             shown.append(name or "unnamed")
         paths = [
@@ -356,20 +358,13 @@ class _Reader:
             shapes=self._shapes(shown, told),
         )  # fmt: skip
 
-    def _of_operator(self, name: str, stats: dict[str, Value]) -> Told | None:
-        own = self.told.get((str(stats.get("hlo_module", "")), str(stats.get("hlo_op", name))))
-        return own or self.known.get(name)
-
 
 def _kind_on_device(stats: dict[str, Value]) -> str:
-    if "memcpy_details" in stats:
-        return "memcpy"
-    return "memset" if {"memset_details", "Memset_details"} & stats.keys() else "kernel"
+    return next((kind for name, kind in DETAILS.items() if name in stats), "kernel")
 
 
 def _details(stats: dict[str, Value]) -> str:
-    names = ("kernel_details", "memcpy_details", "memset_details", "Memset_details")
-    return next((str(stats[name]) for name in names if name in stats), "")
+    return next((str(stats[name]) for name in reversed(DETAILS) if name in stats), "")
 
 
 def _name_on_device(name: str, kind: str, stats: dict[str, Value]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from daydream import arrays
 from daydream.collect.derive.recording import SAID, Recording, narrow
 from daydream.collect.importers.databases import Database, Named, open_database
 from daydream.collect.importers.formats import Options
-from daydream.collect.importers.nsys.waits import (
+from daydream.collect.importers.nsys_waits import (
     SYNC_COLUMNS,
     add_blocked,
     calls_of,
@@ -35,6 +35,7 @@ from daydream.collect.importers.row_builder import (
     CODED,
     RowBuilder,
     device_of,
+    note_left_out,
     plain_text,
     pop_column,
 )
@@ -139,7 +140,7 @@ ON_GPU = (2, 5)  # kinds of memory (ENUM_CUDA_MEM_KIND): device, device static
 ALLOCATION, FREE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 
 # The enum tables give these words where they are there; these are the ids of all versions seen.
-COPY_KINDS = (
+COPY_KINDS = [
     "Unknown",
     "HtoD",
     "DtoH",
@@ -155,7 +156,7 @@ COPY_KINDS = (
     "DtoH",
     "DtoD",
     "Unknown",
-)
+]
 MEMORY_KINDS = (
     "Pageable",
     "Pinned",
@@ -260,7 +261,10 @@ def read_export(database: Database) -> Recording:
     if "sync" in recording.text("kind"):
         place_syncs(recording, extra["process"], extra["context"])
         name_syncs(recording, extra)
-        resolve_waits(recording, extra, _records(database, processes))
+        records = _gathered(database, EVENTS, RECORDS)
+        process = process_of(records["process"])
+        records["correlation"] = processes.correlation(records["correlation"], process)
+        resolve_waits(recording, extra, records)
     _describe(database, recording)
     recording.metadata[SAID] = diagnostics
     return recording
@@ -388,15 +392,13 @@ def split_ranks(recording: Recording) -> list[Recording]:
     return parts
 
 
-def _records(database: Database, processes: _Processes) -> Columns:
-    """Return the records of events: stream, correlation and event ids."""
-    found = [block for table in EVENTS for block in database.blocks(table, RECORDS)]
-    rows = {
+def _gathered(database: Database, tables: Sequence[str], columns: Mapping[str, str]) -> Columns:
+    """Return columns of some tables, one after the other: int64, shape (rows,)."""
+    found = [block for table in tables for block in database.blocks(table, columns)]
+    return {
         name: np.concatenate([np.empty(0, np.int64), *(block[name] for block in found)])
-        for name in RECORDS
+        for name in columns
     }
-    rows["correlation"] = processes.correlation(rows["correlation"], process_of(rows["process"]))
-    return rows
 
 
 def _memory(database: Database, recording: Recording, processes: _Processes) -> MemoryEvents | None:
@@ -406,32 +408,24 @@ def _memory(database: Database, recording: Recording, processes: _Processes) -> 
     Memory of the host (pinned, managed) is left out, as are rows without a time, a device or a size; notes
     of the recording count them.
     """
-    blocks = list(database.blocks(ALLOCATIONS, ALLOCATED))
-    if not blocks:
+    rows = _gathered(database, [ALLOCATIONS], ALLOCATED)
+    if not len(rows["time_ns"]):
         return None
-    rows = {name: np.concatenate([block[name] for block in blocks]) for name in ALLOCATED}
     process = process_of(rows.pop("process"))
     rows["rank"] = processes.rank(process)
     rows["correlation"] = processes.correlation(rows["correlation"], process)
     kept = np.isin(rows.pop("kind"), ON_GPU) & (rows["rank"] >= 0)
     if elsewhere := int((~kept).sum()):
-        recording.note(
-            f"{counted(elsewhere, 'row', 'rows')} of memory of the host or of processes without device work "
-            f"{'was' if elsewhere == 1 else 'were'} left out."
-        )
+        why = "of memory of the host or of processes without device work"
+        note_left_out(recording, elsewhere, why)
     rows = {name: column[kept] for name, column in rows.items()}
     operation, nbytes = rows.pop("operation"), rows["bytes"]
     bad = (np.abs(rows["time_ns"] // 2) > 2**61) | ~np.isin(operation, (ALLOCATION, FREE))
     bad |= (nbytes < 0) | (nbytes > LARGEST_AMOUNT) | (rows["device"] < 0)
     call = calls_of(recording, rows.pop("correlation"))
     for name in ("pid", "tid"):
-        rows[name] = (
-            np.where(call >= 0, recording[name][call].astype(np.int64), NO_ID)
-            if len(recording)
-            else call
-        )
-    first_ns = recording.metadata["origin_ns"]
-    rows["time_ns"] = np.where(bad, 0, rows["time_ns"]) - np.where(bad, 0, first_ns)
+        rows[name] = np.append(recording[name].astype(np.int64), NO_ID)[call]
+    rows["time_ns"] = np.where(bad, 0, rows["time_ns"] - recording.metadata["origin_ns"])
     rows["bytes"] = np.where(bad, 0, np.where(operation == FREE, -nbytes, nbytes))
     events = events_of(rows, bad, recording.metadata["notes"])
     if events is not None:

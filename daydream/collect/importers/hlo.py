@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from daydream.collect.importers.row_builder import parts_of
-from daydream.collect.importers.xplane.space import (
+from daydream.collect.importers.xspace import (
     INT,
     INTS,
     STAT,

@@ -1,1 +1,0 @@
-"""JAX and XLA: `xplane.pb`, the profile that `jax.profiler` writes, through a reader of its own."""

@@ -1,1 +1,0 @@
-"""Many independent questions side by side: in this process, in several, or on a Dask cluster."""
