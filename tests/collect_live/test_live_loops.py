@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 from torch.optim.optimizer import _global_optimizer_post_hooks  # noqa: E402
 
 import daydream  # noqa: E402
+from daydream.collect.live import recorder as recorder_module  # noqa: E402
 from daydream.collect.live.recorder import Recorder  # noqa: E402
 from daydream.collect.live.timed_steps import UnprofiledSteps  # noqa: E402
 from daydream.errors import DaydreamError, OutputError  # noqa: E402
@@ -329,6 +330,23 @@ def test_ctrl_c_in_our_hook_comes_behind_it_without_what_we_handled(
     assert "capturing: step 1 of 3" in told
     assert caught.value.__context__ is None
     assert recorder.trace is not None
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "said"),
+    [("MOST_SECONDS", 0, "0 s were recorded"), ("MOST_EVENTS", 7, "some 7 events were recorded")],
+)
+def test_a_recording_ends_with_the_step_in_which_it_becomes_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, said: str
+) -> None:
+    held = count(0, 6_000)  # bytes more at each look: 4 events, then 8
+    monkeypatch.setattr(recorder_module, bound, value)
+    monkeypatch.setattr(recorder_module, "_resident_bytes", lambda: next(held))
+    trace = record(train(*MODELS["mlp"]()), tmp_path, steps=1_000)
+
+    assert covered(trace) == [False, True] + [True] * (bound == "MOST_EVENTS")
+    [note] = trace.metadata["notes"]
+    assert note.endswith(f"of 1000 could be measured before {said}, the most that one recording holds.")
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2])
