@@ -69,9 +69,13 @@ if TYPE_CHECKING:
     from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.network.world_size import workers_of
     from daydream.costs.operators import Operator, nodes_that, operator, operators_that
-    from daydream.costs.resize.growth import growth_of
+    from daydream.costs.resize.growth import (
+        arguments_now,
+        grow_copies,
+        growth_of,
+        leave_grown,
+    )
     from daydream.costs.resize.new_shapes import parameter_shapes
-    from daydream.costs.resize.prior_resizes import arguments_now, grow_copies, leave_grown
     from daydream.costs.workload.calls import calls_of
     from daydream.costs.workload.operator import itemsize
     from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes

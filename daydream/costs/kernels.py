@@ -95,7 +95,7 @@ def work(graph: Graph, selection: Selection) -> Work:
     found = work_of_rows(graph.recorded, rows)
     factors: tuple[Any, Any] = 1.0, 1.0
     if graph.resized:
-        from daydream.costs.resize.prior_resizes import grown_by
+        from daydream.costs.resize.growth import grown_by
 
         factors = grown_by(graph, selection)[:2]
     kind = graph.kind[selection.ids]

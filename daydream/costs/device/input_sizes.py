@@ -17,9 +17,8 @@ from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.kernels import work
 from daydream.costs.operators import MATRIX_FAMILIES, bare_name, operator
-from daydream.costs.resize.growth import growth_of, resized_shapes
+from daydream.costs.resize.growth import SCALAR_BYTES, growth_of, resized_shapes
 from daydream.costs.resize.new_shapes import is_feature
-from daydream.costs.resize.prior_resizes import SCALAR_BYTES
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
 from daydream.errors import NotApplicableError

@@ -58,19 +58,10 @@ BY = {"compute": "arithmetic", "memory": "memory", "latency": "neither (latency)
 
 def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return what tells the work of each kernel: `counters`, `shapes` or `names`; texts (object)."""
-    return np.array(RULES, dtype=object)[_rule(graph, kernels)]
-
-
-def _rule(graph: Graph, kernels: Selection) -> np.ndarray:
-    """Return the same as a place in `RULES`."""
     amounts = work(graph, kernels)
     known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
     counted = counted_tasks(graph, kernels).any(axis=0)
-    found: np.ndarray = np.where(
-        counted,
-        RULES.index("counters"),
-        np.where(known, RULES.index("shapes"), RULES.index("names")),
-    )
+    found: np.ndarray = np.select([counted, known], RULES[:2], RULES[2]).astype(object)
     return found
 
 
@@ -171,51 +162,36 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     total = time.sum()
     if not total:
         return []
-    rule = _rule(graph, kernels)
-    ours = [(name, rule == place) for place, name in enumerate(RULES)]
-    parts = [f"{name} for {time[mine].sum() / total:.1%}" for name, mine in ours if mine.any()]
-    said = [f"What bounds the kernels is known by {', '.join(parts)} of their time."]
-    if not (rule == RULES.index("counters")).any():
+    rule = rule_of(graph, kernels)
+    share = {name: time[rule == name].sum() / total for name in RULES if (rule == name).any()}
+    parts = ", ".join(f"{name} for {part:.1%}" for name, part in share.items())
+    said = [f"What bounds the kernels is known by {parts} of their time."]
+    if "counters" not in share:
         return said
-    said += _of_l2(graph, kernels, time / total)
     told, by_name = counted_kind(graph, kernels), named_kind(kernels)
+    device, highest = device_or_none(graph), reached_l2(graph)
+    if device is not None and highest is not None:
+        near = bound_by_l2(graph, kernels, device.bandwidth) & (told == "memory")
+        if near.any():
+            said.append(
+                f"L2 bounds {number_of(int(near.sum()), 'kernel')}, {time[near].sum() / total:.1%} of the "
+                "time: more passes it than memory gives. Its roof is assumed to be the highest rate of this "
+                f"recording, {highest:,.0f} GB/s."
+            )
     differs = (told != by_name) & (told != None) & (by_name != None)  # noqa: E711
     if differs.any():
-        pairs = sorted(set(zip(by_name[differs].tolist(), told[differs].tolist(), strict=True)))
-        each = [
-            _pair(differs & (by_name == name) & (told == counters), time, total, name, counters)
-            for name, counters in pairs
-        ]
+        each = []
+        for name, counters in sorted({*zip(by_name[differs], told[differs], strict=True)}):
+            which = differs & (by_name == name) & (told == counters)
+            each.append(
+                f"{int(which.sum()):,} named as {NAMED[name]} are bound by {BY[counters]} "
+                f"({time[which].sum() / total:.1%})"
+            )
         said.append(
             f"Counters contradict the names of {number_of(int(differs.sum()), 'kernel')}, "
             f"{time[differs].sum() / total:.1%} of the time, and decide: {'; '.join(each)}."
         )
     return said
-
-
-def _of_l2(graph: Graph, kernels: Selection, part: np.ndarray) -> list[str]:
-    """Return what L2 bounds, and what its roof is taken from; nothing where it bounds nothing."""
-    device, highest = device_or_none(graph), reached_l2(graph)
-    if device is None or highest is None:
-        return []
-    near = bound_by_l2(graph, kernels, device.bandwidth) & (
-        counted_kind(graph, kernels) == "memory"
-    )
-    if not near.any():
-        return []
-    kernels_near = number_of(int(near.sum()), "kernel")
-    said = (
-        f"L2 bounds {kernels_near}, {part[near].sum():.1%} of the time: more passes it than memory gives. "
-        f"Its roof is assumed to be the highest rate of this recording, {highest:,.0f} GB/s."
-    )
-    return [said]
-
-
-def _pair(which: np.ndarray, time: np.ndarray, total: float, name: str, counters: str) -> str:
-    return (
-        f"{int(which.sum()):,} named as {NAMED[name]} are bound by {BY[counters]} "
-        f"({time[which].sum() / total:.1%})"
-    )
 
 
 def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
@@ -258,17 +234,15 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     Returns:
         parts, 0 to 1, shape (kernels,), float64.
     """
-    trace, found = graph.recorded, np.full(len(kernels), np.nan)
-    entries = trace.metadata.get("counters")
+    trace, entries = graph.recorded, graph.recorded.metadata.get("counters")
     if not entries:
-        return found
+        return np.full(len(kernels), np.nan)
     device = device_or_none(graph)
     units = units_of(graph, device) if device is not None else 0
     shares = [conflict_share(entry.get("amounts", {}), units) for entry in entries]
-    by_entry = np.array([*(np.nan if share is None else share for share in shares), np.nan])
+    by_entry = np.array([*shares, None], np.float64)  # None is NaN
     rows = graph.row[kernels.ids]
-    place = np.where(rows >= 0, entry_of_rows(trace)[np.maximum(rows, 0)], -1)
-    return by_entry[place]
+    return by_entry[np.where(rows >= 0, entry_of_rows(trace)[rows], -1)]
 
 
 class Retimed(Struct, frozen=True):

@@ -105,7 +105,7 @@ class Grids:
         tiles = output_tiles(graph, names, task_work.call)
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
         if graph.resized:
-            from daydream.costs.resize.prior_resizes import grown_by
+            from daydream.costs.resize.growth import grown_by
 
             flop, nbytes, results = grown_by(graph, selection)
             blocks = blocks * self.growth(flop, nbytes, results)
