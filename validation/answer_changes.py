@@ -245,6 +245,13 @@ def reserved_as_recorded(row: Row) -> bool:
     return key == "fits" or (key.endswith("_bytes") and (on_h200 or ends))
 
 
+def memory_left_as_it_is(row: Row) -> bool:
+    """A change that leaves each allocation as it was has no range: numbering events anew counted as a change."""
+    now, (place, _, key) = row.sides.now.get(row.question, {}), row.key.rpartition("/")
+    peaks = [now.get(f"{place}/{one}_bytes") for one in ("before", "after")]
+    return key in {"low_bytes", "high_bytes"} and peaks == [row.now, row.now]
+
+
 def late_starts(row: Row) -> bool:
     """Work that starts late as other work ends has one rule: two recordings, within 1 %; GNMT's pair is as it was."""
     named = re.search(r"h800_deepseek_train_dualpipe|h200/gnmt", row.trace)
@@ -326,6 +333,6 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     of_one_basis, is_the_whatif, of_the_measured_step, of_one_basis_nearly_the_same, adds_up,
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
-    late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
+    memory_left_as_it_is, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
     begins_otherwise, by_corrections_that_pay,
 )  # fmt: skip
