@@ -92,7 +92,7 @@ def _loading(part: Part, settings: Settings, chosen: list[Source], folder: Path,
                 over_hta[f"{source.name}{name}"] = ratio.value
                 row |= {"hta_s": median(seconds["hta"]), "over_hta": str(ratio)}
             table.rows.append(row)
-    part.aims.append(Aim("import and save, against HTA's load", 10, over_hta))
+    part.aims.append(Aim("import and save, against HTA's load", 4, over_hta))
     return table
 
 

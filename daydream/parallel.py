@@ -302,9 +302,13 @@ def _on_dask(engine: Engine, count: int) -> Iterator[Executor]:
             else:
                 with without_interrupts():  # until there is something that ends what was started
                     cluster = distributed.LocalCluster(
-                        n_workers=count, threads_per_worker=1, processes=True, memory_limit=0,
-                        dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL,
-                    )  # fmt: skip
+                        n_workers=count,
+                        threads_per_worker=1,
+                        processes=True,
+                        memory_limit=0,
+                        dashboard_address="127.0.0.1:0",
+                        silence_logs=logging.CRITICAL,
+                    )
                     stack.enter_context(cluster)
                     client = stack.enter_context(distributed.Client(cluster))
                     client.run(keep_freed_memory)

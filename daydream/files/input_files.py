@@ -22,9 +22,11 @@ LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tent
 MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
 ALWAYS_BYTES = 64 * 10**6  # nothing so small does harm
 SORTS = (
-    (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-)  # fmt: skip
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def check_regular(path: StrPath) -> None:

@@ -230,7 +230,7 @@ class Selection(NotebookTables):
     ) -> Groups:
         """Return the tasks in groups of equal values; with several columns the key is a tuple.
 
-        A column is its name, or an array of whole numbers, one a task, with -1 for unknown.
+        A column is its name, or an array or list of whole numbers, one a task, with -1 for unknown.
         `within` groups by the outermost call of an operator whose name matches, `block` by the
         outermost module whose path matches a shell pattern (or one of several), with all modules
         inside it; their values come first in the key. Tasks whose value is unknown are in no group.

@@ -105,9 +105,12 @@ class DebugHandleMapBuilder:
         self._entries: dict[Identifier, tuple[Handle, ...]] = {}
 
     def insert(
-        self, *, nodes: Any = None, handles: Handle | Iterable[Handle] | None = None,
+        self,
+        *,
+        nodes: Any = None,
+        handles: Handle | Iterable[Handle] | None = None,
         identifier: Identifier | None = None,
-    ) -> Identifier:  # fmt: skip
+    ) -> Identifier:
         """Add an entry and return its identifier.
 
         Args:

@@ -22,12 +22,25 @@ from daydream.costs.operators import bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Argument, Shape, all_tensors, elements, parse_shapes
+from daydream.costs.workload.shapes import (
+    Argument,
+    Shape,
+    all_tensors,
+    elements,
+    parse_shapes,
+)
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows
 from daydream.graph.groups import Groups
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations, rounded
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    GRANULE,
+    KINDS,
+    Allocations,
+    rounded,
+)
 from daydream.memory.enclosing import has_tensors, rows_that, take
 from daydream.memory.liveness import in_phase, nearest
 from daydream.trace.schema import UNKNOWN

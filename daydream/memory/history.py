@@ -408,9 +408,15 @@ class Reading:
             for key, (one, text) in DOUBTS.items()
             if self.doubts[key]
         ]
-        reserved = self.reserved_peak if complete else None
-        start = self.start.segments()
-        return History(device, self.settings, start, self.requests, self.frames, reserved, doubts)
+        return History(
+            device,
+            self.settings,
+            self.start.segments(),
+            self.requests,
+            self.frames,
+            self.reserved_peak if complete else None,
+            doubts,
+        )
 
     def allocate(self, record: Record) -> None:
         """Read an allocation; what else is held there was freed, and the event of that is missing."""
@@ -422,8 +428,18 @@ class Reading:
         if region is None or end > region.end:
             self.doubts["outside"] += 1
         private = record.private or (region.private if region is not None else 0)
-        name, where = len(self.frames), (record.stream, private, record.address, self.fresh)
-        self.requests.append(Request(ALLOCATE, name, record.size, *where))
+        name = len(self.frames)
+        self.requests.append(
+            Request(
+                ALLOCATE,
+                name,
+                record.size,
+                record.stream,
+                private,
+                record.address,
+                self.fresh,
+            )
+        )
         self.frames.append(record.frames)
         self.fresh = ""
         self.blocks[record.address] = name
@@ -470,8 +486,16 @@ class Reading:
             odd = held is not None or self.layout.remove(record.address, record.size) is None
             self.doubts["segment"] += odd
             self.reserved -= 0 if odd else record.size
-            where = record.stream, private, record.address
-            self.returned.append(Request(EMPTY_CACHE, ALSO, record.size, *where))
+            self.returned.append(
+                Request(
+                    EMPTY_CACHE,
+                    ALSO,
+                    record.size,
+                    record.stream,
+                    private,
+                    record.address,
+                )
+            )
             self.by_program = _asked_for(record.frames)
             return
         self.end_return(record.size)

@@ -18,7 +18,14 @@ from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
 from daydream.graph.calls import enclosing
 from daydream.lazy import regex
-from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    EVENT,
+    KINDS,
+    STEP,
+    Allocations,
+)
 from daydream.memory.before import add_held_before
 from daydream.memory.enclosing import Moments, moments, rows_that, take
 from daydream.memory.pairing import paired

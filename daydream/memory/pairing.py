@@ -13,7 +13,14 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.arrays import distinct_rows, run_starts
-from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    EVENT,
+    KINDS,
+    Allocations,
+    on_device,
+)
 from daydream.memory.enclosing import Moments, moments, take
 from daydream.results import Record
 from daydream.text import counted

@@ -10,7 +10,13 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import TYPES, Allocations, device_name, recorded_reserved, renumber
+from daydream.memory.allocations import (
+    TYPES,
+    Allocations,
+    device_name,
+    recorded_reserved,
+    renumber,
+)
 from daydream.results import Record
 
 MIB = 2**20

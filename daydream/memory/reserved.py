@@ -17,9 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, Allocations, on_device
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    EVENT,
+    KINDS,
+    Allocations,
+    on_device,
+)
 from daydream.memory.allocator import Settings
-from daydream.memory.replay import ALLOCATE, FREE, Part, Request, Segment, Usage, usage
+from daydream.memory.replay import (
+    ALLOCATE,
+    FREE,
+    Part,
+    Request,
+    Segment,
+    Usage,
+    usage,
+)
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
 UNKNOWN_KIND = KINDS.index("unknown")

@@ -18,7 +18,13 @@ import msgspec
 from daydream.errors import DaydreamError, TraceError
 from daydream.files.input_files import Counted, Readable, most_unpacked, reading
 from daydream.memory import pickles
-from daydream.memory.allocator import INTERVALS, LARGEST_SMALL, Allocator, Settings, settings_of
+from daydream.memory.allocator import (
+    INTERVALS,
+    LARGEST_SMALL,
+    Allocator,
+    Settings,
+    settings_of,
+)
 from daydream.memory.history import (
     LARGEST,
     LAST_ADDRESS,

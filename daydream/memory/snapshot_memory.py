@@ -10,7 +10,14 @@ from dataclasses import replace
 from daydream.lazy import regex
 from daydream.memory.allocator import Settings, settings_text
 from daydream.memory.history import ALSO, PRESSED, History
-from daydream.memory.replay import ALLOCATE, DEFER, Request, Segment, Usage, usage
+from daydream.memory.replay import (
+    ALLOCATE,
+    DEFER,
+    Request,
+    Segment,
+    Usage,
+    usage,
+)
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.snapshot import read_snapshot
 from daydream.text import bytes_text, counted

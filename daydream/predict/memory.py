@@ -148,11 +148,8 @@ def largest(trace: Trace, what: Size = "batch", *, capacity: int | None = None) 
 
 def _last(holds: Callable[[int], bool], start: int) -> int:
     """Return the largest size up to `MOST` for which a condition holds that ends once; 0 if none."""
-    low = 0
-    high = max(start, 1)
-    while high < MOST and holds(high):
-        low = high
-        high = min(2 * high, MOST)
-    if high == MOST and holds(MOST):
-        return MOST
-    return low + bisect_left(range(low + 1, high), True, key=lambda size: not holds(size))
+    low, high = 0, max(start, 1)
+    while high <= MOST and holds(high):
+        low, high = high, 2 * high
+    beyond = range(low + 1, min(high, MOST + 1))
+    return low + bisect_left(beyond, True, key=lambda size: not holds(size))

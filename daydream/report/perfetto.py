@@ -184,7 +184,14 @@ class _Process:
         path = np.concatenate([*of_steps, np.empty(0, np.int64)])
         texts = {name: graph.texts[name] for name in ("layer", "op", "name")}
         spans = simulated_spans(timeline, chosen, path, before)
-        yield from self._slices(spans, {"kind": KINDS, "phase": PHASES, **texts})
+        yield from self._slices(
+            spans,
+            {
+                "kind": KINDS,
+                "phase": PHASES,
+                **texts,
+            },
+        )
         yield from self._flows(timeline, of_steps)
         task = timeline.task[chosen]
         start = np.full(graph.size, -1, np.int64)
@@ -237,12 +244,24 @@ class _Process:
         for row in zip(*(column.tolist() for column in columns), strict=True):
             lane, start, duration, name, wait, why, former, flags, *codes = row
             args = about(*codes)
-            event = self._event("X", tid=lane + self.first_lane, ts=self._us(start))
-            event |= {"dur": duration / 1000, "name": texts["name"][name], "cat": args["kind"]}
+            event = self._event(
+                "X",
+                tid=lane + self.first_lane,
+                ts=self._us(start),
+            )
+            event |= {
+                "dur": duration / 1000,
+                "name": texts["name"][name],
+                "cat": args["kind"],
+            }
             if wait > 0:
                 args = {**args, "wait_us": wait / 1000}
                 if args["kind"] == KINDS[CPU]:
-                    said = {"name": f"wait: {Cause(why).label}", "cat": "wait", "args": {}}
+                    said = {
+                        "name": f"wait: {Cause(why).label}",
+                        "cat": "wait",
+                        "args": {},
+                    }
                     yield {
                         **event,
                         **said,
@@ -255,7 +274,11 @@ class _Process:
                 args = {**args, "inserted": True}
                 event["name"] += " [inserted]"
             elif former >= 0:
-                args = {**args, "changed": True, "before_us": former / 1000}
+                args = {
+                    **args,
+                    "changed": True,
+                    "before_us": former / 1000,
+                }
             yield {**event, "args": args}
 
     def _flows(self, timeline: Timeline, of_steps: Sequence[np.ndarray]) -> Iterator[Event]:
@@ -293,7 +316,11 @@ class _Process:
         """Return the two events of each arrow from the slice at a time on one lane to that on another."""
         ends = (column.tolist() for column in (lane, ns, to_lane, to_ns))
         for tid, ts, to_tid, to_ts in zip(*ends, strict=True):
-            common = {"id": next(self.numbers), "name": name, "cat": name}
+            common = {
+                "id": next(self.numbers),
+                "name": name,
+                "cat": name,
+            }
             yield self._event(
                 "s",
                 tid=tid + self.first_lane,

@@ -115,9 +115,12 @@ class MemoryEvents:
         arrays = [to_arrow(column, None) for column in known.values()]
         file = io.BytesIO()
         write_table(
-            pa.Table.from_arrays(arrays, names=list(known)), file, compression="zstd", use_dictionary=False,
+            pa.Table.from_arrays(arrays, names=list(known)),
+            file,
+            compression="zstd",
+            use_dictionary=False,
             column_encoding=dict.fromkeys(known, "DELTA_BINARY_PACKED"),
-        )  # fmt: skip
+        )
         return base64.b64encode(file.getvalue())
 
     @classmethod

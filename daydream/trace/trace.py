@@ -238,9 +238,10 @@ class Trace(NotebookTables):
 
         def write(temporary: str) -> None:
             options: Document = {
-                "use_dictionary": coded, "column_encoding": encodings,
+                "use_dictionary": coded,
+                "column_encoding": encodings,
                 "write_statistics": [name for name in TOLD if name in self.columns] or False,
-            }  # fmt: skip
+            }
             shared = self._of_all_rows()
             schema = self._batch(slice(0, 0), *shared).schema
             with ParquetWriter(

@@ -206,8 +206,10 @@ def join_ranks(traces: list[Trace]) -> Trace:
         {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
     )
     first: dict[str, Sequence[int] | np.ndarray] = {
-        "parent": rows, "step": first_step, "handle": [places[rank] for rank in ranks],
-    }  # fmt: skip
+        "parent": rows,
+        "step": first_step,
+        "handle": [places[rank] for rank in ranks],
+    }
     columns: Columns = {}
     texts: Texts = {}
     for name in names:

@@ -64,20 +64,25 @@ class Database:
         if not query and table not in self.tables:
             return
         chosen = ", ".join(
-            f"CAST({what} AS BLOB)" if name in texts and isinstance(what, str)
+            f"CAST({what} AS BLOB)"
+            if name in texts and isinstance(what, str)
             else f"IFNULL({what if isinstance(what, str) else what.ids}, "
             f"{NO_TIME if name in TIMES else UNKNOWN})"
             for name, what in columns.items()
-        )  # fmt: skip
+        )
         cursor = self._selected(chosen, query or quoted(table), where)
         while rows := cursor.fetchmany(BLOCK):
             try:
                 yield {
-                    name: self._named(what, values) if isinstance(what, Named)
-                    else list(values) if name in texts
+                    name: self._named(what, values)
+                    if isinstance(what, Named)
+                    else list(values)
+                    if name in texts
                     else np.array(values, np.int64)
-                    for (name, what), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
-                }  # fmt: skip
+                    for (name, what), values in zip(
+                        columns.items(), zip(*rows, strict=True), strict=True
+                    )
+                }
             except (TypeError, ValueError, OverflowError):
                 raise TraceError(
                     f"{self.path}: table {table} holds more than whole numbers."

@@ -206,19 +206,27 @@ WHOLE_PROGRAM = "{} is the whole recording of one program; give it alone"
 FORMATS = {  # the first that recognizes a file
     "inspector": Format(is_inspector, "executorch:read_inspector", whole=WHOLE_PROGRAM),
     "parquet": Format(
-        lambda _path, head: head[:4] == PARQUET_MAGIC, "", whole="a parquet trace is whole; give it alone"
+        lambda _path, head: head[:4] == PARQUET_MAGIC,
+        "",
+        whole="a parquet trace is whole; give it alone",
     ),
-    "etdump": Format(lambda _path, head: is_etdump(head), "executorch:read_executorch", whole=WHOLE_PROGRAM),
+    "etdump": Format(
+        lambda _path, head: is_etdump(head), "executorch:read_executorch", whole=WHOLE_PROGRAM
+    ),
     "nsys": Format(lambda _path, head: head[:16] == SQLITE_MAGIC, "nsys:read_database"),
     "rocprof-csv": Format(
-        lambda _path, head: is_rocprof_table(head), "rocprof:read_tables", runs="rocprof:runs_of_tables"
+        lambda _path, head: is_rocprof_table(head),
+        "rocprof:read_tables",
+        runs="rocprof:runs_of_tables",
     ),
     "xplane": Format(lambda _path, head: is_xplane(head), "xplane:read_xplane"),
     "rocprof": Format(
         lambda _path, head: head.lstrip()[:1] == b"{" and ROCPROF_KEY in head, "rocprof:read_json"
     ),
-    "kineto": Format(lambda _path, _head: False, "kineto.reader:read_kineto_file"),  # any other JSON
-}  # fmt: skip
+    "kineto": Format(
+        lambda _path, _head: False, "kineto.reader:read_kineto_file"
+    ),  # any other JSON
+}
 
 
 def format_of(path: Path) -> str:

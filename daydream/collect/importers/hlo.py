@@ -97,10 +97,21 @@ COMPUTATION: Schema = {2: ("instructions", [INSTRUCTION]), 5: ("id", INT)}
 PROTO_OF: Schema = {1: ("modules", [{1: ("name", TEXT), 3: ("computations", [COMPUTATION])}])}
 MOST_DIMENSIONS = 64  # sizes of an array
 TYPES = {
-    1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 10: "float16", 11: "float32",
-    12: "float64", 16: "bfloat16", 19: "float8_e5m2", 20: "float8_e4m3fn", 24: "float8_e5m2fnuz",
+    1: "bool",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "uint8",
+    10: "float16",
+    11: "float32",
+    12: "float64",
+    16: "bfloat16",
+    19: "float8_e5m2",
+    20: "float8_e4m3fn",
+    24: "float8_e5m2fnuz",
     25: "float8_e4m3fnuz",
-}  # fmt: skip
+}
 ITEM_BYTES = {
     1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2, 17: 0, 18: 16,
     19: 1, 20: 1, 23: 1, 24: 1, 25: 1,

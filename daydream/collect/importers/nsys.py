@@ -91,31 +91,76 @@ GRAPH = {"graph_id": "CASE WHEN graphId > 0 THEN graphId END"}
 MEMORY = [word_of("memory_kinds", ids) for ids in ("srcKind", "dstKind", "memKind")]
 TEXT = "IFNULL(NULLIF((SELECT value FROM StringIds WHERE id = textId), ''), 'unnamed range')"
 QUERIES = (
-    Query("CUPTI_ACTIVITY_KIND_KERNEL", "kernel", {
-        "name": Named("StringIds", "COALESCE(demangledName, shortName, mangledName)", "unnamed kernel"),
-        "grid": extents_of("grid"), "block": extents_of("block"), **GRAPH, **NODE, **ON_DEVICE,
-    }),
-    Query("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy", {
-        "name": f"'Memcpy ' || {word_of('copy_kinds', 'copyKind')} || "
-                f"' (' || {MEMORY[0]} || ' -> ' || {MEMORY[1]} || ')'",
-        "bytes": "bytes", **NODE, **ON_DEVICE,
-    }),
-    Query("CUPTI_ACTIVITY_KIND_MEMSET", "memset", {
-        "name": f"'Memset (' || {MEMORY[2]} || ')'", "bytes": "bytes", **NODE, **ON_DEVICE,
-    }),
-    Query("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel", {"name": "'CUDA graph'", **GRAPH, **ON_DEVICE}),
-    Query("CUPTI_ACTIVITY_KIND_RUNTIME", "runtime", {
-        "name": Named("StringIds", "nameId", "unnamed call"), "correlation": "correlationId",
-    }, owner="globalTid", text=lambda recorded: API_VERSION.sub("", recorded)),
+    Query(
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "kernel",
+        {
+            "name": Named(
+                "StringIds", "COALESCE(demangledName, shortName, mangledName)", "unnamed kernel"
+            ),
+            "grid": extents_of("grid"),
+            "block": extents_of("block"),
+            **GRAPH,
+            **NODE,
+            **ON_DEVICE,
+        },
+    ),
+    Query(
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "memcpy",
+        {
+            "name": f"'Memcpy ' || {word_of('copy_kinds', 'copyKind')} || "
+            f"' (' || {MEMORY[0]} || ' -> ' || {MEMORY[1]} || ')'",
+            "bytes": "bytes",
+            **NODE,
+            **ON_DEVICE,
+        },
+    ),
+    Query(
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        "memset",
+        {
+            "name": f"'Memset (' || {MEMORY[2]} || ')'",
+            "bytes": "bytes",
+            **NODE,
+            **ON_DEVICE,
+        },
+    ),
+    Query(
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel", {"name": "'CUDA graph'", **GRAPH, **ON_DEVICE}
+    ),
+    Query(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "runtime",
+        {
+            "name": Named("StringIds", "nameId", "unnamed call"),
+            "correlation": "correlationId",
+        },
+        owner="globalTid",
+        text=lambda recorded: API_VERSION.sub("", recorded),
+    ),
     # Push and pop, start and end, and the two that NVTXT imports; marks and domains are no ranges.
-    Query("NVTX_EVENTS", "annotation", {
-        "name": f"CASE typeof(text) WHEN 'text' THEN text ELSE {TEXT} END",
-    }, owner="globalTid", where="eventType IN (59, 60, 70, 71)"),
-    Query("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "sync", {
-        "name": "(SELECT word FROM sync_types WHERE id = syncType)", "eventId": unsigned("eventId"),
-        "eventSyncId": "eventSyncId", "deprecatedSyncType": "deprecatedSyncType", **ON_DEVICE,
-    }),
-)  # fmt: skip
+    Query(
+        "NVTX_EVENTS",
+        "annotation",
+        {
+            "name": f"CASE typeof(text) WHEN 'text' THEN text ELSE {TEXT} END",
+        },
+        owner="globalTid",
+        where="eventType IN (59, 60, 70, 71)",
+    ),
+    Query(
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        "sync",
+        {
+            "name": "(SELECT word FROM sync_types WHERE id = syncType)",
+            "eventId": unsigned("eventId"),
+            "eventSyncId": "eventSyncId",
+            "deprecatedSyncType": "deprecatedSyncType",
+            **ON_DEVICE,
+        },
+    ),
+)
 EXTRA = ("process", "context", *SYNC_COLUMNS)
 EVENTS = ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_EVENT")
 RECORDS = {  # of events: calls, tied to rows of calls by their ids

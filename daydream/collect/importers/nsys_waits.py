@@ -179,11 +179,15 @@ def add_blocked(database: Database, builder: RowBuilder) -> None:
     if not told:
         return
     processes = ", ".join(map(str, np.unique(recorded >> 24).tolist()))
-    blocks = list(database.blocks(
-        "of blocked threads", {**ON_THREAD, "name": "name"}, texts=["name"],
-        where=f"[end] - start >= 50000 AND globalTid >> 24 IN ({processes})",
-        query=f"({' UNION ALL '.join(told)})",
-    ))  # fmt: skip
+    blocks = list(
+        database.blocks(
+            "of blocked threads",
+            {**ON_THREAD, "name": "name"},
+            texts=["name"],
+            where=f"[end] - start >= 50000 AND globalTid >> 24 IN ({processes})",
+            query=f"({' UNION ALL '.join(told)})",
+        )
+    )
     names = [name or b"None" for block in blocks for name in block["name"]]
     waiting = {
         name: WAITS.search(name.decode("utf-8", "replace")) is not None for name in set(names)
@@ -209,10 +213,15 @@ def add_blocked(database: Database, builder: RowBuilder) -> None:
     end = np.minimum(end, int(times[1].max()))
     kept = (start < end) & np.isin(thread, recorded)
     builder.add(
-        "blocked", start[kept], end[kept], waker=waker[kept],
+        "blocked",
+        start[kept],
+        end[kept],
+        waker=waker[kept],
         name=builder.coded("name", [names[place] for place in waits[kept].tolist()]),
-        process=thread[kept] >> 24, pid=thread[kept] >> 24 & 0xFFFFFF, tid=thread[kept] & 0xFFFFFF,
-    )  # fmt: skip
+        process=thread[kept] >> 24,
+        pid=thread[kept] >> 24 & 0xFFFFFF,
+        tid=thread[kept] & 0xFFFFFF,
+    )
 
 
 def _is_told(database: Database, query: str) -> bool:

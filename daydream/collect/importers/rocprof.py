@@ -57,7 +57,8 @@ SOURCE, TARGET = (TYPE % end for end in ("src_agent_id", "dst_agent_id"))
 ROWS = {  # of each sort: what stands where in a table, in the JSON (by attributes) and in the database (in SQL)
     KERNELS: {
         "name": (
-            "kernel_name", "dispatch_info.kernel_id",
+            "kernel_name",
+            "dispatch_info.kernel_id",
             "(SELECT IFNULL(NULLIF(display_name, ''), kernel_name) FROM {info_kernel_symbol} WHERE id = kernel_id)",
         ),
         "agent": ("agent_id", "dispatch_info.agent_id.handle", "agent_id"),
@@ -65,14 +66,18 @@ ROWS = {  # of each sort: what stands where in a table, in the JSON (by attribut
         "queue": ("queue_id", "dispatch_info.queue_id.handle", "queue_id"),
         **{
             f"{what}_{axis}": (
-                f"{what}_size_{axis}", f"dispatch_info.{what}_size.{axis}", f"{what}_size_{axis}"
+                f"{what}_size_{axis}",
+                f"dispatch_info.{what}_size.{axis}",
+                f"{what}_size_{axis}",
             )
-            for what in ("grid", "workgroup") for axis in "xyz"
+            for what in ("grid", "workgroup")
+            for axis in "xyz"
         },
     },
     COPIES: {
         "name": (
-            "direction", "operation",
+            "direction",
+            "operation",
             f"IFNULL({STRING}, '') || ' ' || IFNULL({SOURCE} || '_TO_' || {TARGET}, '')",
         ),
         "kind": ("", "kind", ""),
@@ -85,24 +90,28 @@ ROWS = {  # of each sort: what stands where in a table, in the JSON (by attribut
     CALLS: {
         "name": ("function", "operation", STRING),
         "kind": (
-            "domain", "kind",
+            "domain",
+            "kind",
             "(SELECT string FROM {string} WHERE id = (SELECT category_id FROM {event} WHERE id = event_id))",
         ),
         "pid": ("process_id", "", "(SELECT pid FROM {info_process} WHERE id = row.pid)"),
         "tid": (
-            "thread_id", "thread_id",
+            "thread_id",
+            "thread_id",
             "IFNULL((SELECT tid FROM {info_thread} WHERE id = row.tid), row.tid)",
         ),
     },
-}  # fmt: skip
+}
 for _columns in ROWS.values():
     _columns |= {
         "start": ("start_timestamp", "start_timestamp", "start"),
         "end": ("end_timestamp", "end_timestamp", "[end]"),
         "correlation": (
-            "correlation_id", "correlation_id.internal", "(SELECT {id} FROM {event} WHERE id = event_id)"
+            "correlation_id",
+            "correlation_id.internal",
+            "(SELECT {id} FROM {event} WHERE id = event_id)",
         ),
-    }  # fmt: skip
+    }
 CLONE = regex(
     r"( \[clone \.kd\]|\.kd)$"
 )  # of the kernel's descriptor, which is no part of its name

@@ -105,8 +105,15 @@ STREAM = regex(r"^Stream #(\d{1,9})")
 EXTENTS = regex(r"grid:(\d{1,10},\d{1,10},\d{1,10}) block:(\d{1,10},\d{1,10},\d{1,10})")
 SIZE = regex(r"\b(?:size|num_bytes):(\d{1,18})\b")
 ENDS = regex(r"kind_src:(\w+) kind_dst:(\w+)")
-DIRECTIONS = {"H2D": "HtoD", "HostToDevice": "HtoD", "D2H": "DtoH", "DeviceToHost": "DtoH", "D2D": "DtoD",
-              "DeviceToDevice": "DtoD", "P2P": "PtoP"}  # fmt: skip
+DIRECTIONS = {
+    "H2D": "HtoD",
+    "HostToDevice": "HtoD",
+    "D2H": "DtoH",
+    "DeviceToHost": "DtoH",
+    "D2D": "DtoD",
+    "DeviceToDevice": "DtoD",
+    "P2P": "PtoP",
+}
 GRAPH_NUMBER = regex(r" \(CudaGraph:\d+\)$")
 DESCRIPTOR = regex(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's descriptor
 FRAME = regex(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
@@ -122,17 +129,22 @@ DETAILS = {  # stats, and what device work that has them is
 }
 STATS = frozenset({*DETAILS, "correlation_id", "hlo_op", "name", "step_num", "hlo_module"})
 DEVICE_STATS = {
-    "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1),
-    "memory_size": ("memory_bytes", 1), "memory_bandwidth": ("memory_bytes_per_second", 1),
-    "compute_cap_major": ("compute_major", 1), "compute_cap_minor": ("compute_minor", 1),
-}  # fmt: skip
+    "clock_rate": ("clock_hz", 1_000),
+    "core_count": ("multiprocessors", 1),
+    "memory_size": ("memory_bytes", 1),
+    "memory_bandwidth": ("memory_bytes_per_second", 1),
+    "compute_cap_major": ("compute_major", 1),
+    "compute_cap_minor": ("compute_minor", 1),
+}
 NAMES = ("gpu_device_name", "device_type_string")
 # ROCm's planes do not name their GPU: boards by gfx version, units, clock and GiB (AMD's data sheets).
 OF_CHIP = ("compute_cap_major", "compute_cap_minor", "core_count", "clock_rate")
 AMD_BOARDS: dict[tuple[int, ...], str] = {
-    (9, 4, 304, 2_100_000, 192): "AMD Instinct MI300X", (9, 4, 304, 2_100_000, 256): "AMD Instinct MI325X",
-    (9, 5, 256, 2_200_000, 288): "AMD Instinct MI350X", (9, 5, 256, 2_400_000, 288): "AMD Instinct MI355X",
-}  # fmt: skip
+    (9, 4, 304, 2_100_000, 192): "AMD Instinct MI300X",
+    (9, 4, 304, 2_100_000, 256): "AMD Instinct MI325X",
+    (9, 5, 256, 2_200_000, 288): "AMD Instinct MI350X",
+    (9, 5, 256, 2_400_000, 288): "AMD Instinct MI355X",
+}
 NOT_TOLD = Told(None)
 EPOCH_NS = 10**18  # times above it are of the wall clock
 NOTHING = "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
@@ -258,8 +270,12 @@ class _Reader:
         extents = [EXTENTS.search(text) for text in details]
         sizes = [SIZE.search(text) for text in details]
         builder.add(
-            builder.coded("kind", kinds), line.start_ns, line.end_ns, name=builder.coded("name", shown),
-            device=np.full(len(names), device), stream=np.full(len(names), stream),
+            builder.coded("kind", kinds),
+            line.start_ns,
+            line.end_ns,
+            name=builder.coded("name", shown),
+            device=np.full(len(names), device),
+            stream=np.full(len(names), stream),
             correlation=_numbers(stats, "correlation_id"),
             grid=builder.coded("grid", [match and match.group(1) for match in extents]),
             block=builder.coded("block", [match and match.group(2) for match in extents]),
@@ -267,7 +283,7 @@ class _Reader:
             dtype=builder.coded("dtype", [one.dtype for one in known]),
             elements=whole([UNKNOWN if one.elements is None else one.elements for one in known]),
             shapes=self._shapes(shown, mine),
-        )  # fmt: skip
+        )
 
     def _told(self, stats: dict[str, Value]) -> Told | None:
         """Return what is told of a row's operator, and keep it for rows that name the operator alone."""
@@ -293,11 +309,16 @@ class _Reader:
 
     def _operators(self) -> list[Document]:
         return [
-            {"name": plain_text(name), "shapes": shapes, "family": one.family, "flop": one.flop,
-             "bytes": one.nbytes}
+            {
+                "name": plain_text(name),
+                "shapes": shapes,
+                "family": one.family,
+                "flop": one.flop,
+                "bytes": one.nbytes,
+            }
             for (name, shapes), one in self.amounts.items()
             if one is not None
-        ]  # fmt: skip
+        ]
 
     def _host(self, plane: Plane) -> None:
         """Add the threads of the host."""
@@ -350,13 +371,17 @@ class _Reader:
         ]
         rows = np.array(kept, np.int64)
         builder.add(
-            builder.coded("kind", kinds), line.start_ns[rows], line.end_ns[rows],
-            name=builder.coded("name", shown), correlation=correlation[rows],
-            pid=np.zeros(len(rows), np.int64), tid=np.full(len(rows), thread),
+            builder.coded("kind", kinds),
+            line.start_ns[rows],
+            line.end_ns[rows],
+            name=builder.coded("name", shown),
+            correlation=correlation[rows],
+            pid=np.zeros(len(rows), np.int64),
+            tid=np.full(len(rows), thread),
             layer=builder.coded("layer", [layer_of(path) for path in paths]),
             phase=builder.coded("phase", [phase_of(path) for path in paths]),
             shapes=self._shapes(shown, told),
-        )  # fmt: skip
+        )
 
 
 def _kind_on_device(stats: dict[str, Value]) -> str:

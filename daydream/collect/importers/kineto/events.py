@@ -129,10 +129,13 @@ def patient_event(row: Any) -> Event | None:
     given = row.get("args")
     args = None
     if isinstance(given, dict):
-        args = Args(**{  # type: ignore[arg-type]
-            name: _raw(given[key]) if name in RAW else _scalar(given[key])
-            for name, key in ARGUMENTS.items() if key in given
-        })  # fmt: skip
+        args = Args(
+            **{  # type: ignore[arg-type]
+                name: _raw(given[key]) if name in RAW else _scalar(given[key])
+                for name, key in ARGUMENTS.items()
+                if key in given
+            }
+        )
     event = Event(args=args, ts=_start_of(row.get("ts")))
     for name in ("ph", "cat"):
         if isinstance(row.get(name), str):

@@ -516,9 +516,18 @@ FORMATS = "input formats"
 LONGEST = 1 << 28  # bytes of a table
 PLAIN = ("ND", "NCHW", "NHWC", "NCL", "NCDHW", "NDHWC")
 TORCH = {
-    "FLOAT": "float32", "FLOAT16": "float16", "BF16": "bfloat16", "BFLOAT16": "bfloat16", "DOUBLE": "float64",
-    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64", "UINT8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "FLOAT": "float32",
+    "FLOAT16": "float16",
+    "BF16": "bfloat16",
+    "BFLOAT16": "bfloat16",
+    "DOUBLE": "float64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
 SIZES = regex(r"^\d{1,15}(,\d{1,15})*\Z")
 Details = dict[tuple[int, str | None], tuple[str | None, str | None]]
 
