@@ -55,7 +55,6 @@ def main() -> None:
 
 
 def _all_reduces(folder: Path) -> Iterator[str]:
-    described = find_cluster(MACHINE)
     yield f"### All-reduce of A100s, as `{MACHINE}` by name says"
     yield ""
     yield "Times in us, the mean of the two runs measured. Nothing is fitted. Errors over all sizes of 8 MB or more"
@@ -67,11 +66,10 @@ def _all_reduces(folder: Path) -> Iterator[str]:
         file = folder / f"collectives/a100_allreduce_{gpus}gpus.csv"
         rows = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 3, 5))
         sizes, times = rows[:, 0], rows[:, 1:].mean(axis=1)
-        errors = np.array([described.all_reduce_ns(size, gpus) for size in sizes]) / times - 1
+        errors = np.array([find_cluster(MACHINE).all_reduce_ns(size, gpus) for size in sizes]) / times - 1
         shown = [np.flatnonzero(sizes == size * MIB)[0] for size in SHOWN_MIB]
         cells = [f"{times[at] / 1e3:,.0f} | {errors[at]:+.1%}" for at in shown]
-        long = np.abs(errors[sizes >= LONG_BYTES])
-        short = np.abs(errors[sizes < LONG_BYTES])
+        long, short = (np.abs(errors[where]) for where in (sizes >= LONG_BYTES, sizes < LONG_BYTES))
         judged = f"{np.median(long):.1%} | {long.max():.1%} | {short.max():.1%}"
         yield f"| {gpus} | {' | '.join(cells)} | {judged} |"
     yield ""
