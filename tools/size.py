@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
     "core": Budget(109_600, 56, 10.20),
-    "reading and recording": Budget(139_300, 90, 9.50),
+    "reading and recording": Budget(133_800, 80, 9.50),
     "knowledge": Budget(199_400, 103, 10.74),
     "surface": Budget(105_600, 74, 9.82),
     "product": Budget(571_500, 348, 10.13),
