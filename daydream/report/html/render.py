@@ -17,6 +17,7 @@ from daydream.simulate.critical_path import Bound
 MOST_AT_ONCE = 15  # rows of a page's table that stand there before the rest is asked for
 MOST_NOTES = 4  # likewise
 CODE = regex(r"`([^`]+)`")
+BETWEEN = regex(r">\s*\n\s*<")  # lines of the template, which are no space
 
 
 def render(template: str, blocks: Sequence[Block], *, page: bool = True, **more: Any) -> str:
@@ -49,7 +50,7 @@ def page_html(blocks: Sequence[Block]) -> str:
 
 def notebook_html(blocks: Sequence[Block]) -> str:
     """Return a view for a notebook: no styles but sides, in the notebook's own colors."""
-    return render("blocks.jinja", blocks, page=False)
+    return BETWEEN.sub("><", render("blocks.jinja", blocks, page=False)).strip()
 
 
 @cache
