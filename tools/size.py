@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(109_600, 56, 10.20),
     "reading and recording": Budget(139_300, 90, 9.50),
-    "knowledge": Budget(199_400, 103, 10.74),
+    "knowledge": Budget(199_000, 102, 10.74),
     "surface": Budget(105_600, 74, 9.82),
     "product": Budget(571_500, 348, 10.13),
     "tests": Budget(479_400, 356, 11.10),
