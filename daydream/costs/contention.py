@@ -180,7 +180,8 @@ class _Both:
     """How long kernels and transfers took, and how long each overlapped the other, as recorded."""
 
     def __init__(self, graph: Graph, kernels: np.ndarray, transfers: np.ndarray) -> None:
-        lane, start = graph.lane, graph.measured_start_ns
+        lane = graph.lane
+        start = graph.measured_start_ns
         self.transfers = transfers
         self.kernel_ns = graph.column("measured_duration_ns", kernels).astype(np.int64)
         ends = graph.column("start_ns", transfers) + graph.column("measured_duration_ns", transfers)

@@ -107,7 +107,8 @@ def work(graph: Graph, selection: Selection) -> Work:
             amounts[known] = np.rint(amounts * factor * part)[known].astype(np.int64)
     moved = np.flatnonzero((kind == kind_code("memcpy")) | (kind == kind_code("memset")))
     recorded = read_column(graph, "bytes", selection.ids[moved])
-    moved, recorded = moved[recorded >= 0], recorded[recorded >= 0]
+    moved = moved[recorded >= 0]
+    recorded = recorded[recorded >= 0]
     found.flop[moved], found.nbytes[moved], found.code[moved] = (
         0,
         recorded,
@@ -173,7 +174,8 @@ def _unknown(count: int) -> Work:
 
 def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return how much of its row's CPU time each task is: an operator's time is cut by what it calls."""
-    rows, duration = graph.row, graph.duration_ns
+    rows = graph.row
+    duration = graph.duration_ns
     mine = graph.alive & (rows >= 0) & (graph.kind == CPU)
     # A repetition of a call is a call of its own.
     key = rows + graph.repeat.astype(np.int64) * (int(rows.max(initial=0)) + 1)

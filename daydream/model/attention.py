@@ -112,7 +112,8 @@ def fused_attention_ns(graph: Graph, chains: Groups, *, backward: bool) -> tuple
     tasks = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
     products = is_matrix(graph, tasks)
-    floor, rate = floor_ns(graph), memory_bandwidth(graph)
+    floor = floor_ns(graph)
+    rate = memory_bandwidth(graph)
     of_products = np.bincount(number, tasks.duration_ns * products, len(chains))
     time = np.maximum(of_products * (1.25 if backward else 1.0), floor)
     known = 0

@@ -156,7 +156,8 @@ def _kinds(
 def _alike(one: tuple[str, bool, set[str]], other: tuple[str, bool, set[str]]) -> bool:
     if one[:2] != other[:2]:
         return False
-    names, others = one[2], other[2]
+    names = one[2]
+    others = other[2]
     return names == others or len(names & others) >= ALIKE * len(names | others)
 
 
@@ -219,7 +220,8 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
 
 def _first_runs(graph: Graph) -> dict[str, int]:
     """Return where in program order the first task of each module, or of one inside it, stands."""
-    columns, ids = graph.columns, graph.ids
+    columns = graph.columns
+    ids = graph.ids
     first = np.full(len(graph.texts["layer"]) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, columns["layer"][ids], columns["order"][ids])
     found: dict[str, int] = {}

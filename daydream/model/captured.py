@@ -104,7 +104,8 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
     On each thread a region goes from the first launch of a part to its last; the operators that made
     these two are in it.
     """
-    lanes, order = graph.lane, graph.order
+    lanes = graph.lane
+    order = graph.order
     found = np.full(graph.size, -1)
     calls = graph.launch[parts.by_group.ids]
     part = np.repeat(np.arange(len(parts)), parts.sizes)

@@ -128,7 +128,8 @@ def matched(
         hidden = np.flatnonzero(letters == "")
         known = np.concatenate([[-1], chain[seen], [-1]])
         next_seen = np.searchsorted(seen, hidden)
-        before, behind = known[next_seen], known[next_seen + 1]
+        before = known[next_seen]
+        behind = known[next_seen + 1]
         chain[hidden] = np.where(before == behind, before, -1)
     return Groups(tasks, chain, list(range(len(matches))))
 

@@ -235,7 +235,8 @@ def _compile(
         number, added[loops.by_group.ids], len(loops)
     )
     works = bodies > 0
-    kept, gone = loops.where(works), loops.where(~works)
+    kept = loops.where(works)
+    gone = loops.where(~works)
     graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed // 2)
     graph.insert_after(runs.last(), "wrappers", duration_ns=fixed - fixed // 2, gap_ns=ends)
     if len(library):
@@ -466,7 +467,8 @@ def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
     forward = forward_rows(trace, graph.row[compiled.ids[products]])
     around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
-    products, around = products[around >= 0], around[around >= 0]
+    products = products[around >= 0]
+    around = around[around >= 0]
     return products[of_rows(trace, "name", lambda name: bool(DROPOUT.search(name)))[around]]
 
 

@@ -86,7 +86,8 @@ def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     if not len(trace):
         return cpu[:0], cpu[:0]
     call = instances(graph, cpu, ACCUMULATE.pattern)
-    cpu, call = cpu[call >= 0], call[call >= 0]
+    cpu = cpu[call >= 0]
+    call = call[call >= 0]
     calls, last = np.unique(call[::-1], return_index=True)
     return cpu[::-1][last], calls % len(trace)
 

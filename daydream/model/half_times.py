@@ -108,7 +108,8 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     if device is None:
         return Narrowed(found, np.full(len(kernels), 0.4))
     old = found.before_ns
-    new, model = found.duration_ns.astype(np.float64), found.model.copy()
+    new = found.duration_ns.astype(np.float64)
+    model = found.model.copy()
     matrix = is_matrix(graph, kernels)
     attention = kernels_are(kernels, "attention")
     stream = ~matrix & ~attention

@@ -57,7 +57,8 @@ class LoaderWaits(Struct, frozen=True):
         if not workers:
             return self.time_ns
         cost = np.zeros(len(self.time_ns))
-        rank, step = self.tasks.rank, self.tasks.step
+        rank = self.tasks.rank
+        step = self.tasks.step
         steps = self.tasks.graph.steps
         covered = np.array([bool(each.get("covered")) for each in steps] + [False])[step]
         for each in np.unique(rank).tolist():
@@ -110,7 +111,8 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     if graph.recorded.is_kind("operator").any():
         raise NotApplicableError("this trace has no loading of data: no data-loader range or phase")
     first = _first_copies(graph)
-    order, lanes = graph.order, graph.lane
+    order = graph.order
+    lanes = graph.lane
     cpu = graph.select(kind="cpu").ids
     named = np.append(
         graph.recorded.is_kind("annotation"), False

@@ -179,7 +179,8 @@ def graph_walks(graph: Graph) -> Selection:
     """
     host = graph.select(kind="cpu").ids
     nodes = np.isin(host, graph.select(kind="cpu", name=NODE).ids)
-    lane, phase = graph.lane[host], graph.phase[host]
+    lane = graph.lane[host]
+    phase = graph.phase[host]
     forward = np.unique(lane[phase == phase_code("forward")])
     found = []
     for each in forward.tolist():

@@ -121,7 +121,8 @@ def _when_saved(trace: Trace) -> np.ndarray:
     found = np.full(len(trace), UNKNOWN)
     made = np.flatnonzero(nodes(trace))
     callers = forward_rows(trace, made)
-    made, callers = made[callers >= 0], callers[callers >= 0]
+    made = made[callers >= 0]
+    callers = callers[callers >= 0]
     when = of_rows(trace, "name", _when, none=UNKNOWN)[made]
     when[_with_a_number(trace, made, callers)] = NONE
     found[callers] = when

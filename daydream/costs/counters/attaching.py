@@ -84,7 +84,8 @@ def path_and_window(file: str | os.PathLike[str]) -> tuple[Path, tuple[int, int]
     found = None if Path(file).exists() else WINDOW.fullmatch(os.fspath(file))
     if found is None:
         return Path(file), None
-    first, last = int(found[2]), int(found[3])
+    first = int(found[2])
+    last = int(found[3])
     if first > last:
         raise FileError(f"{file}: a window such as @100-200 begins with its first kernel")
     return Path(found[1]), (first, last)
@@ -178,7 +179,8 @@ def _join(
         launches.setdefault((group, pairs[place] if alone else None), []).append(place)
 
     found: list[CountedKernel | None] = [None] * len(rows)
-    aggregated, used = 0, set()
+    aggregated = 0
+    used = set()
     for (group, _), places in launches.items():
         mine = counts.get(group)
         if mine is None:
@@ -284,7 +286,8 @@ def _mangled_base(name: str) -> str | None:
         end = length.end() + int(length[1])
         if end > len(name):
             return None
-        found, at = name[length.end() : end], end
+        found = name[length.end() : end]
+        at = end
     return found
 
 

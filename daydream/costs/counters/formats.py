@@ -57,7 +57,8 @@ class Totals:
 
 def read_counted(path: Path) -> list[CountedKernel] | Totals:
     """Return a file's launches, in order, or its sums. Raises `FileError` if it has neither."""
-    raw, file = _unpacked(path), str(path)
+    raw = _unpacked(path)
+    file = str(path)
     if raw.lstrip()[:1] in (b"{", b"["):
         return _of_rocprof_json(raw, file) if TOOL.encode() in raw[:HEAD] else _of_kineto(raw, file)
     text = raw.decode("utf-8", "replace")

@@ -32,7 +32,8 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     parted = fusible.stretches(graph.select(on="gpu") - fusible, on_lane=True)
     ids = parted.by_group.ids
     number = np.repeat(np.arange(len(parted)), parted.sizes)
-    order, lane = graph.order[ids], graph.lane[ids]
+    order = graph.order[ids]
+    lane = graph.lane[ids]
     phase = graph.phase[ids]
     same = (number[1:] == number[:-1]) & (phase[1:] == phase[:-1])
     for each in np.unique(lane).tolist():
@@ -50,7 +51,8 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
 
 def parting_calls(graph: Graph, lane: int) -> np.ndarray:
     """Return the calls that part a stream's work: waits of CPU threads for it, and between it and others."""
-    syncs, waits = graph.syncs, graph.waits
+    syncs = graph.syncs
+    waits = graph.waits
     if not graph.lanes[lane].on_device:
         return np.empty(0, np.int64)
     calls = [

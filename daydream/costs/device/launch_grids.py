@@ -194,7 +194,8 @@ class _Kernels:
 
     def _side(self, place: int, heads: int, recorded: int | None) -> int | None:
         """Return the side of the squares that a kernel works on, one a head; None where they are none."""
-        most, block = int(self.most[place]), int(self.block[place])
+        most = int(self.most[place])
+        block = int(self.block[place])
         side = isqrt(most // heads) if most > block else 0
         if not side or heads * side * side <= most - block:
             side = self._softmax_rows(place) // heads

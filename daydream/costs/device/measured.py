@@ -398,7 +398,8 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     found = np.flatnonzero((call >= 0) & np.isfinite(before) & np.isfinite(after))
     if not len(found):
         return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
-    before, after = before[found], after[found]
+    before = before[found]
+    after = after[found]
     mine = work.of(work.ids[found], "work of calls measured in place", ordered=True)
     old = mine.duration_ns.astype(np.float64)
     _, which = distinct_rows([call[found], backward[found], graph.repeat[mine.ids]])

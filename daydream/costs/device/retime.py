@@ -169,7 +169,8 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     if "counters" not in share:
         return said
     told, by_name = counted_kind(graph, kernels), named_kind(kernels)
-    device, highest = device_or_none(graph), reached_l2(graph)
+    device = device_or_none(graph)
+    highest = reached_l2(graph)
     if device is not None and highest is not None:
         near = bound_by_l2(graph, kernels, device.bandwidth) & (told == "memory")
         if near.any():
@@ -234,7 +235,8 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     Returns:
         parts, 0 to 1, shape (kernels,), float64.
     """
-    trace, entries = graph.recorded, graph.recorded.metadata.get("counters")
+    trace = graph.recorded
+    entries = graph.recorded.metadata.get("counters")
     if not entries:
         return np.full(len(kernels), np.nan)
     device = device_or_none(graph)
@@ -350,7 +352,8 @@ def retime(
 def narrow_type(graph: Graph) -> str:
     """Return the 16-bit type of a step: what most time of its 16-bit kernels is in; `float16` without any."""
     kernels = graph.select(kind="kernel")
-    types, time = kernels.dtype, kernels.duration_ns
+    types = kernels.dtype
+    time = kernels.duration_ns
     return max(HALF, key=lambda dtype: int(time[types == dtype].sum()))
 
 
@@ -377,11 +380,13 @@ def retime_untyped(
     products &= selection.dtype == None  # noqa: E711 - a column of texts and None
     if not products.any():
         return products, np.zeros(0, np.int64), np.zeros(0)
-    mine, narrow = graph.tasks(selection.ids[products]), narrow_type(graph)
+    mine = graph.tasks(selection.ids[products])
+    narrow = narrow_type(graph)
     device.peak(device.matrix_format(narrow))
     types = ("float32", narrow)  # the slow and the fast of the units that products of a step run on
     cases = np.stack([retime(graph, mine, device=device, assumed=one).duration_ns for one in types])
-    low, high = cases.min(axis=0), cases.max(axis=0)
+    low = cases.min(axis=0)
+    high = cases.max(axis=0)
     middle = (low + high) // 2
     return products, middle, (high - low) / np.maximum(2 * middle, 1)
 

@@ -143,7 +143,8 @@ def resized_shapes(
     calls = calls_of(trace)
     rows = graph.row[selection.ids]
     there = np.flatnonzero(rows >= 0)
-    which, growth = calls.which_of_tasks(rows[there]), flop[there]
+    which = calls.which_of_tasks(rows[there])
+    growth = flop[there]
     found = {}
     for place, (after, shapes, hint) in _resized(
         calls, Resize(calls, old, new, every=every)
@@ -180,13 +181,15 @@ def leave_grown(graph: Graph, resizing: Resizing) -> None:
     hints = {(name, text): hint for name, text, hint in calls.keys}
     tasks = graph.select(phase=PASSES)
     rows = shape_rows(graph, tasks.ids)
-    ids, rows = tasks.ids[rows >= 0], rows[rows >= 0]
+    ids = tasks.ids[rows >= 0]
+    rows = rows[rows >= 0]
     codes, texts = coded(graph, "shapes", ids)
     names = np.asarray(graph.recorded["name"], np.int64)[rows]
     first, which = distinct_rows([names, np.asarray(codes, np.int64)])
     new = []
     for name_code, code in zip(names[first].tolist(), codes[first].tolist(), strict=True):
-        name, text = graph.recorded.text("name")[name_code], texts[code]
+        name = graph.recorded.text("name")[name_code]
+        text = texts[code]
         after = resize.call(name, parse_shapes(text) or [], hints.get((name, text)))
         new.append(code if after is None else graph.code("shapes", as_text(after[1])))
     graph.write("shapes", ids, np.array(new, np.int64)[which])

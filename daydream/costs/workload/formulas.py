@@ -212,7 +212,8 @@ def attend(call: Call) -> Amount | None:
 
 def recurrent(call: Call) -> Amount | None:
     """Every weight matrix once a step, backward twice."""
-    first, passes = call.tensors[0], call.op.flop
+    first = call.tensors[0]
+    passes = call.op.flop
     if len(first) != 3:
         return None
     steps = first[0] * first[1]  # time steps x batch, in either order
@@ -282,7 +283,8 @@ def embedding_backward(call: Call) -> Amount:
 def embedding_bag(call: Call) -> Amount:
     """Rows are read and added up; a row a bag is written."""
     weight, index, ends = call.tensors[:3]
-    rows, bags = elements(index), elements(ends)
+    rows = elements(index)
+    bags = elements(ends)
     width = elements(weight) // max(weight[0], 1)
     return call.amount(rows * width, (rows + bags) * width, (rows + bags) * INDEX_BYTES)
 
