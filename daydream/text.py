@@ -36,6 +36,11 @@ def memory_unit(nbytes: float) -> tuple[str, int]:
     return ("MiB", 1 << 20) if abs(nbytes) >= 1 << 20 else ("KiB", 1 << 10)
 
 
+def rounded_time(ns: float) -> str:
+    """Return a time with three digits: `0.123 ms`, `1.75 s`."""
+    return f"{ns / 1e9:,.3g} s" if ns >= 1e9 else f"{ns / 1e6:,.3g} ms"
+
+
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Return names joined by commas; of a long list the first ones and how many more there are.
 

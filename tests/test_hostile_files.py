@@ -415,7 +415,7 @@ def test_a_mistake_of_ours_is_one_line(ask, sound, tmp_path, monkeypatch):
     monkeypatch.setattr(daydream, "replay", broken)
     code, out, err = ask("replay", "--trace", "t.parquet")
     assert (code, out) == (1, "")
-    assert err.startswith("error: internal error (please report): KeyError at daydream/cli/info.py:")
+    assert err.startswith("error: internal error (please report): KeyError at daydream/cli/source.py:")
     assert err.count("\n") == 1
     monkeypatch.setenv("DAYDREAM_DEBUG", "1")
     assert "Traceback (most recent call last)" in ask("replay", "--trace", "t.parquet")[2]

@@ -118,7 +118,7 @@ def drawing(found: Recorded) -> list[str]:
     seen: set[Function] = set()
 
     def is_drawn(callee: Function, drawn: Function) -> bool:
-        if callee not in found.of_modules or callee.name.startswith("_"):
+        if callee not in found.of_modules or callee.name.startswith("_") or callee.room == first.room:
             return False
         if callee.room not in DRAWN and (callee.room not in ENTERED or callee.room == drawn.room):
             return False

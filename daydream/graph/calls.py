@@ -18,7 +18,7 @@ import numpy as np
 
 from daydream.arrays import distinct, unique
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.tables import COLLECTIVE, CPU, Lane
+from daydream.graph.tables import CPU, Lane
 from daydream.lazy import regex
 
 if TYPE_CHECKING:
@@ -219,7 +219,6 @@ def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
 
-COMMUNICATES = regex(r"^(_?c10d(_functional)?::|FSDP::|record_param_comms)")
 LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
@@ -235,14 +234,6 @@ def device_work(graph: Graph) -> np.ndarray:
 def has_device_work(graph: Graph) -> bool:
     """Tell whether a device runs anything."""
     return bool(device_work(graph)[graph.alive].any())
-
-
-def silent_ranks(graph: Graph) -> int:
-    """Return how many ranks a job has whose collectives the trace of one calls but does not hold, else 0."""
-    ranks = graph.recorded.metadata.get("world_size") or 0
-    if ranks < 2 or ((graph.kind == COLLECTIVE) & graph.alive).any():
-        return 0
-    return ranks if any(map(COMMUNICATES.search, graph.recorded.text("name"))) else 0
 
 
 def fused_parts(graph: Graph) -> np.ndarray:

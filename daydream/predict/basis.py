@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import numpy as np
 
 from daydream.graph.tables import CPU, covered_steps
-from daydream.text import counted
+from daydream.text import counted, rounded_time
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -68,7 +68,7 @@ class TimedSteps(NamedTuple):
             return []
         number = len(self.left_out)
         whole = len(self.kept) + len(self.left_out)
-        takes = f"took {_time(fmean(self.left_out))}{' each' if number > 1 else ''}"
+        takes = f"took {rounded_time(fmean(self.left_out))}{' each' if number > 1 else ''}"
         verb = "is" if number == 1 else "are"
         adds = f"{'it' if number == 1 else 'they'} would add {self.added_ns / 1e6:,.3g} ms per step"
         return [f"{number} of {counted(whole, 'timed step')} {takes} and {verb} left out; {adds}."]
@@ -89,21 +89,6 @@ def timed_steps(trace: Trace, recorded_ns: Sequence[int]) -> TimedSteps | None:
         return TimedSteps(tuple(times), ())
     kept = tuple(ns for place, ns in enumerate(times) if place not in slow)
     return TimedSteps(kept, tuple(times[place] for place in slow))
-
-
-def whole_recording(trace: Trace | None) -> list[str]:
-    """Return that no steps were found in a trace, or steps of two kinds; empty where there are others."""
-    if trace is None:
-        return []
-    source = str(trace.metadata.get("step_source", ""))
-    if source.endswith("another kind"):
-        return [
-            "steps of two kinds: answers are about those that repeat, not about the one before them"
-        ]
-    if not source.startswith("the whole recording"):
-        return []
-    taken = "no steps found: the whole recording, {}, is taken as one"  # a recording without a task has none
-    return [taken.format(_time(step["measured_ns"])) for step in trace.metadata["steps"][:1]]
 
 
 def _periodic(places: Sequence[int], size: int) -> bool:
@@ -128,10 +113,6 @@ def recording_share(graph: Graph, corrected: Graph) -> float:
     )
     busiest = np.argmax(before)
     return float(1 - after[busiest] / before[busiest]) if before[busiest] else 0.0
-
-
-def _time(ns: float) -> str:
-    return f"{ns / 1e9:,.3g} s" if ns >= 1e9 else f"{ns / 1e6:,.3g} ms"
 
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:

@@ -57,11 +57,12 @@ from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.graph.rules.thresholds import WAKE_NS
 from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
 from daydream.model.loading import WORKER_LOADER
-from daydream.predict.basis import ESTIMATED, variation, whole_recording
+from daydream.predict.basis import ESTIMATED, variation
 from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
+from daydream.trace.recorded_time import whole_recording
 from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.graph.calls import silent_ranks
 from daydream.graph.tables import step_rank
-from daydream.predict.basis import whole_recording
 from daydream.simulate.critical_path import ON_CPU, Bound, by_bound, ns_by_cause
 from daydream.simulate.steady_state import SETTLED, SteadyState
 from daydream.text import counted
-from daydream.trace.recorded_time import recorded_time
+from daydream.trace.recorded_time import recorded_time, silent_ranks, whole_recording
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -41,7 +39,7 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
         *trace.metadata.get("notes", []),
         *facts.notes,
         time and time.note(),
-        (silent := silent_ranks(graph))
+        (silent := silent_ranks(trace))
         and f"The trace is of one of {silent:,} ranks and holds none of their collectives: every answer leaves "
         "communication out.",
         len(first)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.lazy import regex
 from daydream.results import Record
+from daydream.text import rounded_time
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
 WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
 MOST_NAMES = 2
+COMMUNICATES = regex(r"^(_?c10d(_functional)?::|FSDP::|record_param_comms)")
 
 
 class LongRow(Record):
@@ -55,6 +58,29 @@ class RecordedTime(Record):
             f"The covered steps are {100 * self.covered_share:.0f}% of the recording; in no step are "
             f"{' and '.join(parts)}. Predictions leave that time out."
         )
+
+
+def whole_recording(trace: Trace | None) -> list[str]:
+    """Return that no steps were found in a trace, or steps of two kinds; empty where there are others."""
+    if trace is None:
+        return []
+    source = str(trace.metadata.get("step_source", ""))
+    if source.endswith("another kind"):
+        return [
+            "steps of two kinds: answers are about those that repeat, not about the one before them"
+        ]
+    if not source.startswith("the whole recording"):
+        return []
+    taken = "no steps found: the whole recording, {}, is taken as one"  # a recording without a task has none
+    return [taken.format(rounded_time(step["measured_ns"])) for step in trace.metadata["steps"][:1]]
+
+
+def silent_ranks(trace: Trace) -> int:
+    """Return how many ranks a job has whose collectives the trace of one calls but does not hold, else 0."""
+    ranks = trace.metadata.get("world_size") or 0
+    if ranks < 2 or trace.is_kind("collective").any():
+        return 0
+    return ranks if any(map(COMMUNICATES.search, trace.text("name"))) else 0
 
 
 def recorded_time(trace: Trace) -> RecordedTime | None:

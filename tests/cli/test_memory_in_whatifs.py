@@ -180,7 +180,7 @@ def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
     said = explained(folder, "--capacity", "2300")
 
     assert "peak memory 2.6 KiB, does not fit in 2.25 KiB" in said
-    assert "daydream whatif fused-optimizer peak 2.13 KiB, fits; step" in said
+    assert "daydream whatif fused-optimizer m.parquet peak 2.13 KiB, fits; step" in said
     found = json.loads(explained(folder, "--json", "--capacity", "2300"))["memory"]
     assert found["fits"] is False
     assert all(each["after_bytes"] < NOW for each in found["whatifs"])

@@ -35,8 +35,8 @@ def recorded(*times, unprofiled=None, shapes=(), **metadata):
         ((3964, 3347, 1484), 1401, "1 of 3 steps that do the same work took over 20% longer or shorter"),
         ((100, 125), None, "1 of 2 steps"),
         ((184, 180, 182), 99, "would take 0.182 ms, but those timed without a profiler took 0.099 ms"),
-        ((110, 111, 109), 144.6, "took 0.110 ms with the profiler and 0.145 ms without it"),
-        ((94, 94, 94), 100, "took 0.094 ms with the profiler and 0.100 ms without it"),
+        ((110, 111, 109), 144.6, "with the profiler on (0.110 ms) than off (0.145 ms)"),
+        ((94, 94, 94), 100, "with the profiler on (0.094 ms) than off (0.100 ms)"),
         ((96, 96, 96), 100, None),
     ],
 )

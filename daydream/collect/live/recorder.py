@@ -549,7 +549,7 @@ class Capture(Phase):
 def _resident_bytes() -> int:
     """Return the memory that this process holds, 0 where the system does not tell (it is no Linux)."""
     with suppress(OSError):
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        pages = Path("/proc/self/statm").read_bytes().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     return 0
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.costs.counters.listing import counters_table
 from daydream.costs.counters.quantities import QUANTITIES
-from daydream.predict.basis import whole_recording
 from daydream.predict.explain import NOT_RECORDED
 from daydream.predict.memory import MemoryAnswer
 from daydream.predict.notes import UNMOVED
@@ -28,6 +27,7 @@ from daydream.report.views.memory import verdict as memory_verdict
 from daydream.report.views.step import about_steps, code_of, replayed_figure
 from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 from daydream.text import bytes_text, counted
+from daydream.trace.recorded_time import whole_recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

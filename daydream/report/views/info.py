@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.files.cache import MOST_BYTES, cache_folder, entry_bytes
-from daydream.predict.basis import whole_recording
 from daydream.report.blocks import Block, Facts, Notes, Text, Title
 from daydream.report.format import listed, percent, range_text, shortened, time_text
 from daydream.report.views.explanation import counted_sentences
 from daydream.text import bytes_text, counted
+from daydream.trace.recorded_time import whole_recording
 
 if TYPE_CHECKING:
     from daydream.report.info import Info

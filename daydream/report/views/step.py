@@ -8,7 +8,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, whole_recording
+from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED
 from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
@@ -40,6 +40,7 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
 from daydream.report.views.memory import memory_line, memory_notes, recording_notes
 from daydream.text import counted
+from daydream.trace.recorded_time import whole_recording
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
