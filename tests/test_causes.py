@@ -47,7 +47,7 @@ def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison)
         assert f"{before[cause] / 1e6:.2f}" in line
         assert f"{after[cause] / 1e6:.2f}" in line
         assert rows[cause.label][0] == before[cause]
-        assert f"var(--bound-{cause.bound.value.lower().replace(chr(32), chr(45))})" in rows[cause.label][1]
+        assert f"var(--bound-{cause.bound.value.lower().replace(' ', '-')})" in rows[cause.label][1]
 
 
 def test_json_tells_what_the_step_waits_for_by_the_same_causes(comparison):

@@ -13,6 +13,7 @@ from daydream.costs.counters.formats import kernels_of_table, read_counted
 from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import known_devices
 from daydream.costs.network.cluster_names import read_cluster
+from daydream.costs.network.nccl_tests import read_nccl_tests
 from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
 from daydream.memory.allocator import settings_of
@@ -48,6 +49,7 @@ def graph():
         (read_cluster, "a.json", b'{"gpus": 8}', "has the unknown key 'gpus'; known are gpus_per_node"),
         (read_cluster, "a.json", f'{{"gpus_per_node": 8, {LINK}, "speed": 1}}}}'.encode(),
          "intra has the unknown key 'speed'"),
+        (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
         (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
         (read_counted, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
         (read_counted, "a.json", b"{<", "cannot be read as Kineto JSON"),

@@ -209,7 +209,7 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
 
 def test_causes_are_said_in_order_of_their_weight():
     found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1, waiting=0.4)
-    assert found.words(1_000) == "cost models 5.0%, step-to-step variation 1.0%"
+    assert found.words(1_000) == "model error 5.0%, step-to-step variation 1.0%"
     assert found.ends(70) == pytest.approx([70 - hypot(10, 50, 0.1), 70 + hypot(10, 50, 0.1, 0.4)])
     assert found.whole_ns() == {
         "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0, "recording": 0,

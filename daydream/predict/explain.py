@@ -146,8 +146,8 @@ class Explanation(Record, eq=False):
         if turn > LARGEST_SCALE * assumed:
             return ""
         return (
-            f" This hangs on the cost of recording: assumed are {assumed:.0%} of the step; from {turn:.0%} "
-            "on the device bounds it."
+            f" This depends on the profiler's overhead: {assumed:.0%} of the recorded step is assumed; from "
+            f"{turn:.0%} on the step is bound by the device."
         )
 
     def share(self, cause: str) -> float:

@@ -92,10 +92,10 @@ NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the
 WORDS = {  # of the causes
     "variation": "step-to-step variation",
     "replay": "replay error",
-    "model": "cost models",
+    "model": "model error",
     "unknown": "unknown causes",
-    "rerun": "another run",
-    "recording": "cost of recording",
+    "rerun": "run-to-run variation",
+    "recording": "profiler overhead",
     "waiting": "waiting for peers",
 }
 APART = 0.01  # of a step: readings that are less apart are one answer

@@ -111,7 +111,10 @@ def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask, 
     assert words[1].startswith("amp+")
     assert words[2:6] == [*asked[2:]]
     added = words[1].removeprefix("amp+")
-    assert f"try next: {added} saves {time_text(alone - both)} more, {speedup(alone, both)}" in done.out
+    assert (
+        f"try next: {added} saves another {time_text(alone - both)}, a further {speedup(alone, both)}"
+        in done.out
+    )
 
 
 def test_where_nothing_is_gained_only_a_faster_part_is_asked_about(ask, folder):

@@ -1,4 +1,4 @@
-"""Clusters fitted to the collectives of a trace, and described ones against measured all-reduces."""
+"""Clusters fitted to measurements, and the tables of nccl-tests these come from."""
 
 from __future__ import annotations
 
@@ -7,19 +7,108 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collective_traces import collective, trace_of
+from hypothesis import given
+from hypothesis import strategies as st
 from shared import TRACES, shared_trace
 
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import Cluster, Link
-from daydream.costs.network.world_size import Measurement, calibrate, fitted_to_trace, measured_in
+from daydream.costs.network.clusters import PROTOCOLS, Cluster, Link
+from daydream.costs.network.fitting import Measurement, StepCurve, calibrate
+from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
 
 MB = 1 << 20
+HEADER = "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n"
+LOG = """\
+# nThread 1 nGpus 3 minBytes 8 maxBytes 2048 step: 2(factor)
+# Using devices
+#  Rank  0 Group  0 Pid 1 on box device  0 [0x07] A GPU
+#  Rank  1 Group  0 Pid 1 on box device  1 [0x0b] A GPU
+#  Rank  2 Group  0 Pid 1 on box device  2 [0x48] A GPU
+#
+#                                                 out-of-place                in-place
+#    size   count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#     (B)  (elements)                   (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+     1024     256  float    sum    -1  20.50   0.05   0.07      0  19.50   0.05   0.07    N/A
+     2048     512  float    sum    -1  21.00   0.10   0.13      0  20.00   0.10   0.13    N/A
+# Out of bounds values : 0 OK
+"""
 
 
 def lab(nodes: int = 1) -> Cluster:
     return Cluster("lab", nodes, 8, Link(50.0, 2_000), Link(10.0, 20_000), "as described")
+
+
+def sweep(machines: Cluster, members: int, sizes=range(1, 40)) -> list[Measurement]:
+    times = [machines.time_ns("all_reduce", size * MB, members) for size in sizes]
+    return [
+        Measurement("all_reduce", size * MB, members, time) for size, time in zip(sizes, times, strict=True)
+    ]
+
+
+# -- curves ----------------------------------------------------------------------------------------
+
+
+def test_measured_sizes_and_members_come_back_as_they_were():
+    truth = lab()
+    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
+    assert fitted.all_reduce_ns(16 * MB, 2) == truth.all_reduce_ns(16 * MB, 2)
+    assert fitted.all_reduce_ns(16 * MB, 8) == truth.all_reduce_ns(16 * MB, 8)
+    assert "fitted to 78 measurements of 2, 8 GPUs in a sweep" in fitted.describe()
+
+
+@pytest.mark.parametrize("members", [3, 4, 5, 7])
+def test_what_is_linear_in_the_steps_is_found_between_two_group_sizes(members):
+    truth = lab()
+    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
+    for size in (4, 10):
+        assert fitted.all_reduce_ns(size * MB, members) == pytest.approx(
+            truth.all_reduce_ns(size * MB, members), rel=0.001
+        )
+
+
+def test_the_link_behind_a_clean_sweep_is_found():
+    found = calibrate(find_cluster("pcie3"), sweep(lab(), 2) + sweep(lab(), 8), "a sweep").intra
+    assert found.bandwidth == pytest.approx(50, rel=0.01)
+    assert found.latency_ns == pytest.approx(2_000, rel=0.05)
+
+
+def test_a_time_that_falls_with_the_size_is_bounded_by_the_longer_message():
+    curve = StepCurve.of(
+        [Measurement("all_reduce", MB * n, 4, t) for n, t in ((1, 10), (2, 30), (3, 20))], lab()
+    )
+    assert curve.times_ns[0].tolist() == [10, 20, 20]
+
+
+def test_beyond_the_ends_of_a_curve_the_last_slope_and_the_formula_go_on():
+    truth = lab()
+    fitted = calibrate(truth, sweep(truth, 4), "a sweep")
+    assert fitted.all_reduce_ns(400 * MB, 4) == pytest.approx(truth.all_reduce_ns(400 * MB, 4), rel=0.001)
+    assert fitted.all_reduce_ns(1000, 4) == pytest.approx(truth.all_reduce_ns(1000, 4), rel=0.001)
+    assert fitted.all_reduce_ns(20 * MB, 8) == pytest.approx(truth.all_reduce_ns(20 * MB, 8), rel=0.01)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=8, max_size=20), st.integers(2, 8), st.integers(0, 10**8))
+def test_laws_hold_for_any_curve(times, members, nbytes):
+    measured = [
+        Measurement("all_reduce", (place + 1) * MB, size, time * (1 + size))
+        for place, time in enumerate(times)
+        for size in (2, 8)
+    ]
+    fitted = calibrate(lab(), measured, "anything")
+    time = fitted.all_reduce_ns(nbytes, members)
+    assert fitted.all_reduce_ns(nbytes + MB, members) >= time - 1
+    assert fitted.scaled(bandwidth=2).all_reduce_ns(nbytes, members) <= time + 1
+    assert fitted.scaled(bandwidth=1, latency=1).all_reduce_ns(nbytes, members) == time
+
+
+def test_half_the_rounds_take_half_of_what_is_not_fixed():
+    fitted = calibrate(lab(), sweep(lab(), 4), "a sweep")
+    base = PROTOCOLS[0].base_ns
+    whole = fitted.all_reduce_ns(16 * MB, 4) - base
+    assert fitted.time_ns("all_gather", 16 * MB, 4) - base == pytest.approx(whole / 2, abs=1)
 
 
 # -- a few sizes -----------------------------------------------------------------------------------
@@ -45,7 +134,7 @@ def test_times_that_hold_waiting_bound_the_fit_from_above():
         Measurement("all_reduce", size * MB, 8, factor * truth.all_reduce_ns(size * MB, 8))
         for size, factor in zip(sizes, late, strict=True)
     ]
-    fitted = calibrate(truth, measured, "a trace")
+    fitted = calibrate(truth, measured, "a trace", upper_bounds=True)
     assert all(fitted.all_reduce_ns(one.nbytes, 8) <= one.time_ns + 1 for one in measured)
     assert fitted.intra.bandwidth > 10
 
@@ -87,17 +176,70 @@ def test_a_real_trace_fits_below_all_its_all_reduces():
     assert all(fitted.all_reduce_ns(one.nbytes, 2) <= one.time_ns + 1 for one in long)
 
 
+# -- nccl-tests ------------------------------------------------------------------------------------
+
+
+def test_a_log_says_sizes_times_and_members(tmp_path):
+    path = tmp_path / "all_reduce.log"
+    path.write_text(LOG)
+    found = read_nccl_tests(path)
+    assert {one.world_size for one in found} == {3}
+    assert [(one.nbytes, one.time_ns) for one in found] == [
+        (1024, 20_500), (1024, 19_500), (2048, 21_000), (2048, 20_000),
+    ]  # fmt: skip
+
+
+def test_members_are_told_by_bandwidths_where_no_ranks_are_listed(tmp_path):
+    path = tmp_path / "allreduce.txt"
+    path.write_text("size count time algbw busbw\n1048576 1 100 10.48 15.72\n")
+    assert read_nccl_tests(path)[0].world_size == 4
+
+
+def test_a_csv_names_its_units(tmp_path):
+    path = tmp_path / "allreduce_4gpus.csv"
+    path.write_text(HEADER + "1024,256,float,5000,1,6000,1\n")
+    assert [(one.time_ns, one.world_size) for one in read_nccl_tests(path)] == [(5000, 4), (6000, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "a,b\n1,2\n", "no table of nccl-tests"),
+        ("x.csv", "", "no table of nccl-tests"),
+        ("x.csv", HEADER, "no table of nccl-tests"),
+        ("x.csv", HEADER + "1024,256,float,5000,1,6000,1\n", "which collective"),
+        ("allreduce.csv", HEADER + "1024,256,float,5000,1,6000,1\n", "how many GPUs"),
+        ("allreduce_2gpus.csv", HEADER + "0,0,float,0,1,0,1\n", "is 0"),
+    ],
+)
+def test_what_is_no_such_table_is_refused(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DaydreamError, match=message):
+        read_nccl_tests(path)
+
+
+def test_binary_and_missing_files_are_refused(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(b"PAR1\xff\xfe")
+    with pytest.raises(DaydreamError, match="is not text"):
+        read_nccl_tests(path)
+    with pytest.raises(DaydreamError, match="cannot read"):
+        read_nccl_tests(tmp_path / "none.log")
+
+
 # -- measured all-reduces of A100s -----------------------------------------------------------------
 
 
 @pytest.mark.skipif(not (TRACES / "collectives").exists(), reason="the measured all-reduces are not at hand")
-def test_all_reduces_of_four_gpus_are_predicted():
-    # size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s): what nccl-tests prints, both runs
-    rows = np.loadtxt(
-        TRACES / "collectives/a100_allreduce_4gpus.csv", delimiter=",", skiprows=1, usecols=(0, 3, 5)
-    )
-    long = rows[rows[:, 0] >= 8e6]
-    predicted = np.array([find_cluster("dgx-a100").all_reduce_ns(size, 4) for size in long[:, 0]])
+@pytest.mark.parametrize(("fit", "largest"), [(True, 0.10), (False, 0.25)])
+def test_all_reduces_of_four_gpus_are_predicted(fit, largest):
+    measured = {n: read_nccl_tests(TRACES / f"collectives/a100_allreduce_{n}gpus.csv") for n in (2, 4, 8)}
+    model = find_cluster("dgx-a100")
+    if fit:
+        model = calibrate(model, measured[2] + measured[8], "2 and 8 GPUs")
+    long = [one for one in measured[4] if one.nbytes >= 8e6]
+    errors = np.array([model.all_reduce_ns(one.nbytes, 4) / one.time_ns - 1 for one in long])
 
-    assert len(long) == 1017
-    assert np.abs(predicted[:, None] / long[:, 1:] - 1).max() <= 0.25
+    assert len(long) == 2 * 1017
+    assert np.abs(errors).max() <= largest

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +15,10 @@ from view_text import view_text
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.predict.suggest import WhatIfResult, suggestion
+from daydream.predict.suggest import suggestion
 from daydream.report.format import step_change_text
 from daydream.report.html.page import page
 from daydream.report.html.render import html
-from daydream.report.info import overview
 from daydream.report.views.breakdown import cause_table, moved_bound
 from daydream.report.views.memory import about_memory
 from daydream.simulate.critical_path import PathCause
@@ -61,20 +59,6 @@ def test_what_a_step_waits_for_adds_up_and_the_rest_is_never_the_largest(replay)
     many = {cause.value: 100 - at for at, cause in enumerate(PathCause)}
     *named, rest, _ = cause_table({"by_cause": many}, {"by_cause": many}).rows
     assert max(row.cells[1] for row in named) >= rest.cells[1]
-
-
-def test_the_answer_comes_first_in_one_line(replay):
-    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    first, *_ = view_text(comparison).splitlines()
-
-    low = comparison.replayed_ns / comparison.predicted_high_ns
-    high = comparison.replayed_ns / comparison.predicted_low_ns
-    assert comparison.basis == "estimated"  # the trace does not say what recording cost
-    assert first == (
-        f"scale: {comparison.replayed_ns / 1e6:.3f} -> {comparison.predicted_ns / 1e6:.3f} ms per step, "
-        f"{comparison.speedup:.2f}x (90% interval {low:.2f} to {high:.2f}x); "
-        "replay error 0.00%"
-    )
 
 
 def test_the_headline_is_the_step_without_the_profiler_where_the_trace_knows_it():
@@ -122,17 +106,6 @@ def test_a_headline_says_why_its_mean_is_far_from_the_median(times, said):
     ):
         found = [line for line in screen.splitlines()[:3] if line.startswith("  the step is the mean: ")]
         assert found == ([f"  the step is the mean: {said}"] if said else [])
-
-
-def test_phases_and_layers_stand_behind_verbose(replay):
-    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    short, long = view_text(comparison), view_text(comparison, verbose=True)
-
-    assert "by phase" in long
-    assert "by phase" not in short
-    assert long.splitlines()[0] == short.splitlines()[0]
-    assert "with the profiler: 3.1" in long  # the recorded step
-    assert "tasks" in long.split("options")[1]
 
 
 def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_told():
@@ -203,18 +176,6 @@ def test_what_is_suggested_saves_more_than_any_other_code_change_that_rank_has(m
         assert both.predicted_ns >= found.predicted_ns, each.optimization
 
 
-def test_a_suggestion_carries_the_mark_that_rank_gives_it():
-    replay = shared_example("synthetic_gpt_gpu.json.gz")
-    comparison = daydream.whatif(replay, "amp")
-    found = WhatIfResult("flash-attention", {}, 100, 90)
-    of_the_same_work = WhatIfResult("remove-sync", {}, 100, 90)
-    text = view_text(comparison, suggestion=found)
-
-    assert "  try next: flash-attention saves 0.010 us more, 1.11x [other work]\n" in text
-    assert "  [other work]: the step computes something else (batch, layers, algorithm)" in text
-    assert "[other work]" not in view_text(comparison, suggestion=of_the_same_work)
-
-
 def test_nothing_is_suggested_that_the_change_excludes_or_holds_already(replay):
     everything = "amp+cuda-graphs"
     found = suggestion(daydream.whatif(replay, everything))
@@ -227,33 +188,6 @@ def test_of_a_very_long_recording_nothing_more_is_simulated(replay, monkeypatch)
     monkeypatch.setattr("daydream.predict.suggest.MOST_TASKS", 10)
 
     assert suggestion(comparison) is None
-
-
-@pytest.mark.parametrize("text", [view_text, partial(view_text, verbose=True)])
-def test_a_replay_leads_with_its_error(replay, text):
-    first, start, second, *_ = text(replay).splitlines()
-
-    assert first.startswith("replayed 3.1")
-    assert first.endswith(": error 0.00%, worst step 0.00%")
-    assert start.startswith("  predictions start from   estimated ")
-    assert (
-        second
-        == "  A replay is the recording simulated without a change. Any error here carries over to every"
-    )
-
-
-def test_explain_names_the_bound_then_the_cost_its_command_and_its_code(replay):
-    explanation = daydream.explain(replay)
-    text = view_text(explanation)
-    best = explanation.worth_it[0].best
-
-    at = [
-        text.index(part) for part in ("CPU", "step time", "biggest avoidable costs", shlex.join(best.command))
-    ]
-    assert at == sorted(at)
-    assert text.index("in code: ") > at[-1]
-    assert text.index("what a step waits for (mean of") > at[-1]
-    assert "\noff the critical path" not in text
 
 
 def test_a_range_on_both_sides_of_1x_is_undecided():
@@ -281,27 +215,6 @@ def test_steps_that_all_replay_exactly_have_no_worst_one():
     replay.steps[7].error = 10.0
 
     assert f"worst of {len(replay.steps)} steps; --json has them all" in view_text(replay)
-
-
-def test_what_info_leaves_out_stands_behind_verbose():
-    found = overview(shared_replay("kineto/v100_recsys_rank1of2_copy_waits.json.gz").graph.trace)
-    short, whole = view_text(found), view_text(found, verbose=True)
-
-    assert "-v adds: collectives, events, lanes, launches, synchronization and 5 notes" in short
-    assert "-v adds" not in whole
-    for name in (
-        "trace",
-        "device",
-        "events",
-        "lanes",
-        "steps",
-        "launches",
-        "synchronization",
-        "phases",
-        "collectives",
-    ):
-        assert f"\n  {name} " in whole
-    assert whole.count("\n  - ") == 7
 
 
 def test_the_optimizations_left_out_are_counted_alike_in_text_and_html():

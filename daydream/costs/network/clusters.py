@@ -29,9 +29,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil, log2
+from typing import TYPE_CHECKING
 
 from daydream.errors import DaydreamError, GraphError
 from daydream.text import counted
+
+if TYPE_CHECKING:
+    from daydream.costs.network.fitting import StepCurve
 
 RINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # rounds of n-1 steps
 CHAINS = ("broadcast", "reduce")
@@ -84,6 +88,7 @@ class Cluster:
         intra: link of a GPU to its peers in the node.
         inter: link of a whole node to the others.
         source: a sentence on where the figures come from, for the notes of a result.
+        curve: times that were measured inside a node, for one that was fitted.
         nodes_given: the number of nodes was given: there are no more.
     """
 
@@ -93,6 +98,7 @@ class Cluster:
     intra: Link
     inter: Link
     source: str
+    curve: StepCurve | None = field(default=None, compare=False)
     nodes_given: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -131,6 +137,7 @@ class Cluster:
             self,
             intra=self.intra.scaled(bandwidth, latency),
             inter=self.inter.scaled(bandwidth, latency),
+            curve=None if self.curve is None else self.curve.scaled(bandwidth, latency),
         )
 
     def describe(self) -> str:
@@ -171,8 +178,15 @@ class Cluster:
             return 0
         if collective == "barrier":
             collective, nbytes = "all_reduce", BARRIER_BYTES
-        return round(
-            min(self._protocol_ns(collective, nbytes, members, together, way) for way in PROTOCOLS)
+        nodes = ceil(members / together)
+        if collective in RINGS and nodes == 1 and self.curve is not None:
+            return round(self.curve.time_ns(RINGS[collective], nbytes, members))
+        return round(self.modelled_ns(collective, nbytes, members, together))
+
+    def modelled_ns(self, collective: str, nbytes: float, members: int, per_node: int) -> float:
+        """Return the time by the formulas alone, of the fastest protocol and algorithm, ns."""
+        return min(
+            self._protocol_ns(collective, nbytes, members, per_node, way) for way in PROTOCOLS
         )
 
     def all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:

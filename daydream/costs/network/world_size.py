@@ -7,32 +7,20 @@ is fitted to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
 
 from daydream.collect.derive.collectives import ENDS_AGREE_NS, host_collectives, match_collectives
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import (
-    COLLECTIVES,
-    PROTOCOLS,
-    RINGS,
-    Cluster,
-    Link,
-    bytes_of_message,
-)
+from daydream.costs.network.clusters import COLLECTIVES, Cluster, bytes_of_message
+from daydream.costs.network.fitting import Measurement, calibrate
 from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
-LEAST_BYTES = 1 << 20  # bandwidth decides what longer messages take
-TELLING = 8  # sizes a factor apart that tells latency from bandwidth
-LEAST_SHARE = 0.1  # of a time is its transfer, however short
-SIMPLE = PROTOCOLS[0]
 Message = tuple[str, int]  # operation, and bytes as `Cluster.time_ns` wants them
 
 
@@ -177,9 +165,9 @@ def fitted_to_trace(cluster: Cluster, trace: Trace) -> Cluster:
     if not measured:
         raise DaydreamError(
             "this trace holds no collective of known operation, size and members to fit a cluster to; "
-            "name a cluster"
+            "name a cluster or give an nccl-tests log"
         )
-    return calibrate(cluster, measured, "this trace")
+    return calibrate(cluster, measured, "this trace", upper_bounds=True)
 
 
 def group_sizes(trace: Trace) -> dict[Any, int]:
@@ -192,106 +180,3 @@ def group_sizes(trace: Trace) -> dict[Any, int]:
     if isinstance(world_size, int):
         sizes[None] = world_size
     return sizes
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measured collective: bytes as in `collectives.py`, members, transfer in ns."""
-
-    collective: str
-    nbytes: int
-    world_size: int
-    time_ns: float
-
-
-def calibrate(cluster: Cluster, measurements: Sequence[Measurement], origin: str) -> Cluster:
-    """Return a cluster whose figures are fitted to measurements; `origin` says whose these are.
-
-    Those of groups that fit in a node give `intra`, larger ones `inter`; what was not measured stays
-    as described. Raises `DaydreamError` if nothing can be learned from them.
-    """
-    useful = [
-        one for one in measurements if one.world_size > 1 and one.time_ns > 0 and one.nbytes > 0
-    ]
-    inside = [one for one in useful if one.world_size <= cluster.gpus_per_node]
-    across = [one for one in useful if one.world_size > cluster.gpus_per_node]
-    fitted = cluster
-    if inside:
-        fitted = replace(fitted, intra=_fit(inside, cluster))
-    if across:
-        fitted = replace(fitted, inter=_fit(across, fitted))
-    if fitted is cluster:
-        raise DaydreamError(
-            f"{origin} holds no collective of two or more members with a known size; "
-            "a link cannot be fitted to it"
-        )
-    groups = ", ".join(str(size) for size in sorted({one.world_size for one in useful}))
-    kept = "" if across or cluster.nodes == 1 else f"; beyond a node {cluster.source}"
-    return replace(
-        fitted,
-        source=f"fitted to {counted(len(useful), 'measurement')} of {groups} GPUs in {origin}{kept}",
-    )
-
-
-def _fit(measurements: list[Measurement], cluster: Cluster) -> Link:
-    """Return the slowest link that no time contradicts, each counted by its relative error.
-
-    The least time of each size counts, of sizes that bandwidth decides where there are any. Sizes that
-    hardly differ cannot tell latency from bandwidth: the latency is then the described one.
-    """
-    best: dict[tuple[str, int, int], float] = {}
-    for one in measurements:
-        key = (one.collective, one.nbytes, one.world_size)
-        best[key] = min(one.time_ns, best.get(key, one.time_ns))
-    long = {key: time for key, time in best.items() if key[1] >= LEAST_BYTES} or best
-    terms = np.array([_terms(*key, cluster) for key in long])
-    times = np.array(list(long.values()))
-    within = next(iter(long))[2] <= cluster.gpus_per_node
-    given = (cluster.intra if within else cluster.inter).latency_ns
-    target = np.maximum(times - SIMPLE.base_ns - terms[:, 2], LEAST_SHARE * times)
-    if np.ptp(np.log(terms[:, 1])) >= np.log(TELLING):
-        latency, slope = _highest_below(terms[:, :2] / target[:, None])
-        if latency >= 0 and slope > 0:
-            return Link(1 / slope, latency)
-    left = np.maximum(target - given * terms[:, 0], LEAST_SHARE * target)
-    return Link(1 / float((left / terms[:, 1]).min()), given)
-
-
-def _highest_below(rows: np.ndarray) -> tuple[float, float]:
-    """Return x >= 0 with rows @ x <= 1 and the largest sum of rows @ x: a vertex of the bounds."""
-    bounds = np.concatenate([rows, np.eye(2)])
-    sides = np.concatenate([np.ones(len(rows)), np.zeros(2)])
-    one, other = np.triu_indices(len(bounds), 1)
-    pairs, right = (
-        np.stack([bounds[one], bounds[other]], axis=1),
-        np.stack([sides[one], sides[other]], axis=1),
-    )
-    meet = np.abs(np.linalg.det(pairs)) > 0
-    found = np.linalg.solve(pairs[meet], right[meet][:, :, None])[:, :, 0]
-    allowed = (found >= -1e-12).all(axis=1) & (rows @ found.T <= 1 + 1e-9).all(axis=0)
-    latency, slope = max(
-        np.maximum(found[allowed], 0).tolist(), key=lambda x: float((rows @ x).sum())
-    )
-    return latency, slope
-
-
-def _terms(
-    collective: str, nbytes: int, members: int, cluster: Cluster
-) -> tuple[float, float, float]:
-    """Return what multiplies the latency and the time for a byte in a formula, and what else it takes."""
-    nodes = ceil(members / cluster.gpus_per_node)
-    if collective in RINGS:
-        rounds = RINGS[collective]
-        moved = (rounds * (members - 1) + SIMPLE.tail) * nbytes / members
-        if nodes == 1:
-            return rounds * (members - 1) + 1, moved, 0.0
-        return (
-            rounds * (nodes - 1),
-            moved,
-            (rounds * (members - nodes) + 1) * cluster.intra.latency_ns,
-        )
-    if collective == "all_to_all":
-        if nodes == 1:
-            return 1, (members - 1) / members * nbytes, 0.0
-        return 1, (nodes - 1) / nodes * (members / nodes) * nbytes, 0.0
-    return max((nodes if nodes > 1 else members) - 1, 1), float(nbytes), 0.0

@@ -88,7 +88,7 @@ COSTS = {
     "work between batches": "The program's own work between batches takes {takes}{most}",
     "32-bit kernels": "Kernels in 32 bits ({many}) take {takes}{most}",
     "idle gap": "{takes} per step without recorded work after {label}{where}",
-    "blocking copies": "{calls} of {label} block{s} {takes}, copying {direction}{where}",
+    "blocking copies": "{calls} of {label} block{s} the CPU for {takes}, copying {direction}{where}",
 }
 
 

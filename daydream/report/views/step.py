@@ -248,7 +248,7 @@ def _next(suggestion: WhatIfResult | None) -> list[Block]:
     before_ns = suggestion.replayed_ns
     after_ns = suggestion.predicted_ns
     needs = f" [{suggestion.needs}]" if suggestion.needs else ""
-    saved = f"{time_text(before_ns - after_ns)} more, {speedup(before_ns, after_ns)}{needs}"
+    saved = f"another {time_text(before_ns - after_ns)}, a further {speedup(before_ns, after_ns)}{needs}"
     words = shlex.join(suggestion.command[2:])
     return [
         Text(f"{words} saves {saved}", "try next: "),

@@ -1,0 +1,236 @@
+"""A cluster's figures fitted to measured collectives, of a benchmark or of a trace.
+
+A sweep over sizes inside a node is kept as it is, as a `StepCurve`: measured times bend, and no
+single latency and bandwidth follows them. A few sizes, as a trace has, give a latency and a bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from daydream.costs.network.clusters import PROTOCOLS, RINGS, Cluster, Link
+from daydream.errors import DaydreamError
+from daydream.text import counted
+
+SWEEP = 8  # sizes; fewer are points of a line, not a curve
+TAIL = 4  # the last quarter of a curve's sizes gives its slope beyond the end
+LEAST_BYTES = 1 << 20  # bandwidth decides what longer messages take
+TELLING = 8  # sizes a factor apart that tells latency from bandwidth
+LEAST_SHARE = 0.1  # of a time is its transfer, however short
+SIMPLE = PROTOCOLS[0]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured collective: bytes as in `collectives.py`, members, transfer in ns."""
+
+    collective: str
+    nbytes: int
+    world_size: int
+    time_ns: float
+
+
+@dataclass(frozen=True)
+class StepCurve:
+    """All-reduces of one node, measured over many sizes, by the number of members.
+
+    A ring of n passes on 1/n of the data in each of 2(n-1) equal steps, so times of different n are
+    compared at equal bytes in a step. There, the time is a line over the number of steps: another n is
+    read off between its neighbours, or beyond the largest at what a further step takes. `shape` is the
+    cluster as fitted: where nothing was measured, the curve goes on as its formulas do.
+    """
+
+    world_sizes: tuple[int, ...]
+    nbytes: tuple[np.ndarray, ...]
+    times_ns: tuple[np.ndarray, ...]
+    shape: Cluster
+    bandwidth: float = 1.0  # how much faster than measured
+    latency: float = 1.0
+
+    @classmethod
+    def of(cls, measurements: Iterable[Measurement], shape: Cluster) -> StepCurve:
+        """Return the curve of measured all-reduces; several of one size and members are averaged.
+
+        What a longer message takes bounds what a shorter one needs, which can be padded; so where
+        times fall with the size (an unlucky choice of the library's), the lower one holds.
+        """
+        by_size: dict[int, dict[int, list[float]]] = {}
+        for one in measurements:
+            by_size.setdefault(one.world_size, {}).setdefault(one.nbytes, []).append(one.time_ns)
+        sizes, times = [], []
+        for world_size in sorted(by_size):
+            found = sorted(by_size[world_size].items())
+            mean = np.array([sum(values) / len(values) for _, values in found])
+            sizes.append(np.array([nbytes for nbytes, _ in found], float))
+            times.append(np.minimum.accumulate(mean[::-1])[::-1])
+        return cls(tuple(sorted(by_size)), tuple(sizes), tuple(times), shape)
+
+    def scaled(self, bandwidth: float, latency: float) -> StepCurve:
+        """Return the curve of links with these multiples of the measured bandwidth and latency."""
+        return replace(self, bandwidth=self.bandwidth * bandwidth, latency=self.latency * latency)
+
+    def time_ns(self, rounds: int, nbytes: float, members: int) -> float:
+        """Return the time of a ring collective: two rounds of n-1 steps for an all-reduce, else one."""
+        whole = self._all_reduce_ns(nbytes, members)
+        fixed = min(SIMPLE.base_ns, whole)
+        time = whole if rounds == 2 else fixed + (whole - fixed) / 2
+        waits = min((rounds * (members - 1) + 1) * self.shape.intra.latency_ns + fixed, time)
+        return waits * self.latency + (time - waits) / self.bandwidth
+
+    def _all_reduce_ns(self, nbytes: float, members: int) -> float:
+        known = self.world_sizes
+        if members in known:
+            return self._at(known.index(members), nbytes)
+        above = next((place for place, size in enumerate(known) if size > members), len(known))
+        if (
+            above == 0 or len(known) == 1
+        ):  # no two neighbours: the shape of the formula, through one of them
+            place = 0 if above == 0 else len(known) - 1
+            size = known[place]
+            alike = nbytes / members * size
+            formula = self.shape.modelled_ns("all_reduce", nbytes, members, members)
+            formula_there = self.shape.modelled_ns("all_reduce", alike, size, size)
+            if members > size:  # what was measured beyond the formula does not grow with the steps
+                return self._at(place, alike) + max(formula - formula_there, 0.0)
+            return self._at(place, alike) * formula / formula_there
+        below = above - 1 if above < len(known) else above - 2
+        fewer, more = known[below], known[below + 1]
+        low = self._at(below, nbytes / members * fewer)
+        high = self._at(below + 1, nbytes / members * more)
+        share = (members - fewer) / (more - fewer)
+        return low + (max(high, low) - low) * share
+
+    def _at(self, place: int, nbytes: float) -> float:
+        """Return the measured time at a size: below the first by the formula's shape, beyond the last on."""
+        sizes, times, members = self.nbytes[place], self.times_ns[place], self.world_sizes[place]
+        if nbytes < sizes[0]:
+            formula = self.shape.modelled_ns("all_reduce", nbytes, members, members)
+            return float(
+                times[0]
+                * formula
+                / self.shape.modelled_ns("all_reduce", float(sizes[0]), members, members)
+            )
+        if nbytes > sizes[-1]:
+            back = max(len(sizes) - len(sizes) // TAIL - 1, 0)
+            rise = (times[-1] - times[back]) / max(sizes[-1] - sizes[back], 1.0)
+            return float(times[-1] + (nbytes - sizes[-1]) * rise)
+        return float(np.interp(nbytes, sizes, times))
+
+
+def calibrate(
+    cluster: Cluster,
+    measurements: Sequence[Measurement],
+    origin: str,
+    *,
+    upper_bounds: bool = False,
+) -> Cluster:
+    """Return a cluster whose figures are fitted to measurements; `origin` says whose these are.
+
+    Those of groups that fit in a node give `intra`, larger ones `inter`; what was not measured stays
+    as described. With `upper_bounds`, times may hold waiting for a late member: the fit then stays
+    below all of them. Raises `DaydreamError` if nothing can be learned from them.
+    """
+    useful = [
+        one for one in measurements if one.world_size > 1 and one.time_ns > 0 and one.nbytes > 0
+    ]
+    inside = [one for one in useful if one.world_size <= cluster.gpus_per_node]
+    across = [one for one in useful if one.world_size > cluster.gpus_per_node]
+    fitted = cluster
+    if inside:
+        fitted = replace(fitted, intra=_fit(inside, cluster, upper_bounds=upper_bounds))
+        sweep = [one for one in inside if one.collective == "all_reduce"]
+        if len({one.nbytes for one in sweep}) >= SWEEP and not upper_bounds:
+            if (
+                len({one.world_size for one in sweep}) == 1
+            ):  # what is fixed and what a step costs is one sum
+                link = Link(fitted.intra.bandwidth, cluster.intra.latency_ns)
+                fitted = replace(fitted, intra=link)
+            fitted = replace(fitted, curve=StepCurve.of(sweep, fitted))
+    if across:
+        fitted = replace(fitted, inter=_fit(across, fitted, upper_bounds=upper_bounds))
+    if fitted is cluster:
+        raise DaydreamError(
+            f"{origin} holds no collective of two or more members with a known size; "
+            "a link cannot be fitted to it"
+        )
+    groups = ", ".join(str(size) for size in sorted({one.world_size for one in useful}))
+    kept = "" if across or cluster.nodes == 1 else f"; beyond a node {cluster.source}"
+    return replace(
+        fitted,
+        source=f"fitted to {counted(len(useful), 'measurement')} of {groups} GPUs in {origin}{kept}",
+    )
+
+
+def _fit(measurements: list[Measurement], cluster: Cluster, *, upper_bounds: bool) -> Link:
+    """Return the link that explains the times best, each counted by its relative error.
+
+    The least time of each size counts, of sizes that bandwidth decides where there are any. Sizes that
+    hardly differ cannot tell latency from bandwidth: the latency is then the described one.
+    """
+    best: dict[tuple[str, int, int], float] = {}
+    for one in measurements:
+        key = (one.collective, one.nbytes, one.world_size)
+        best[key] = min(one.time_ns, best.get(key, one.time_ns))
+    long = {key: time for key, time in best.items() if key[1] >= LEAST_BYTES} or best
+    terms = np.array([_terms(*key, cluster) for key in long])
+    times = np.array(list(long.values()))
+    within = next(iter(long))[2] <= cluster.gpus_per_node
+    given = (cluster.intra if within else cluster.inter).latency_ns
+    target = np.maximum(times - SIMPLE.base_ns - terms[:, 2], LEAST_SHARE * times)
+    if np.ptp(np.log(terms[:, 1])) >= np.log(TELLING):
+        weighted = terms[:, :2] / target[:, None]
+        if upper_bounds:
+            latency, slope = _highest_below(weighted)
+        else:
+            latency, slope = (
+                float(x) for x in np.linalg.lstsq(weighted, np.ones(len(target)), rcond=None)[0]
+            )
+        if latency >= 0 and slope > 0:
+            return Link(1 / slope, latency)
+    left = np.maximum(target - given * terms[:, 0], LEAST_SHARE * target)
+    slopes = left / terms[:, 1]
+    return Link(1 / float(slopes.min() if upper_bounds else np.median(slopes)), given)
+
+
+def _highest_below(rows: np.ndarray) -> tuple[float, float]:
+    """Return x >= 0 with rows @ x <= 1 and the largest sum of rows @ x: a vertex of the bounds."""
+    bounds = np.concatenate([rows, np.eye(2)])
+    sides = np.concatenate([np.ones(len(rows)), np.zeros(2)])
+    one, other = np.triu_indices(len(bounds), 1)
+    pairs, right = (
+        np.stack([bounds[one], bounds[other]], axis=1),
+        np.stack([sides[one], sides[other]], axis=1),
+    )
+    meet = np.abs(np.linalg.det(pairs)) > 0
+    found = np.linalg.solve(pairs[meet], right[meet][:, :, None])[:, :, 0]
+    allowed = (found >= -1e-12).all(axis=1) & (rows @ found.T <= 1 + 1e-9).all(axis=0)
+    latency, slope = max(
+        np.maximum(found[allowed], 0).tolist(), key=lambda x: float((rows @ x).sum())
+    )
+    return latency, slope
+
+
+def _terms(
+    collective: str, nbytes: int, members: int, cluster: Cluster
+) -> tuple[float, float, float]:
+    """Return what multiplies the latency and the time for a byte in a formula, and what else it takes."""
+    nodes = ceil(members / cluster.gpus_per_node)
+    if collective in RINGS:
+        rounds = RINGS[collective]
+        moved = (rounds * (members - 1) + SIMPLE.tail) * nbytes / members
+        if nodes == 1:
+            return rounds * (members - 1) + 1, moved, 0.0
+        return (
+            rounds * (nodes - 1),
+            moved,
+            (rounds * (members - nodes) + 1) * cluster.intra.latency_ns,
+        )
+    if collective == "all_to_all":
+        if nodes == 1:
+            return 1, (members - 1) / members * nbytes, 0.0
+        return 1, (nodes - 1) / nodes * (members / nodes) * nbytes, 0.0
+    return max((nodes if nodes > 1 else members) - 1, 1), float(nbytes), 0.0
