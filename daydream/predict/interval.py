@@ -94,7 +94,7 @@ WORDS = {  # of the causes
     "replay": "replay error",
     "model": "model error",
     "unknown": "unknown causes",
-    "rerun": "run-to-run variation",
+    "rerun": "run-to-run",
     "recording": "profiler overhead",
     "waiting": "waiting for peers",
 }

@@ -110,7 +110,7 @@ class PathCause(Word):
 
     COMPUTE = "compute-bound kernels", Bound.GPU, "limited by arithmetic"
     MEMORY = "memory-bound kernels", Bound.GPU, "limited by bandwidth"
-    SMALL = "small kernels", Bound.GPU, "mostly the fixed cost of a kernel"
+    SMALL = "small kernels", Bound.GPU, "mostly fixed cost"
     KERNELS = (
         "kernels of unknown bound",
         Bound.GPU,
@@ -126,7 +126,7 @@ class PathCause(Word):
     LOADING = "data loading", Bound.LOADING
     SYNC = "synchronization", Bound.CPU, "returning from a wait"
     QUEUE = "queue wait", Bound.CPU, "the launch queue is full"
-    LATENCY = "latency between lanes", Bound.CPU, "a thread or stream starts after another"
+    LATENCY = "latency between lanes", Bound.CPU, "of threads and streams"
     INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
     RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
     UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
