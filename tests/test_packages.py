@@ -44,10 +44,10 @@ def test_a_wheel_holds_types_and_is_for_all_pythons_of_a_system(uploads):
         names = set(archive.namelist())
 
     kind = "cp311-abi3" if sys.version_info >= (3, 11) else "cp310-cp310"
-    assert uploads[1].name.startswith(f"daydream-{PROJECT['version']}-{kind}-")
+    assert uploads[1].name.startswith(f"daydream_sim-{PROJECT['version']}-{kind}-")
     assert {"daydream/py.typed", "daydream/optimizations/autocast.py"} <= names
     assert {name.partition("/")[0] for name in names} == {
-        "daydream", f"daydream-{PROJECT['version']}.dist-info",
+        "daydream", f"daydream_sim-{PROJECT['version']}.dist-info",
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import NO_ID, UNKNOWN, Columns
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns, to_arrow, to_numpy
 from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
 
 MEMORY_KEY = b"daydream.memory"
@@ -105,8 +105,6 @@ class MemoryEvents:
         import pyarrow as pa
         from pyarrow.parquet import write_table
 
-        from daydream.trace.trace import to_arrow
-
         known = {
             name: column
             for name, column in self.columns.items()
@@ -131,8 +129,6 @@ class MemoryEvents:
 
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
-
-        from daydream.trace.trace_file import to_numpy
 
         try:
             source = pa.BufferReader(base64.b64decode(text, validate=True))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
 Columns: TypeAlias = "dict[str, np.ndarray]"
 Document: TypeAlias = dict[str, Any]  # metadata, or a part of it
@@ -90,3 +91,34 @@ FIELDS: dict[str, Field] = {
     "cpu_ns": Field("int64", "blocked rows: how long the thread ran meanwhile, or was ready to"),
     "stack": Field("text", "source line or call stack of an operator"),
 }
+
+
+def to_arrow(values: np.ndarray, null: int | None) -> pa.Array:
+    """Return integers as an Arrow array with nulls; built from buffers, as `pa.array` would import pandas."""
+    import numpy as np
+    import pyarrow as pa
+
+    bitmap = None
+    if null is not None and (unknown := values == null).any():
+        bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little"))
+    buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def to_numpy(array: pa.Array, null: int) -> np.ndarray:
+    """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
+    import numpy as np
+
+    dtype = np.dtype(
+        str(array.type)
+    )  # to_pandas_dtype() imports pandas in some versions of pyarrow
+    if len(array) == 0:
+        return np.empty(0, dtype)
+    bitmap, data = array.buffers()
+    values = np.frombuffer(data, dtype, count=len(array) + array.offset)[array.offset :].copy()
+    if array.null_count:
+        if not np.iinfo(dtype).min <= null:
+            values = values.astype(np.int64)
+        valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+        values[valid[array.offset : array.offset + len(array)] == 0] = null
+    return values

@@ -23,6 +23,7 @@ from daydream.trace.schema import (
     SCHEMA_VERSION,
     UNKNOWN,
     Document,
+    to_arrow,
 )
 
 if TYPE_CHECKING:
@@ -312,17 +313,6 @@ class Trace(NotebookTables):
             check(self)
         except TraceError as error:
             raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
-
-
-def to_arrow(values: np.ndarray, null: int | None) -> pa.Array:
-    """Return integers as an Arrow array with nulls; built from buffers, as `pa.array` would import pandas."""
-    import pyarrow as pa
-
-    bitmap = None
-    if null is not None and (unknown := values == null).any():
-        bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little"))
-    buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def _to_strings(texts: list[str]) -> pa.Array:

@@ -30,6 +30,7 @@ from daydream.trace.schema import (
     Columns,
     Document,
     Texts,
+    to_numpy,
 )
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 
@@ -257,23 +258,6 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
     if text:
         return to_numpy(array.indices, UNKNOWN), {name: array.dictionary.to_pylist()}
     return to_numpy(array, FIELDS[name].null), {}
-
-
-def to_numpy(array: pa.Array, null: int) -> np.ndarray:
-    """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
-    dtype = np.dtype(
-        str(array.type)
-    )  # to_pandas_dtype() imports pandas in some versions of pyarrow
-    if len(array) == 0:
-        return np.empty(0, dtype)
-    bitmap, data = array.buffers()
-    values = np.frombuffer(data, dtype, count=len(array) + array.offset)[array.offset :].copy()
-    if array.null_count:
-        if not np.iinfo(dtype).min <= null:
-            values = values.astype(np.int64)
-        valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-        values[valid[array.offset : array.offset + len(array)] == 0] = null
-    return values
 
 
 def _first_line(error: BaseException) -> str:

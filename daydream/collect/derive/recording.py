@@ -124,9 +124,16 @@ class Recording:
         """Return which names rows of some kinds have: bool, a flag a name."""
         kind = self["kind"]
         name = self["name"]
-        if self._names is None or self._names[0] is not kind or self._names[1] is not name:
+        if (
+            self._names is None
+            or self._names[0] is not kind
+            or self._names[1] is not name
+            or (self._names[2].shape != (len(self.text("kind")) + 1, len(self.text("name")) + 1))
+        ):
             found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
-            found[kind, name] = True
+            found[kind.astype(np.int64), name.astype(np.int64)] = (
+                True  # without rows they are no numbers
+            )
             self._names = kind, name, found
         chosen = [code for code, text in enumerate(self.text("kind")) if text in kinds]
         return np.asarray(self._names[2][chosen, :-1].any(axis=0))
