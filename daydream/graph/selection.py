@@ -248,7 +248,7 @@ class Selection(NotebookTables):
             parts.append((by_layer[graph.layer[ids]], blocks))
         parts += [
             (np.asarray(name), None)
-            if not isinstance(name, str)
+            if isinstance(name, np.ndarray | list | tuple)
             else coded(graph, name, ids)
             if is_text(name)
             else (read_column(graph, name, ids), None)

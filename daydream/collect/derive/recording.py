@@ -79,7 +79,9 @@ class Recording:
                 texts.append(value)
         self.texts[name] = texts
         self.set_codes(
-            name, rows, np.array([UNKNOWN if value is None else codes[value] for value in values])
+            name,
+            rows,
+            np.array([UNKNOWN if value is None else codes[value] for value in values], np.int64),
         )
 
     def set_codes(self, name: str, rows: np.ndarray, codes: np.ndarray) -> None:
@@ -124,16 +126,9 @@ class Recording:
         """Return which names rows of some kinds have: bool, a flag a name."""
         kind = self["kind"]
         name = self["name"]
-        if (
-            self._names is None
-            or self._names[0] is not kind
-            or self._names[1] is not name
-            or (self._names[2].shape != (len(self.text("kind")) + 1, len(self.text("name")) + 1))
-        ):
+        if self._names is None or self._names[0] is not kind or self._names[1] is not name:
             found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
-            found[kind.astype(np.int64), name.astype(np.int64)] = (
-                True  # without rows they are no numbers
-            )
+            found[kind, name] = True
             self._names = kind, name, found
         chosen = [code for code, text in enumerate(self.text("kind")) if text in kinds]
         return np.asarray(self._names[2][chosen, :-1].any(axis=0))
