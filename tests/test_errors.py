@@ -13,10 +13,10 @@ from daydream.costs.counters.formats import kernels_of_table, read_counted
 from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import known_devices
 from daydream.costs.network.cluster_names import read_cluster
-from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.costs.network.fitting import read_nccl_tests
 from daydream.errors import DaydreamError
 from daydream.graph.tables import nanoseconds
-from daydream.memory.allocator import settings_of
+from daydream.memory.settings import settings_of
 from daydream.memory.snapshot import read_snapshot
 from daydream.parallel import engine_of
 from daydream.simulate.ranks import slowdown_of

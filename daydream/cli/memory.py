@@ -11,7 +11,7 @@ from daydream.cli.source import TraceRequest, usage_error, working
 
 
 def _settings(text: str) -> Any:
-    from daydream.memory.allocator import settings_of
+    from daydream.memory.settings import settings_of
 
     return settings_of(text)
 

@@ -127,11 +127,10 @@ class Groups(NotebookTables):
 
     def take(self, places: Sequence[int] | np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
-        chosen = np.asarray(places, np.int64).tolist()
-        ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in chosen)])
+        ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in places)])
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
-        number = np.repeat(np.arange(len(chosen)), self.sizes[chosen])
-        return Groups(tasks, number, [self.keys[place] for place in chosen])
+        number = np.repeat(np.arange(len(places)), self.sizes[places])
+        return Groups(tasks, number, [self.keys[place] for place in places])
 
     def match(self, keys: Iterable[Any]) -> Groups:
         """Return the groups that have these keys, in their order; what no group has is left out."""

@@ -246,14 +246,14 @@ class Selection(NotebookTables):
             chosen.conditions += (texts_of({"block": block}),)
             by_layer, blocks = lazy.ask("block_of_layers", graph, block)
             parts.append((by_layer[graph.layer[ids]], blocks))
-        parts += [
-            (np.asarray(name), None)
-            if isinstance(name, np.ndarray | list | tuple)
-            else coded(graph, name, ids)
-            if is_text(name)
-            else (read_column(graph, name, ids), None)
-            for name in columns
-        ]
+        for each in columns:
+            if isinstance(each, str) and is_text(each):
+                parts.append(coded(graph, each, ids))
+                continue
+            own = read_column(graph, each, ids) if isinstance(each, str) else np.asarray(each)
+            if own.shape != ids.shape:
+                raise GraphError("own numbers to group by are one for each task")
+            parts.append((own, None))
         if not parts:
             raise GraphError(
                 "group by a column, such as layer, op or step, within an operator or by block"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard
 
-from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator, Settings
+from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
 from daydream.memory.replay import (
     ALLOCATE,
     DEFER,
@@ -27,6 +27,7 @@ from daydream.memory.replay import (
     Usage,
     usage,
 )
+from daydream.memory.settings import Settings
 from daydream.text import counted
 
 LARGEST = 1 << 48  # bytes of a request: more than any device has, by far

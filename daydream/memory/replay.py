@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from daydream.errors import DaydreamError
-from daydream.memory.allocator import (
-    ADDRESS_SPACE,
-    Allocator,
-    Block,
-    OutOfMemoryError,
-    Pool,
-    Settings,
-)
+from daydream.memory.allocator import ADDRESS_SPACE, Allocator, Block, OutOfMemoryError, Pool
 from daydream.memory.result import OutOfMemory
+from daydream.memory.settings import Settings
 
 
 class Part(NamedTuple):

@@ -38,12 +38,12 @@ from daydream.memory.allocations import (
     on_device,
     recorded_reserved,
 )
-from daydream.memory.allocator import Settings
 from daydream.memory.before import device_bytes
 from daydream.memory.enclosing import argument_bytes, rows_that, take
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
+from daydream.memory.settings import Settings
 from daydream.results import Record
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents

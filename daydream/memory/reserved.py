@@ -25,7 +25,6 @@ from daydream.memory.allocations import (
     Allocations,
     on_device,
 )
-from daydream.memory.allocator import Settings
 from daydream.memory.replay import (
     ALLOCATE,
     FREE,
@@ -35,6 +34,7 @@ from daydream.memory.replay import (
     Usage,
     usage,
 )
+from daydream.memory.settings import Settings
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
 UNKNOWN_KIND = KINDS.index("unknown")

@@ -18,13 +18,7 @@ import msgspec
 from daydream.errors import DaydreamError, TraceError
 from daydream.files.input_files import Counted, Readable, most_unpacked, reading
 from daydream.memory import pickles
-from daydream.memory.allocator import (
-    INTERVALS,
-    LARGEST_SMALL,
-    Allocator,
-    Settings,
-    settings_of,
-)
+from daydream.memory.allocator import LARGEST_SMALL, Allocator
 from daydream.memory.history import (
     LARGEST,
     LAST_ADDRESS,
@@ -37,6 +31,7 @@ from daydream.memory.history import (
     beginning,
     whole,
 )
+from daydream.memory.settings import INTERVALS, Settings, settings_of
 from daydream.text import counted
 
 GZIP_MAGIC = b"\x1f\x8b"

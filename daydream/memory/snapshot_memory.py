@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from daydream.lazy import regex
-from daydream.memory.allocator import Settings, settings_text
 from daydream.memory.history import ALSO, PRESSED, History
 from daydream.memory.replay import (
     ALLOCATE,
@@ -19,6 +18,7 @@ from daydream.memory.replay import (
     usage,
 )
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
+from daydream.memory.settings import Settings, settings_text
 from daydream.memory.snapshot import read_snapshot
 from daydream.text import bytes_text, counted
 

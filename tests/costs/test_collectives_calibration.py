@@ -14,8 +14,7 @@ from shared import TRACES, shared_trace
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import PROTOCOLS, Cluster, Link
-from daydream.costs.network.fitting import Measurement, StepCurve, calibrate
-from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.costs.network.fitting import Measurement, StepCurve, calibrate, read_nccl_tests
 from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
 
@@ -33,7 +32,6 @@ LOG = """\
 #     (B)  (elements)                   (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
      1024     256  float    sum    -1  20.50   0.05   0.07      0  19.50   0.05   0.07    N/A
      2048     512  float    sum    -1  21.00   0.10   0.13      0  20.00   0.10   0.13    N/A
-# Out of bounds values : 0 OK
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from daydream.memory.allocator import Settings
+from daydream.memory.settings import Settings
 
 MIB = 1 << 20
 SPACE = 1 << 40

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from daydream.errors import DaydreamError
-from daydream.memory.allocator import Allocator, OutOfMemoryError, Settings
+from daydream.memory.allocator import Allocator, OutOfMemoryError
 from daydream.memory.replay import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Part, Request, Segment, usage
+from daydream.memory.settings import Settings
 
 MIB = 1 << 20
 GROWING = Settings(expandable_segments=True)

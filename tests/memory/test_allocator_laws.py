@@ -9,8 +9,9 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from plain_allocator import Cell, Full, PlainAllocator
 
-from daydream.memory.allocator import Allocator, OutOfMemoryError, Settings
+from daydream.memory.allocator import Allocator, OutOfMemoryError
 from daydream.memory.replay import Part, Segment, restore
+from daydream.memory.settings import Settings
 
 MIB = 1 << 20
 # Sizes at and around every limit of the rules, and any others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daydream.errors import DaydreamError
-from daydream.memory.allocator import Settings, settings_of, settings_text
+from daydream.memory.settings import Settings, settings_of, settings_text
 
 MIB = 1 << 20
 LISTED = "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]"

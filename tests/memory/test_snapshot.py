@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from snapshots import MIB, START, event, frame, segment, snapshot, write, write_lines
 
 from daydream.errors import DaydreamError, FileError, TraceError
-from daydream.memory.allocator import Settings
 from daydream.memory.replay import usage
+from daydream.memory.settings import Settings
 from daydream.memory.snapshot import read_snapshot
 from daydream.memory.snapshot_memory import by_rule, snapshot_memory, source_line
 

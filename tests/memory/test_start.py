@@ -6,10 +6,10 @@ import pytest
 from recordings import PARAMETER, Recording
 
 from daydream.memory.allocations import BEFORE
-from daydream.memory.allocator import Settings
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import memory_of
 from daydream.memory.reserved import reserved_for, start_of
+from daydream.memory.settings import Settings
 
 MIB = 2**20
 WEIGHT = {**PARAMETER, "device": "cuda:0", "shape": [3 * MIB // 4], "gradient_bytes": 0}  # 3 MiB
