@@ -132,7 +132,8 @@ def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
     # All waits go but that of the last step: behind it the window has no more work to run ahead to.
     assert cost.saving_ns == 33_000 * (STEPS - 2) // (STEPS - 1)
     assert sentence(cost) == (
-        "1 call per step of aten::copy_ blocks 33.00 us, copying from the device (layer head, forward)."
+        "1 call per step of aten::copy_ blocks the CPU for 33.00 us, copying from the device (layer head, "
+        "forward)."
     )
 
 
