@@ -254,21 +254,18 @@ def of_schema_1(
     try:
         source = pa.BufferReader(base64.b64decode(text, validate=True))
         with ParquetFile(source, pre_buffer=False) as file:
-            given = file.schema_arrow
-            held = [name for name in given.names if name in COLUMNS]
-            if len(set(held)) < len(held):
-                raise TraceError("its memory events have a column twice")
+            given = [name for name in file.schema_arrow.names if name in COLUMNS]
             if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
                 raise TraceError(
                     f"its memory events take {size:,} bytes, more than its size allows"
                 )
-            if any(given.field(name).type != pa.int64() for name in held):
-                raise TraceError("its memory events hold no integers")
-            table = file.read(held, use_threads=False).combine_chunks()
+            table = file.read(given, use_threads=False).combine_chunks()
     except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
         raise TraceError("its memory events cannot be read") from None
     events = {}
-    for name in held:
+    for name in given:
+        if given.count(name) > 1 or table.field(name).type != pa.int64():
+            raise TraceError("its memory events are not columns of integers, each once")
         column = table.column(name)
         if column.null_count:
             raise TraceError(f"the column {name!r} of its memory events has holes")
