@@ -13,7 +13,7 @@ from daydream.transforms.registry import find, names
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
 
-import evaluation  # noqa: E402
+from page import read  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def written(page, traces, tmp_path_factory):
     return (
         code,
         target.read_text(encoding="utf-8"),
-        evaluation.read(target.parent / "evaluation", "optimizations"),
+        read(target.parent / "evaluation", "optimizations"),
     )
 
 
