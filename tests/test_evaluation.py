@@ -13,7 +13,6 @@ sys.path.insert(0, str(ROOT / "validation"))
 import evaluate  # noqa: E402
 import page  # noqa: E402
 import ranges  # noqa: E402
-import tables  # noqa: E402
 
 from daydream.predict.graph_diff import MODEL_ERROR  # noqa: E402
 
@@ -39,27 +38,11 @@ def row(change, measured, predicted, *, recording="a"):
     return dict(zip(evaluate.COLUMNS, [*map(str, cells), "", ""], strict=True))
 
 
-def test_each_markdown_table_becomes_a_file_of_its_rows(tmp_path):
-    text = r"""Text.
-
-| a | `b` |
-|---|---:|
-| 1,000 | x\|y |
-| | z |
-
-| c |
-|---|
-| 2 |"""
-    tables.keep(tmp_path, "two tables", text.splitlines())
-
-    assert (tmp_path / "two_tables.csv").read_text() == 'a,b\n"1,000",x|y\n,z\n'
-    assert (tmp_path / "two_tables_2.csv").read_text() == "c\n2\n"
-
-
 def test_a_question_is_read_as_it_is_typed():
     asked = "sequence-length+batch-size --factor 0.5 --length 128 --layers h.*"
     options = {"factor": 0.5, "length": 128, "layers": "h.*"}
     assert evaluate.typed(asked) == ("sequence-length+batch-size", options)
+    assert evaluate.typed_as("sequence-length+batch-size", options) == asked
 
 
 @pytest.mark.parametrize(

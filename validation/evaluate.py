@@ -111,6 +111,13 @@ def typed(asked: str) -> tuple[str, dict[str, Any]]:
     }
 
 
+def typed_as(name: str, options: dict[str, Any]) -> str:
+    """Return a change as it is typed."""
+    words = [f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
+             for key, value in options.items()]  # fmt: skip
+    return " ".join([name, *words])
+
+
 def _value(text: str) -> Any:
     for kind in (int, float):
         with contextlib.suppress(ValueError):

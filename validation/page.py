@@ -17,9 +17,9 @@ from statistics import median
 import numpy as np
 from evaluate import CASES, JUDGED, PUBLIC, ROWS, STEP, Row, recomputed
 from evaluate import write as write_rows
-from tables import put
 
-PAGE, README = ROWS.parent / "accuracy.md", ROWS.parents[1] / "README.md"
+PAGE, OPTIMIZATIONS = ROWS.parent / "accuracy.md", ROWS.parent / "optimizations.md"
+README = ROWS.parents[1] / "README.md"
 LARGE = 0.2  # an error from here on has a row of its own
 CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
 SERIES = {each["name"]: each["title"] for each in CASES["series"] if "title" in each}
@@ -43,7 +43,28 @@ def write() -> None:
 
     for name, lines in tables(ROWS):
         put(PAGE, name, lines)
+    put(OPTIMIZATIONS, "the list of optimizations", listed())
     plot.write(read(ROWS, "changes"), PAGE.with_name("accuracy.svg"))
+
+
+def listed() -> Iterator[str]:
+    """Yield the optimizations and what each predicts, by stage."""
+    from daydream.transforms import stages
+    from daydream.transforms.registry import find, names
+
+    every = [find(name) for name in names()]
+    for stage, title in stages.TITLES.items():
+        if mine := [each for each in every if each.stage == stage]:
+            yield from (f"**{title[0].upper()}{title[1:]}**", "")
+            yield from (*(f"- `{each.name}`: {each.summary}" for each in mine), "")
+
+
+def put(page: Path, name: str, lines: Iterable[str]) -> None:
+    """Put lines between the markers of a name on a page."""
+    begin, end = (f"<!-- {mark}: {name} -->" for mark in ("begin", "end"))
+    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    text = "\n".join(lines).strip()
+    page.write_text(f"{head}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def tables(folder: Path) -> Iterator[tuple[str, list[str]]]:
