@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "validation"))
@@ -14,6 +15,8 @@ import evaluate  # noqa: E402
 import page  # noqa: E402
 import ranges  # noqa: E402
 
+from daydream import cli  # noqa: E402
+from daydream.cli import confirm  # noqa: E402
 from daydream.predict.graph_diff import MODEL_ERROR  # noqa: E402
 
 
@@ -203,3 +206,19 @@ def test_the_last_row_is_judged_by_the_errors_that_ship():
     (_, rows), _ = ranges.tables([pair("a", error=0.5, moved=0.5), pair("b", error=0.0, moved=0.5)])
     assert rows[-1]["left out"] == "none: as shipped"
     assert (rows[-1]["inside"], rows[-1]["pairs"]) == ("1", "2")
+
+
+# -- the command ----------------------------------------------------------------------------------------
+
+
+def test_judge_needs_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(confirm, "__file__", str(tmp_path / "daydream" / "cli" / "confirm.py"))
+    done = CliRunner().invoke(cli.daydream, ["judge"])
+    assert "this needs a checkout" in str(done.exception)
+
+
+def test_judge_ends_as_the_evaluation_ends(monkeypatch):
+    asked = []
+    monkeypatch.setattr("subprocess.call", lambda words: asked.append(words) or 1)
+    assert CliRunner().invoke(cli.daydream, ["judge", "--public", "here"]).exit_code == 1
+    assert asked == [[sys.executable, ROOT / "validation" / "evaluate.py", "judge", "--traces", "here"]]

@@ -465,7 +465,9 @@ def judge(traces: Path | None) -> int:
             equal + (same and not needs),
             unknown + bool(needs and same),
         )
-        verdict = "not recomputed: needs --traces" if needs and same else "equal" if same else "DIFFERENT"
+        verdict = (
+            "not recomputed: needs the public traces" if needs and same else "equal" if same else "DIFFERENT"
+        )
         print(f"{verdict:<11} {name}: {published}" + f" | now {now}" * (not same))
     for name, why in NOT_HERE.items():
         print(f"not recomputed: table {name} of {PAGE.name}: {why}")
