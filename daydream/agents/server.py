@@ -39,7 +39,7 @@ INSTRUCTIONS = (
     "says how to go from a trace to a merged change."
 )
 URI, MARKDOWN = "daydream://skill", "text/markdown"
-PROGRESS = "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.progress` then prints progress as lines
+PROGRESS = "DAYDREAM_PROGRESS_LINES"  # `daydream.cli.source` then prints progress as lines
 PROGRESS_LINE = regex(r"progress -?\d+(?:\.\d+)? (.+)")
 LARGEST_LINE = 1 << 16
 KEPT_LINES = 40  # of what was printed on stderr
