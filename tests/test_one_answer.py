@@ -18,7 +18,7 @@ from shared import TRACES
 from view_text import view_text
 
 import daydream
-from daydream.agents.answers import brief
+from daydream.agents.questions import brief
 from daydream.errors import DaydreamError, NoMatchError
 from daydream.report.format import speedup, time_text
 from daydream.report.html.render import page_html

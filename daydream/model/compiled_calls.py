@@ -39,9 +39,8 @@ from operator import or_
 import numpy as np
 
 from daydream.arrays import distinct_rows
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
-from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
 from daydream.costs.operators import MATRIX_FAMILIES, operator, operators_that
 from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
@@ -280,6 +279,8 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
     nbytes = np.bincount(which, amounts.nbytes[known], len(first))
     at = known[first]
     widths = np.array([itemsize(dtype) or 0 for dtype in tasks.dtype[at].tolist()], np.int64)
+    from daydream.costs.device.fusion import bytes_left
+
     left = bytes_left(number[at], nbytes, tasks.input_elements[at] * widths, len(loops))
     # The gradient of a normalization needs sums over all that comes in before it writes anything.
     twice = (amounts.family == "normalization") & (tasks.phase == "backward")

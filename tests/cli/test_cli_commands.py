@@ -11,7 +11,7 @@ import pytest
 import daydream
 from daydream.cli.errors import message
 from daydream.cli.output import trace_name
-from daydream.cli.progress import Progress
+from daydream.cli.source import Progress
 
 CODE, GREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), "\x1b[32m"
 

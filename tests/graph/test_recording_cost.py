@@ -6,7 +6,7 @@ import pytest
 from small_traces import call, kernel, op, row, trace
 
 import daydream
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.predict.basis import recording_share
 from daydream.predict.interval import ANOTHER_RUN, HIDDEN_CPU, RECORDING_ERROR

@@ -11,7 +11,7 @@ from recorded import Program, does_not_apply
 
 import daydream
 from daydream import Graph, simulate
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.graph.tables import Lane
 from daydream.model.compiled_calls import (
