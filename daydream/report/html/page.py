@@ -140,7 +140,7 @@ def _about(replay: Replay) -> str:
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
     tasks = counted(int(replay.graph.alive.sum()), "task")
     said = [trace.origin if trace is not None else "", listed([name for name in names if name])]
-    said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
+    said.append(f"{tasks} on {len(replay.graph.lanes):,} threads and streams")
     return " · ".join(part for part in said if part)
 
 

@@ -329,7 +329,7 @@ def _idle(found: MemoryView) -> Use:
         Kind.COUNT("tensors", spare=1),
         Kind.COUNT("never again"),
         Kind.TIME("idle for"),
-        Kind.COUNT("GB/s to offload"),
+        Kind.COUNT("GB/s needed"),
     ]
     names = ("bytes", "count", "never_again", "idle_ns", "gigabytes_per_second")
     cells = [(row.name, _kind(row.kind), *(getattr(row, name) for name in names)) for row in rows]

@@ -105,9 +105,11 @@ def _headline(found: Ranking) -> list[str]:
         said = f"{named(best)}: {answer_text(best)}"
     if found.cannot_tell and found.by == "time":
         said = f"this recording cannot tell what helps: most intervals exceed 2x; record it again. {said}"
-    share = f" ({found.bound_share:.0%} of the critical path)" if found.bound_share else ""
+    bound = f"now {found.bound.label}"
+    if found.bound_share:
+        bound = f"bottleneck now: {found.bound.awaited}, {found.bound_share:.0%} of the step"
     error = error_text(found.replay.basis_error, found.replay.error)
-    return [f"{said}; {error}", f"now {found.bound.label}{share}"]
+    return [f"{said}; {error}", bound]
 
 
 def named(each: Ranked) -> str:
@@ -158,7 +160,7 @@ def _changes(
         *([Kind.TIME("saves", spare=3, bar=True)] if verbose else []),
         Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in (*best, *pairs)), 1),
-        Column("then the step is", spare=4),
+        Column("new bottleneck", spare=4),
         *([Column("needs", spare=3)] if verbose else []),
     ]
     told: set[str] = set()
@@ -323,7 +325,7 @@ def curve_table(shown: Iterable[Curve]) -> Table:
 
 
 def _bound_text(bound: Bound, share: float) -> str:
-    return f"{bound.label} ({share:.0%})" if share else bound.label
+    return f"{bound.awaited.removeprefix('the ')}, {share:.0%}" if share else bound.label
 
 
 SWEPT_WIDTH = 34
