@@ -161,7 +161,6 @@ def _changes(
         Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in (*best, *pairs)), 1),
         Column("new bottleneck", spare=4),
-        *([Column("needs", spare=3)] if verbose else []),
     ]
     told: set[str] = set()
     rows = [_row(each, told, verbose=verbose) for each in best]
@@ -182,7 +181,6 @@ def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
         gain(each),
         *memory_cells(each.memory),
         _bound_text(each.bound, each.bound_share),
-        *([each.needs] if verbose else []),
     ]
     return Row(cells, _made_by(each, told), FADED if too_large(each.memory) else "")
 
@@ -200,17 +198,15 @@ def gain(each: Predicted) -> Cell:
 
 
 def _made_by(each: Ranked, told: set[str]) -> str:
-    """Return the line of a training script that makes a change, and what else that takes.
+    """Return what else a change takes, and the line of a training script that makes it.
 
     A pair's lines are those of its parts, and not told again.
     """
+    parts = [each.code or ""]
     if "+" in each.optimization:
-        parts = [] if each.code is None else each.code.split("; ")
-        return ";  ".join(part for part in parts if part not in told)
+        parts = [part for part in parts[0].split("; ") if part not in told]
     told.add(each.code or "")
-    return " ".join(
-        [*([f"[{each.needs}]"] if each.needs else []), *([each.code] if each.code else [])]
-    )
+    return f"{f'[{each.needs}] ' if each.needs else ''}{';  '.join(parts)}".strip()
 
 
 def _more(found: Ranking, *, undrawn: bool) -> list[Block]:

@@ -159,7 +159,7 @@ def step_figures(found: Prediction) -> Figures:
     replay = found.replay
     before = found.replayed_ns
     how = "without a profiler" if replay.basis == UNPROFILED else _mean_of(replay)
-    kept = "replayed" if replay.basis == RECORDED else replay.basis
+    kept = replay.basis if replay.basis == ESTIMATED else "replayed"
     error = error_text(found.replay_error, replay.error)
     figures = times(
         "step time", ("measured", found.measured_ns, how), (kept, before, error)
