@@ -134,7 +134,7 @@ def test_it_shows_tables_and_plots(executed):
 
     assert sum("image/png" in data for data in shown) == 2
     tables = "".join(data.get("text/html", "") for data in shown)
-    for word in ("rows of kind", "worst step", "by cause", "then", "pays down to", "left out"):
+    for word in ("rows of kind", "worst step", "by cause", "new bottleneck", "pays down to", "left out"):
         assert word in tables
 
 
