@@ -1,7 +1,5 @@
 """Closed streams, and signals that end a command: real processes in a shell's hands."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """ExecuTorch's files at the command line: imported, asked, refused in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

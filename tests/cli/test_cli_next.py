@@ -1,7 +1,5 @@
 """The last line of a command is what to type next, and it works: on GPU, CPU and several ranks."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from itertools import product

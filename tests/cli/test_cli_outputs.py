@@ -1,7 +1,5 @@
 """No command writes over what it was given to read, however it was given."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Mistakes in a user's own optimization: what went wrong, in which file and line, and what was meant."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -26,6 +24,30 @@ MISTAKES = {
     "graph.select().scale(-1)": ["a factor must be 0 or more"],
 }
 LAYERS = ["blocks.0", "blocks.0.attention", "blocks.0.attention.qkv", "blocks.1", "blocks.1.mlp", "head"]
+
+
+FILES = {  # what a file of a user's holds, and what is said of it
+    "def broken(graph:": "mine.py cannot be loaded: SyntaxError",
+    "def something_else(graph): pass": "should define a function 'mine'",
+    "FACTOR = 2": "a function 'mine', the optimization; it has no function",
+    "def one(graph): ...\n\n\ndef other(graph): ...": "the optimization; it has one, other",
+    "def mine(graph, *, sizes: list[int] | None = None): ...": "which cannot be typed on a command line",
+    "def mine(graph):\n    graph.schedule(graph.lanes[0].name, key=key)\n\n\n"
+    "def key(tasks):\n    return tasks.order + None": "mine.py, line 6: TypeError",
+    "def mine(graph):\n    graph.select(on='gpu').where(lambda tasks: tasks.naem)":
+        "mine.py, line 2: AttributeError: tasks have no column 'naem'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_that_is_no_optimization_is_told_why(ask, folder, text):
+    (folder / "mine.py").write_text(text + "\n")
+
+    done = ask("whatif", "./mine.py", "--trace", "step.parquet")
+
+    assert done.code == FAILED
+    assert_clear(done)
+    assert FILES[text] in done.err
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -1,7 +1,5 @@
 """`daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -14,7 +12,6 @@ from fractions import Fraction
 
 import pytest
 from test_cli_json import parsed
-from test_cli_startup import HEAVY, modules_after
 
 from daydream.cli.options import numbers_of
 from daydream.cli.sweep import values_of
@@ -30,17 +27,10 @@ SCALE = (
     "--set",
     "on=cpu,gpu",
 )
-KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "refused", "notes"]
-TRACE = ["trace", "basis", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
-SCENARIO = [
-    "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "throughput",
-    "memory", "notes", "trace",
-]  # fmt: skip
 
 
-def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
-    done = run(*SCALE)
+def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(ask):
+    done = ask(*SCALE)
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -51,8 +41,8 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
     assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
     assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu step.parquet\n"
-    next_one = run(*done.err.split()[2:], "--json")
-    assert json.loads(next_one.out)["speedup"] == parsed(run(*SCALE, "--json"))["scenarios"][0]["speedup"]
+    next_one = ask(*done.err.split()[2:], "--json")
+    assert json.loads(next_one.out)["speedup"] == parsed(ask(*SCALE, "--json"))["scenarios"][0]["speedup"]
 
 
 def test_top_shortens_the_table_only(ask):
@@ -62,15 +52,12 @@ def test_top_shortens_the_table_only(ask):
     assert len(parsed(ask(*SCALE, "--top", "2", "--json"))["scenarios"]) == 6
 
 
-def test_json_has_the_keys_of_the_contract(ask):
+def test_json_has_each_scenario(ask):
     result = parsed(ask(*SCALE, "--json"))
 
-    assert list(result) == KEYS
     assert (result["schema"], result["optimization"]) == (1, "scale")
     assert result["varied"] == {"factor": [1, 0.5, 0.25, 0.125], "on": ["cpu", "gpu"]}
-    assert [list(each) for each in result["traces"]] == [TRACE]
-    assert [list(each) for each in result["scenarios"]] == [SCENARIO] * 6
-    assert [list(each) for each in result["refused"]] == [["trace", "options", "reason", "notes"]] * 2
+    assert [len(result[part]) for part in ("traces", "scenarios", "refused")] == [1, 6, 2]
 
 
 def test_options_that_stay_are_options_of_the_command(ask):
@@ -112,18 +99,18 @@ def test_several_traces_are_told_apart(ask):
 
 
 @pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
-def test_the_engine_changes_nothing_of_the_output(run, engine):
+def test_the_engine_changes_nothing_of_the_output(ask, engine):
     if engine.startswith("dask"):
         pytest.importorskip("distributed", reason="needs the extra `dask`")
-    here, there = run(*SCALE, "--json"), run(*SCALE, "--json", "--engine", engine)
+    here, there = ask(*SCALE, "--json"), ask(*SCALE, "--json", "--engine", engine)
 
     assert (there.code, there.err) == (0, "")
     assert there.out == here.out
 
 
-def test_ranks_are_imported_by_processes_as_by_one(run, folder):
-    here = run("import", "ranks", "-o", "here.parquet")
-    there = run("import", "ranks", "-o", "there.parquet", "--engine", "processes:2")
+def test_ranks_are_imported_by_processes_as_by_one(ask, folder):
+    here = ask("import", "ranks", "-o", "here.parquet")
+    there = ask("import", "ranks", "-o", "there.parquet", "--engine", "processes:2")
 
     assert (here.code, there.code, there.out) == (0, 0, here.out)
     assert (folder / "here.parquet").read_bytes() == (folder / "there.parquet").read_bytes()
@@ -195,16 +182,6 @@ def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
         "error: missing.json: no such file\n",
         f"error: {MissingPackageError('distributed', 'dask')}\n",
     }
-
-
-def test_help_shows_the_options_of_what_is_swept(ask):
-    screen = ask("sweep", "scale", "--help").out
-
-    assert all(word in screen for word in ("--factor", "--set OPTION=LIST", "--engine", "--sort"))
-
-
-def test_nothing_heavy_is_imported(folder):
-    assert not modules_after(*SCALE, folder=folder) & (HEAVY | {"distributed", "dask"})
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")

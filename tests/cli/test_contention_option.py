@@ -1,7 +1,5 @@
 """`--contention` of `whatif` and `scaling`, as it is typed and as it is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ NETWORK = ("whatif", "network", "--bandwidth-factor", "4", "--trace", "transfers
 
 
 @pytest.fixture(scope="module")
-def recording() -> daydream.Trace:
+def recording():
     return Machine(kernel_factor=1.3).record()
 
 

@@ -1,7 +1,5 @@
 """`--counters` on the command line: what it changes, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

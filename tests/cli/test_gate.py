@@ -1,7 +1,5 @@
 """`whatif --fail-above`: a gate for CI, which shows the answer and tells by its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

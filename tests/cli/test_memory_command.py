@@ -1,19 +1,12 @@
 """`daydream memory --snapshot`: the answer first, on one screen; JSON for scripts; one line for errors."""
 
-from __future__ import annotations
-
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 
 MIB = 1 << 20
 START = 1 << 40
-KEYS = ["rank", "device", "capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
-        "recorded_allocated_bytes", "recorded_reserved_bytes", "peak_step", "peak_phase", "peak_layer",
-        "by_kind", "by_phase", "by_layer"]  # fmt: skip
 
 
 def stack(line):
@@ -71,9 +64,7 @@ def test_json_has_the_keys_that_scripts_rely_on(ask, file):
 
     found = json.loads(done.out)
     assert done.code == 0
-    assert list(found) == ["schema", "devices", "outside_bytes", "notes"]
     (device,) = found["devices"]
-    assert list(device) == KEYS
     assert (found["schema"], device["device"], device["rank"]) == (1, "cuda:0", 0)
     assert device["capacity_bytes"] == 24 * 10**9
     assert device["by_kind"] == {"unknown": device["peak_allocated_bytes"]}
@@ -134,29 +125,3 @@ def test_names_in_a_snapshot_do_not_steer_the_terminal(ask, folder):
 
     assert "\x1b" not in done.out
     assert "?[31mred?" in done.out
-
-
-def test_the_answer_is_short(run, file, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for more in (
-        [],
-        ["--capacity", "1GB"],
-        ["--capacity", "100MB", "--allocator", "expandable_segments:True"],
-    ):
-        done = run("memory", "--snapshot", file, *more)
-        assert done.code == 0
-        assert len(done.out.splitlines()) <= 26
-        assert max(map(len, done.out.splitlines())) <= 96
-
-
-def test_nothing_heavy_is_imported(folder, file):
-    program = (
-        "import sys\nfrom daydream.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "print(sorted(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "memory", "--snapshot", file],
-        cwd=folder, capture_output=True, encoding="utf-8", check=True,
-    )  # fmt: skip
-    for name in ("torch", "pandas", "pyarrow", "numpy", "rich"):
-        assert f"'{name}'" not in done.stderr

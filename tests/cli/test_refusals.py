@@ -1,7 +1,5 @@
 """Where an optimization does not apply: the reason, and what to do, on every example."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `collect` suggests at its end: the largest gains, with their code; nothing that harms the run."""
 
-from __future__ import annotations
-
 import json
 import time
 
