@@ -212,21 +212,6 @@ def test_contention_is_that_of_the_what_if(recorded):
         daydream.sweep("there-is-no-such-file.json", "network", values, contention="much")
 
 
-def test_a_replay_is_used_as_it_is(recorded, found):
-    assert daydream.sweep(daydream.replay(recorded), "scale", SCALES).scenarios[0].predicted_ns == (
-        found.scenarios[0].predicted_ns
-    )
-
-
-def test_it_becomes_a_data_frame(found):
-    pytest.importorskip("pandas")
-    frame = found.to_pandas()
-
-    assert frame.predicted_ns.dropna().tolist() == [each.predicted_ns for each in found.scenarios]
-    assert frame.refused.notna().sum() == len(found.refused) == 2
-    assert set(frame.factor) == {0.5, 1.0, 0.25}
-
-
 @pytest.mark.parametrize("name", ["all.csv", "all.parquet"])
 def test_all_scenarios_are_written_to_a_file(found, tmp_path, name):
     from pyarrow import csv, parquet
@@ -245,18 +230,6 @@ def test_all_scenarios_are_written_to_a_file(found, tmp_path, name):
         found.save(Path(tmp_path / "all.txt"))
 
 
-def test_an_option_may_have_the_name_of_a_figure(tmp_path):
-    path = tmp_path / "odd.py"
-    path.write_text(
-        "def odd(graph, *, speedup: float = 2.0):\n    graph.select(on='gpu').scale(speedup)\n",
-        encoding="utf-8",
-    )
-    row = daydream.sweep(steps(), str(path), {"speedup": [0.5]}).rows()[0]
-
-    assert row["option speedup"] == 0.5
-    assert row["speedup"] == 1.0
-
-
 def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
     # A step that waits for the CPU, recorded by torch.profiler: what recording typically costs is taken out.
     path = PROGRAMS["cpu_bound"]().run(steps=8).write(tmp_path / "step.json", 3, 6)
@@ -270,13 +243,3 @@ def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
         for name in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
             assert getattr(each, name) == getattr(alone, name)
     assert found.to_pandas().speedup.tolist() == [each.speedup for each in found.scenarios]
-
-
-def test_it_shows_itself(found):
-    best = found.scenarios[0].speedup
-
-    assert repr(found) == f"<Sweep of scale: 6 scenarios, 2 refused, best {best:.2f}x>"
-    shown = found._repr_html_()
-    assert shown.count("<tr>") == 1 + 4
-    assert "left out: 2 scenarios" in shown
-    assert "factor=1: a factor of 1 leaves every task as it is" in shown
