@@ -13,8 +13,6 @@ that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_docs.py` writes the outp
 the slow tests); read the difference.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io
@@ -240,9 +238,6 @@ def known_options(words):
         if ".py" in words[1]:  # a reader's file, with options of its own
             own = {word for word in words if word.startswith("--")}
     return own | {"--help"} | {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-
-
-# The pages that are made -------------------------------------------------------------------------
 
 
 # The site ----------------------------------------------------------------------------------------

@@ -46,6 +46,21 @@ def row(change, measured, predicted, *, recording="a", model="GPT"):
     return dict(zip(LEDGER, [*map(str, cells), error, ""], strict=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("+12.5%, outside", 0.125),
+        ("-0.30%", -0.003),
+        ("1,236.4", 1236.4),
+        ("1.512x", 1.512),
+        ("miss", 1.0),
+        ("", 1.0),
+    ],
+)
+def test_a_number_is_read_as_it_was_written(text, value):
+    assert evaluation.number(text) == pytest.approx(value)
+
+
 def test_a_change_is_the_median_of_its_recordings():
     rows = [
         row("half", 0.50, 0.50),
@@ -67,6 +82,15 @@ def test_pairs_are_ranked_within_a_recording_where_the_measurement_can_tell():
         row("elsewhere", 0.1, 9.0, recording="b"),
     ]  # fmt: skip
     assert evaluation.ranked(rows) == (3, 5)
+
+
+def test_a_refused_peak_is_a_miss_of_100_per_cent():
+    common = {"group": "g", "role": "judgement", "of": "A"}
+    refused = common | {"change": "x", "error": "+100.00%", "inside": "no", "refused": "why"}
+    found = common | {"change": "y", "error": "+1.00%", "inside": "yes", "refused": ""}
+    *_, line = evaluation.memory([refused, found])
+
+    assert line == "| g | judgement | 2 | 1 | 50.5% | 90.1% | 100.0% (A, x) | 1 of 2 |"
 
 
 def test_the_page_shows_what_the_rows_give():
@@ -107,6 +131,17 @@ def test_an_error_is_what_the_range_needs_to_hold_nine_pairs_of_ten():
     assert errors["moved"] == pytest.approx(0.2)  # no pair shows it: the largest of the others
 
 
+def test_sorts_that_mix_share_what_holds_nine_pairs_of_ten_in_the_narrowest_ranges():
+    # 20 % of what is computed hold nine; the tenth pair is left outside.
+    computed = [pair("a", error=0.1, computed=0.5, moved=0.4) for _ in range(9)]
+    errors = ranges.fit([*computed, pair("a", error=0.9, computed=0.5, moved=0.4)])
+    assert errors["computed"] == pytest.approx(0.2)
+    assert errors["moved"] == pytest.approx(0.2)  # no pair is mostly of it: the largest of the others
+    errors = ranges.fit([*computed, *[pair("a", error=0.01, moved=1.0)] * 9])
+    assert errors["moved"] == pytest.approx(0.01)  # the median miss
+    assert errors["computed"] == pytest.approx(0.2)
+
+
 def test_what_the_recording_leaves_open_is_no_error_of_the_models():
     # 5 % in all, of which 3 % are how steps vary: 4 % of a step that is affected as a whole
     one = [pair("a", error=0.05, other=0.03, transfers=1.0)]
@@ -115,8 +150,18 @@ def test_what_the_recording_leaves_open_is_no_error_of_the_models():
     assert ranges.fit(three)["transfers"] == pytest.approx(0.8 * 0.04)  # the 90 % quantile of 0, 0 and 4 %
 
 
+def test_hidden_time_tells_nothing_of_an_error():
+    hidden = [pair("a", error=0.3, transfers=0.001)] * 5
+    assert ranges.fit([*hidden, pair("a", error=0.05, transfers=0.5)])["transfers"] == pytest.approx(0.1)
+
+
 def test_no_pair_is_judged_by_an_error_that_it_helped_to_fit():
     pairs = [pair("a", error=0.1, kernels=0.5), pair("b", error=0.2, kernels=0.5)]
     of_a, of_b = ranges.held_out(pairs)
     assert (of_a.model, of_a.errors["kernels"], of_a.inside) == ("a", pytest.approx(0.4), [True])
     assert (of_b.model, of_b.errors["kernels"], of_b.inside) == ("b", pytest.approx(0.2), [False])
+
+
+def test_the_last_row_is_judged_by_the_errors_that_ship():
+    shown = ranges.table([pair("a", error=0.5, moved=0.5), pair("b", error=0.0, moved=0.5)])
+    assert "| 1 of 2 |" in next(line for line in shown if line.startswith("| none: as shipped"))

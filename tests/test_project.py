@@ -1,7 +1,5 @@
 """What holds the project around the code together: workflows, versions, news fragments, what is promised."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Ranking: optimizations in order of what they save, pairs, reasons; and curves, by hand."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +38,7 @@ def broken(graph):
     raise RuntimeError("a mistake")
 
 
-def asks(graph, *, factor: float, kind: str):
+def asks(graph, *, factor, kind):
     graph.select(kind=kind).scale(factor)
 
 
@@ -120,6 +118,13 @@ def test_curves_show_where_it_stops_paying(ranking):
     assert (long.knee, long.saving_ns) == (0.75, 15_000)
     short = curves["kernel", "short_kernel"]
     assert (short.own_ns, short.knee, short.saving_ns) == (40_000, None, 0)
+
+
+def test_curves_are_sorted_by_what_the_part_costs(ranking):
+    savings = [curve.saving_ns for curve in ranking.curves]
+
+    assert savings == sorted(savings, reverse=True)
+    assert ranking.curves == daydream.curves(ranking.replay)
 
 
 def test_a_point_of_a_curve_is_the_what_if_with_that_factor(ranking):
@@ -214,6 +219,15 @@ def test_what_hardly_changes_the_step_is_no_gain(ranking):
     assert found.pairs == []
     screen = view_text(found, top=1, verbose=True)
     assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
+
+
+def test_a_small_gain_is_told_once(ranking):
+    def little(graph):
+        graph.select(name="data").scale(0.99)  # 0.32 of 100 are saved: 1.00x, and no gain it is not
+
+    screen = view_text(daydream.rank(ranking.replay, [little], with_curves=False), top=1, verbose=True)
+    assert "  little  " in screen
+    assert "no gain" not in screen
 
 
 def test_it_becomes_a_data_frame(ranking):

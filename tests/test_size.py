@@ -60,3 +60,17 @@ def test_a_file_counts_to_the_room_of_its_folder(tmp_path):
         "C": (3, 1),
         "other code": (3, 2),
     }
+
+
+def test_a_room_over_its_budget_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "daydream" / "cli").mkdir(parents=True)
+    (tmp_path / "daydream" / "cli" / "a.py").write_text("a = 1\nb = a\n")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    assert tool.main([]) == 0
+    monkeypatch.setitem(tool.BUDGETS, "surface", tool.Budget(5, 0, 2.5))
+    assert tool.main([]) == 1
+    assert capsys.readouterr().err.split("\n", 1)[1].splitlines() == [
+        "surface: 6 tokens (lines, words), at most 5",
+        "surface: 1 files, at most 0",
+        "surface: 3.0 tokens a line, at most 2.5",
+    ]

@@ -1,7 +1,5 @@
 """Sweeps: every combination once, each as its what-if, refused ones with their reason, on any engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -180,7 +178,7 @@ def test_the_engine_changes_nothing(recorded, own, engine):
 
 
 def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
-    def nested(graph, *, factor: float = 1.0):
+    def nested(graph, *, factor=1.0):
         graph.select(kind="cpu").scale(factor)
 
     with pytest.raises(DaydreamError, match="cannot be sent to a worker"):
@@ -228,6 +226,18 @@ def test_all_scenarios_are_written_to_a_file(found, tmp_path, name):
     found.save(path, force=True)
     with pytest.raises(OutputError, match=r"\.csv or \.parquet"):
         found.save(Path(tmp_path / "all.txt"))
+
+
+def test_an_option_may_have_the_name_of_a_figure(tmp_path):
+    path = tmp_path / "odd.py"
+    path.write_text(
+        "def odd(graph, *, speedup: float = 2.0):\n    graph.select(on='gpu').scale(speedup)\n",
+        encoding="utf-8",
+    )
+    row = daydream.sweep(steps(), str(path), {"speedup": [0.5]}).rows()[0]
+
+    assert row["option speedup"] == 0.5
+    assert row["speedup"] == 1.0
 
 
 def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
