@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,132 +16,68 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 REPLAY = ["replay", "--trace"]
 
 
-def truncated(folder):
-    path = folder / "truncated.json"
-    whole = gzip.decompress((folder / "step.json.gz").read_bytes())
-    path.write_bytes(whole[: len(whole) // 2])
-    return path
-
-
-def truncated_gzip(folder):
-    path = folder / "truncated.json.gz"
-    path.write_bytes((folder / "step.json.gz").read_bytes()[:20_000])
-    return path
-
-
-def empty(folder):
-    path = folder / "empty.json"
-    path.write_bytes(b"")
-    return path
-
-
-def not_a_trace(folder):
-    path = folder / "notes.txt"
-    path.write_text("dear diary\n")
-    return path
-
-
-def other_json(folder):
-    path = folder / "other.json"
-    path.write_text('{"answer": 42}')
-    return path
-
-
-def not_utf8(folder):
-    path = folder / "latin.json"
-    path.write_bytes('{"traceEvents": "é"}'.encode("latin-1"))
-    return path
-
-
-def no_events(folder):
-    path = folder / "none.json"
-    path.write_text('{"traceEvents": []}')
-    return path
-
-
-def empty_folder(folder):
-    path = folder / "empty folder"
-    path.mkdir()
-    return path
-
-
-def missing(folder):
-    return folder / "nowhere.json"
-
-
-def execution_trace(folder):
-    path = folder / "et.json"
-    path.write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "[pytorch]"}]}')
-    return path
-
-
-def own_timeline(folder):
+def own_timeline(path):
     from daydream.report.perfetto import write
 
-    write(folder / "timeline.json.gz", daydream.replay(folder / "step.parquet"))
-    return folder / "timeline.json.gz"
+    write(path, daydream.replay(path.parent / "step.parquet"))
 
 
-def empty_parquet(folder):
-    path = folder / "empty.parquet"
-    path.write_bytes(b"")
-    return path
-
-
-def foreign_parquet(folder):
+def foreign_parquet(path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = folder / "foreign.parquet"
     pq.write_table(pa.table({"a": [1, 2]}), path)
-    return path
 
 
-def newer_parquet(folder):
-    trace = daydream.load(folder / "step.parquet")
+def newer_parquet(path):
+    trace = daydream.load(path.parent / "step.parquet")
     trace.metadata["schema_version"] = 99
-    trace.save(folder / "newer.parquet")
-    return folder / "newer.parquet"
+    trace.save(path)
 
 
-def cut_parquet(folder):
-    path = folder / "cut.parquet"
-    path.write_bytes((folder / "step.parquet").read_bytes()[:5_000])
-    return path
+def first(of, size, unpacked=bytes):
+    """What writes the first bytes of a trace, for a file that was cut off."""
+    return lambda path: path.write_bytes(unpacked((path.parent / of).read_bytes())[:size])
 
 
-BAD_TRACES: dict[Callable[[Path], Path], str] = {
-    truncated: "truncated.json",
-    truncated_gzip: "cut off or damaged",
-    empty: "empty.json",
-    not_a_trace: "is not JSON, SQLite or parquet",
-    other_json: "without a `traceEvents` list",
-    not_utf8: "latin.json",
-    no_events: "no operator, runtime call or device work",
-    empty_folder: "holds no trace",
-    missing: "no such file",
-    execution_trace: "is a PyTorch execution trace",
-    own_timeline: "timeline.json.gz is a timeline that daydream wrote",
-    empty_parquet: "empty.parquet is not a parquet file: it is empty",
-    foreign_parquet: "daydream did not write it",
-    newer_parquet: "has schema 99; this version reads up to 1. Upgrade daydream.",
-    cut_parquet: "cut.parquet",
+EXECUTION = b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "[pytorch]"}]}'
+BAD_TRACES = {  # a file, what it holds or what makes it, and what is said
+    "truncated.json": (first("step.json.gz", 200_000, gzip.decompress), "truncated.json"),
+    "truncated.json.gz": (first("step.json.gz", 20_000), "cut off or damaged"),
+    "empty.json": (b"", "empty.json"),
+    "notes.txt": (b"dear diary\n", "is not JSON, SQLite or parquet"),
+    "other.json": (b'{"answer": 42}', "without a `traceEvents` list"),
+    "latin.json": ('{"traceEvents": "é"}'.encode("latin-1"), "latin.json"),
+    "none.json": (b'{"traceEvents": []}', "no operator, runtime call or device work"),
+    "empty folder": (Path.mkdir, "holds no trace"),
+    "nowhere.json": (lambda _: None, "no such file"),
+    "et.json": (EXECUTION, "is a PyTorch execution trace"),
+    "timeline.json.gz": (own_timeline, "timeline.json.gz is a timeline that daydream wrote"),
+    "empty.parquet": (b"", "empty.parquet is not a parquet file: it is empty"),
+    "foreign.parquet": (foreign_parquet, "daydream did not write it"),
+    "newer.parquet": (newer_parquet, "has schema 99; this version reads up to 1. Upgrade daydream."),
+    "cut.parquet": (first("step.parquet", 5_000), "cut.parquet"),
 }
 
 
-@pytest.mark.parametrize("make", BAD_TRACES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", BAD_TRACES)
 @pytest.mark.parametrize(
     "command", [["info"], REPLAY, ["whatif", "amp", "--trace"], ["import", "-o", "out.parquet"]]
 )
-def test_a_bad_trace_is_one_clear_message(ask, folder, command, make):
-    path = make(folder)
+def test_a_bad_trace_is_one_clear_message(ask, folder, command, name):
+    holds, said = BAD_TRACES[name]
+    path = folder / name
+    if isinstance(holds, bytes):
+        path.write_bytes(holds)
+    else:
+        holds(path)
     before = set(folder.iterdir())
 
     done = ask(*command, str(path))
 
     assert done.code == FAILED
     assert_clear(done)
-    assert BAD_TRACES[make] in done.err
+    assert said in done.err
     assert set(folder.iterdir()) == before
 
 

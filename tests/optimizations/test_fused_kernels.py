@@ -30,7 +30,9 @@ MIB = 2**20
 
 
 def calls(program, *work, phase="forward", shapes=None, sequence=None):
-    """Record an operator with one kernel for each (name, time); forward calls are numbered."""
+    """Record an operator with a kernel for each (name, time), or as `mm 50, add 9`; some are numbered."""
+    if isinstance(work[0], str):
+        work = [(name, int(time)) for name, time in map(str.split, work[0].split(", "))]
     for number, (name, time) in enumerate(work):
         program.op(f"aten::{name}", phase, (f"{name} kernel", time), shapes=shapes)
         if sequence is not None:
@@ -40,6 +42,12 @@ def calls(program, *work, phase="forward", shapes=None, sequence=None):
 def node(program, name, sequence, *work, shapes=None):
     with program.range(name, "operator", phase="backward", sequence=sequence):
         calls(program, *work, phase="backward", shapes=shapes)
+
+
+def graph_of(*work, **how):
+    program = Program()
+    calls(program, *work, **how)
+    return program.graph()
 
 
 def with_bandwidth(program):
@@ -66,9 +74,7 @@ RMS = [("pow", 20), ("mean", 30), ("add", 10), ("rsqrt", 10), ("mul", 20), ("mul
 
 def test_a_norm_of_unknown_size_takes_as_long_as_its_longest_part():
     #  stream 7  4|mm 50|pow 20|mean 30|add 10|rsqrt 10|mul 20|mul 25|mm 50|  ->  4|mm 50|norm 30|mm 50|
-    program = Program()
-    calls(program, ("mm", 50), *RMS, ("mm", 50))
-    graph = program.graph()
+    graph = graph_of(("mm", 50), *RMS, ("mm", 50))
     assert makespan(graph) == 2 + 4 + 50 + 115 + 50
     fused_norm(graph)
     work = kernels(graph)
@@ -112,17 +118,13 @@ def test_a_slow_reduction_stays_as_slow():
     ],
 )
 def test_norms_are_recognized_as_people_write_them(operators):
-    program = Program()
-    calls(program, ("mm", 9), *[(name, 10) for name in operators.split()], ("mm", 9))
-    graph = program.graph()
+    graph = graph_of(("mm", 9), *[(name, 10) for name in operators.split()], ("mm", 9))
     fused_norm(graph)
     assert kernel_names(graph) == ["mm kernel", "fused norm", "mm kernel"]
 
 
 def test_the_residual_before_a_norm_is_no_part_of_it():
-    program = Program()
-    calls(program, ("add", 9), *RMS)
-    graph = program.graph()
+    graph = graph_of(("add", 9), *RMS)
     fused_norm(graph)
     assert kernel_names(graph) == ["add kernel", "fused norm"]
 
@@ -133,7 +135,7 @@ def test_what_a_product_casts_for_itself_is_no_part_of_the_norm_before_it(produc
     program = Program()
     calls(program, *RMS)
     with program.range(f"aten::{product}", "operator", phase="forward", op=f"aten::{product}"):
-        calls(program, ("_to_copy", 9), ("mm", 50))
+        calls(program, "_to_copy 9, mm 50")
     graph = program.graph()
     fused_norm(graph)
     assert kernel_names(graph) == ["fused norm", "_to_copy kernel", "mm kernel"]
@@ -160,11 +162,11 @@ def test_a_norm_before_a_product_that_casts_is_found_on_a_cpu():
 def test_backward_nodes_are_found_by_their_sequence_numbers():
     # forward pow 10 .. mul 15; their nodes run backwards, and one of another call stays as it is.
     program = Program()
-    calls(program, ("mm", 9), sequence=9)
+    calls(program, "mm 9", sequence=9)
     calls(program, *RMS, sequence=10)
-    node(program, "MulBackward0", 15, ("mul", 20), ("sum", 30))
-    node(program, "MulBackward0", 14, ("mul", 20))
-    node(program, "MmBackward0", 9, ("mm", 18))
+    node(program, "MulBackward0", 15, "mul 20, sum 30")
+    node(program, "MulBackward0", 14, "mul 20")
+    node(program, "MmBackward0", 9, "mm 18")
     graph = program.graph()
     chains = find_chains(graph, {"P": "pow|mean|add|rsqrt|mul"}, "P+")
     assert [group.name.tolist() for group in backward_chains(chains)] == [
@@ -179,8 +181,8 @@ def test_backward_nodes_are_found_by_their_sequence_numbers():
 def test_a_node_that_holds_a_product_or_a_collective_is_no_part_of_a_chain(inside):
     # The node has the number of an operator of the chain, and runs a custom function's whole backward pass.
     program = Program()
-    calls(program, ("mm", 50), ("add", 20), ("relu", 30), shapes=ROWS, sequence=1)
-    node(program, "MyFunctionBackward", 3, ("threshold", 20), (inside, 40), ("mul", 20), shapes=ROWS)
+    calls(program, "mm 50, add 20, relu 30", shapes=ROWS, sequence=1)
+    node(program, "MyFunctionBackward", 3, f"threshold 20, {inside} 40, mul 20", shapes=ROWS)
     graph = program.graph()
     if inside == "all_reduce":
         graph.select(name="all_reduce kernel").set(kind="collective")
@@ -192,9 +194,7 @@ def test_a_node_that_holds_a_product_or_a_collective_is_no_part_of_a_chain(insid
 
 
 def test_a_chain_that_the_thread_waits_in_is_none():
-    program = Program()
-    calls(program, ("mm", 50), ("add", 20), ("relu", 30), shapes=ROWS)
-    graph = program.graph()
+    graph = graph_of("mm 50, add 20, relu 30", shapes=ROWS)
     wait_before(graph, graph.select(name="relu kernel").launches(), phase="forward")
     does_not_apply("activation", fused_bias_act, graph)
 
@@ -203,7 +203,7 @@ def test_without_sequence_numbers_the_backward_pass_stays_and_that_is_said():
     program = Program()
     calls(program, *RMS)
     with program.range("MulBackward0", "operator", phase="backward"):
-        calls(program, ("mul", 20), ("sum", 30), phase="backward")
+        calls(program, "mul 20, sum 30", phase="backward")
     graph = program.graph()
     fused_norm(graph)
     assert len(graph.select(kind="kernel", phase="backward")) == 2
@@ -214,7 +214,7 @@ def test_a_forward_pass_run_again_by_a_checkpoint_is_fused_too():
     program = Program()
     with program.range("CheckpointFunctionBackward", "operator", phase="backward", sequence=3):
         calls(program, *RMS, phase="backward", sequence=10)
-        node(program, "MulBackward0", 15, ("mul", 20), ("sum", 30))
+        node(program, "MulBackward0", 15, "mul 20, sum 30")
     graph = program.graph()
     fused_norm(graph)
     assert kernel_names(graph) == ["fused norm", "fused norm backward"]
@@ -252,9 +252,7 @@ def test_the_norms_of_a_public_model_are_found():
 
 def test_scale_mask_and_softmax_become_one_kernel():
     #  stream 7  4|bmm 50|div 20|add 20|softmax 40|bmm 50|  ->  4|bmm 50|fused softmax 40|bmm 50|
-    program = Program()
-    calls(program, ("bmm", 50), ("div", 20), ("add", 20), ("_softmax", 40), ("bmm", 50))
-    graph = program.graph()
+    graph = graph_of("bmm 50, div 20, add 20, _softmax 40, bmm 50")
     fused_softmax(graph)
     assert kernel_ns(graph) == [50, 40, 50]
     assert makespan(graph) == 2 + 4 + 50 + 40 + 50
@@ -263,9 +261,9 @@ def test_scale_mask_and_softmax_become_one_kernel():
 def test_a_mask_that_is_filled_into_a_copy_of_the_scores_is_part_of_the_softmax():
     #  stream 7  |bmm 50|copy 10|fill 20|softmax 40|bmm 50|  ->  |bmm 50|fused softmax 40|bmm 50|
     program = Program()
-    calls(program, ("bmm", 50))
+    calls(program, "bmm 50")
     program.op("aten::masked_fill", "forward", ("Memcpy DtoD (Device -> Device)", 10), ("fill kernel", 20))
-    calls(program, ("_softmax", 40), ("bmm", 50))
+    calls(program, "_softmax 40, bmm 50")
     graph = program.graph()
     fused_softmax(graph)
     assert graph.select(on="gpu").duration_ns.tolist() == [50, 40, 50]
@@ -274,7 +272,7 @@ def test_a_mask_that_is_filled_into_a_copy_of_the_scores_is_part_of_the_softmax(
 def test_a_copy_to_the_device_is_no_cast():
     program = Program()
     program.op("aten::to", "forward", ("Memcpy HtoD (Pinned -> Device)", 10))
-    calls(program, ("_softmax", 40))
+    calls(program, "_softmax 40")
     does_not_apply("right before or after", fused_softmax, program.graph())
 
 
@@ -291,9 +289,7 @@ def test_a_softmax_that_stands_alone_is_refused():
 
 
 def test_a_layout_copy_behind_a_softmax_is_no_part_of_it():
-    program = Program()
-    calls(program, ("div", 20), ("_softmax", 40), ("copy_", 30))
-    graph = program.graph()
+    graph = graph_of("div 20, _softmax 40, copy_ 30")
     fused_softmax(graph)
     assert kernel_names(graph) == ["fused softmax", "copy_ kernel"]
 
@@ -319,9 +315,7 @@ def test_a_loss_reads_its_logits_once_forward_and_once_backward():
 
 
 def test_losses_of_another_kind_are_refused():
-    program = Program()
-    calls(program, ("_log_softmax", 9), ("mul", 9), ("sum", 9))
-    does_not_apply("no log-softmax", fused_cross_entropy, program.graph())
+    does_not_apply("no log-softmax", fused_cross_entropy, graph_of("_log_softmax 9, mul 9, sum 9"))
     does_not_apply("no operators", fused_cross_entropy, thread_and_stream("softmax 5 forward"))
 
 
@@ -330,9 +324,7 @@ def test_losses_of_another_kind_are_refused():
 
 def test_bias_and_activation_behind_a_product_become_one_kernel():
     #  stream 7  4|mm 50|add 20|relu 15|add 20|relu 15|  ->  4|mm 50|fused 20|add 20|relu 15|
-    program = Program()
-    calls(program, ("mm", 50), ("add", 20), ("relu", 15), ("add", 20), ("relu", 15))
-    graph = program.graph()
+    graph = graph_of("mm 50, add 20, relu 15, add 20, relu 15")
     fused_bias_act(graph)
     assert kernel_ns(graph) == [50, 20, 20, 15]
     assert makespan(graph) == 2 + 4 + 50 + 20 + 20 + 15
@@ -348,12 +340,8 @@ def test_an_activation_written_out_is_fused_without_a_bias_too():
 
 
 def test_an_activation_behind_a_product_that_adds_the_bias_stays():
-    program = Program()
-    calls(program, ("addmm", 50), ("relu", 15))
-    does_not_apply("no separate bias", fused_bias_act, program.graph())
-    program = Program()
-    calls(program, ("_addmm_activation", 50))
-    does_not_apply("already", fused_bias_act, program.graph())
+    does_not_apply("no separate bias", fused_bias_act, graph_of("addmm 50, relu 15"))
+    does_not_apply("already", fused_bias_act, graph_of("_addmm_activation 50"))
 
 
 # Laws
@@ -363,7 +351,7 @@ def test_an_activation_behind_a_product_that_adds_the_bias_stays():
 def test_what_is_fused_is_not_fused_again(optimization):
     program = Program()
     calls(program, ("mm", 50), ("add", 20), ("relu", 15), *RMS, ("mm", 9), ("mul", 9), ("_softmax", 9))
-    calls(program, ("mm", 9), ("_log_softmax", 9), ("nll_loss_forward", 9))
+    calls(program, "mm 9, _log_softmax 9, nll_loss_forward 9")
     graph = program.graph()
     whole = makespan(graph)
     optimization(graph)
