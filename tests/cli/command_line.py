@@ -19,8 +19,12 @@ class Done:
     err: str
 
 
+def words(args):
+    return [*args[0].split(), *args[1:]] if args else []
+
+
 def daydream(*args, folder, **environment):
-    """Run a command line within this process, in a folder."""
+    """Run a command line within this process, in a folder; its first words may be one text."""
     from daydream.cli import main
 
     out, err, code, before = io.StringIO(), io.StringIO(), 0, Path.cwd()
@@ -31,7 +35,7 @@ def daydream(*args, folder, **environment):
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            main(args)
+            main(words(args))
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     finally:
@@ -42,7 +46,7 @@ def daydream(*args, folder, **environment):
 def process(*args, folder, command=("-m", "daydream"), **environment):
     """Run the same in a process of its own."""
     done = subprocess.run(
-        [sys.executable, *command, *args], cwd=folder, capture_output=True, encoding="utf-8",
+        [sys.executable, *command, *words(args)], cwd=folder, capture_output=True, encoding="utf-8",
         env={**os.environ, "COLUMNS": "80", **environment}, timeout=300, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)

@@ -19,7 +19,7 @@ def calibrated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrated")
     (folder / "t.parquet").write_bytes(RECORDED.read_bytes())
     done = process(
-        "calibrate", "--trace", "t.parquet", "--optimization", *BATCH, "-o", "times.parquet", "--json",
+        "calibrate --trace t.parquet --optimization", *BATCH, "-o", "times.parquet", "--json",
         "--call-limit", "0.01", folder=folder,
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -71,8 +71,8 @@ def test_a_hand_made_table_gives_what_it_says(calibrated):
 
 def test_the_next_command_is_what_it_says(calibrated):
     done = process(
-        "calibrate", "--trace", "t.parquet", "--optimization=batch-size", "--factor", "2",
-        "-o", "again.parquet", "--call-limit", "0.001", folder=calibrated,
+        "calibrate --trace t.parquet --optimization=batch-size --factor 2 -o again.parquet",
+        "--call-limit", "0.001", folder=calibrated,
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "operator calls timed on the CPU" in done.out

@@ -51,7 +51,7 @@ def folder(tmp_path):
 def calibrate(folder, text):
     (folder / "change.py").write_text(text)
     return process(
-        "calibrate", "--tool", "./change.py", "-o", "times.parquet", "--json", "--steps", "2", "train.py",
+        "calibrate --tool ./change.py -o times.parquet --json --steps 2 train.py",
         folder=folder,
     )  # fmt: skip
 

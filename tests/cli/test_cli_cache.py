@@ -77,9 +77,9 @@ def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch)
 def test_pages_and_timelines_are_the_same(ask, folder, cache):
     for number in range(2):
         files = "--html", f"{number}.html", "-o", f"{number}.json"
-        ask("whatif", "amp", "--trace", "step.parquet", *files, *(["--no-cache"] if not number else []))
+        ask("whatif amp --trace step.parquet", *files, *(["--no-cache"] if not number else []))
         if not number:
-            ask("replay", "--trace", "step.parquet")
+            ask("replay --trace step.parquet")
     for kind in ("html", "json"):
         assert (folder / f"0.{kind}").read_bytes() == (folder / f"1.{kind}").read_bytes()
 
@@ -96,13 +96,13 @@ def test_the_second_question_needs_no_pyarrow(ask, folder, cache):
 
 
 def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache):
-    ask("replay", "--trace", "step.json.gz", "--json")
+    ask("replay --trace step.json.gz --json")
     trace = folder / "step.json.gz"
     before = trace.stat()
     shutil.copyfile(folder / "ranks" / "rank0.json", trace)
     os.utime(trace, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert json.loads(ask("replay", "--trace", "step.json.gz", "--json").out) == json.loads(
-        ask("replay", "--trace", "step.json.gz", "--json", "--no-cache").out
+    assert json.loads(ask("replay --trace step.json.gz --json").out) == json.loads(
+        ask("replay --trace step.json.gz --json --no-cache").out
     )
     assert len(entries(cache)) == 2
 
@@ -118,17 +118,17 @@ def test_options_that_find_other_steps_have_an_entry_of_their_own(ask, cache):
 def test_nothing_is_kept_where_none_is_wanted(ask, cache, how, monkeypatch):
     if how != "--no-cache":
         monkeypatch.setenv("DAYDREAM_CACHE", how)
-    assert ask("replay", "--trace", "step.parquet", *([how] if how == "--no-cache" else [])).code == 0
+    assert ask("replay --trace step.parquet", *([how] if how == "--no-cache" else [])).code == 0
     assert not cache.exists()
 
 
 def test_it_lies_in_the_users_cache_and_is_private(ask, tmp_path, monkeypatch):
     monkeypatch.delenv("DAYDREAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    ask("replay", "--trace", "step.parquet")
+    ask("replay --trace step.parquet")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    ask("replay", "--trace", "step.parquet")
+    ask("replay --trace step.parquet")
     for beneath in ("xdg", "home/.cache"):
         folder = tmp_path / beneath / "daydream" / FOLDER
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -138,31 +138,27 @@ def test_it_lies_in_the_users_cache_and_is_private(ask, tmp_path, monkeypatch):
 
 def test_a_trace_that_cannot_be_judged_is_refused_as_before(ask, folder, cache):
     (folder / "empty.json").write_text('{"traceEvents": []}')
-    first = ask("replay", "--trace", "empty.json")
+    first = ask("replay --trace empty.json")
     assert first.code == 1
-    assert (
-        ask("replay", "--trace", "empty.json")
-        == first
-        == ask("replay", "--trace", "empty.json", "--no-cache")
-    )
-    assert ask("replay", "--trace", "missing.parquet").code == 1
+    assert ask("replay --trace empty.json") == first == ask("replay --trace empty.json --no-cache")
+    assert ask("replay --trace missing.parquet").code == 1
     assert entries(cache) == []
 
 
 def test_what_was_used_longest_ago_goes_first(ask, cache, monkeypatch):
-    ask("replay", "--trace", "step.parquet")
+    ask("replay --trace step.parquet")
     (first,) = entries(cache)
-    ask("replay", "--trace", "step.json.gz")
+    ask("replay --trace step.json.gz")
     (second,) = set(entries(cache)) - {first}
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    ask("replay", "--trace", "step.parquet")  # used again
+    ask("replay --trace step.parquet")  # used again
     (cache / f"old{UNFINISHED}").write_bytes(b"of a process that was killed")
     os.utime(cache / f"old{UNFINISHED}", (1, 1))
     (cache / f"new{UNFINISHED}").write_bytes(b"of one that still writes")
     most = sum(entry.stat().st_size for entry in entries(cache)) + 1000
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", most)
-    ask("replay", "--trace", "step.json.gz", "--steps", "auto")
+    ask("replay --trace step.json.gz --steps auto")
     assert len(entries(cache)) == 2
     assert first in entries(cache)
     assert second not in entries(cache)
@@ -173,17 +169,17 @@ def test_what_was_used_longest_ago_goes_first(ask, cache, monkeypatch):
 
 def test_what_is_larger_than_the_cache_may_be_is_not_kept(ask, cache, monkeypatch):
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert ask("replay", "--trace", "step.parquet").code == 0
+    assert ask("replay --trace step.parquet").code == 0
     assert list(cache.iterdir()) == []
 
 
 def test_info_tells_what_is_kept(ask, cache, monkeypatch):
-    said = " ".join(ask("info", "-v", "step.parquet").out.split())
+    said = " ".join(ask("info -v step.parquet").out.split())
     assert f"the replay, for the next question: {entries(cache)[0].stat().st_size / 2**10:.1f} KiB" in said
-    assert "kept" not in ask("info", "step.parquet").out
-    assert "kept" not in ask("info", "-v", "step.parquet", "--no-cache").out
+    assert "kept" not in ask("info step.parquet").out
+    assert "kept" not in ask("info -v step.parquet --no-cache").out
 
     entries(cache)[0].unlink()
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert "kept nothing for the next question: " in " ".join(ask("info", "-v", "step.parquet").out.split())
+    assert "kept nothing for the next question: " in " ".join(ask("info -v step.parquet").out.split())
     assert entries(cache) == []

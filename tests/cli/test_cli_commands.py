@@ -46,9 +46,9 @@ def test_the_output_is_named_after_the_source(sources, name):
 
 def test_import_writes_where_it_says(ask, folder):
     (folder / "traces").mkdir()
-    named = ask("import", "step.json.gz", "-o", "new.parquet")
-    into = ask("import", "step.json.gz", "-o", "traces")
-    ranks = ask("import", "ranks")
+    named = ask("import step.json.gz -o new.parquet")
+    into = ask("import step.json.gz -o traces")
+    ranks = ask("import ranks")
 
     assert [done.code for done in (named, into, ranks)] == [0, 0, 0]
     assert named.err.splitlines()[0].startswith("wrote new.parquet (")
@@ -60,15 +60,15 @@ def test_import_writes_where_it_says(ask, folder):
 
 
 def test_steps_can_be_named_by_a_marker_or_found(ask):
-    marked = ask("info", "step.json.gz", "--step-marker", "^Optimizer.step")
-    found = ask("info", "step.json.gz", "--steps", "auto")
+    marked = ask("info step.json.gz --step-marker ^Optimizer.step")
+    found = ask("info step.json.gz --steps auto")
 
     assert "from ranges that match '^Optimizer.step'" in marked.out
     assert "from period of the launch sequence (auto)" in found.out
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(ask):
-    done = ask("replay", "--trace", "step.json.gz")
+    done = ask("replay --trace step.json.gz")
 
     assert "\r" not in done.err
     assert done.err.startswith("next: ")
@@ -139,7 +139,7 @@ def test_quick_work_shows_no_progress(terminal):
 
 
 def test_what_people_type_from_habit_leads_on(ask):
-    assert ask("help", "rank").out == ask("rank", "--help").out
+    assert ask("help rank").out == ask("rank --help").out
     assert ask("help").out.startswith("Usage: daydream")
-    assert ask("list").out == ask("whatif", "--list").out
+    assert ask("list").out == ask("whatif --list").out
     assert "daydream whatif bf16" in ask("BF16").err

@@ -36,7 +36,7 @@ def test_the_screen_is_as_reviewed(pair, ask):
 
 
 def test_json_is_one_object_with_units_in_its_keys(pair, ask):
-    found = json.loads(ask("compare", "step.json.gz", "faster.json.gz", "--json").out)
+    found = json.loads(ask("compare step.json.gz faster.json.gz --json").out)
     both = found["before"], found["after"]
 
     assert found["schema"] == 1
@@ -56,7 +56,7 @@ def test_a_prediction_is_held_against_what_came_of_it(pair, ask):
         made.metadata["profiler_cost"] = NO_COST
         made.save(pair / f"{name}.free.parquet")
     question = ["--on", "gpu", "--factor", "0.5", "--json"]
-    asked = json.loads(ask("whatif", "scale", "--trace", "step.free.parquet", *question).out)
+    asked = json.loads(ask("whatif scale --trace step.free.parquet", *question).out)
     both = ["step.free.parquet", "faster.free.parquet"]
     found = json.loads(ask("compare", *both, "--whatif", "scale", *question).out)
 
@@ -68,7 +68,7 @@ def test_a_prediction_is_held_against_what_came_of_it(pair, ask):
 
 
 def test_more_rows_can_be_shown(pair, ask):
-    short, long = (ask("compare", "step.json.gz", "faster.json.gz", "--top", n).out for n in ("1", "9"))
+    short, long = (ask("compare step.json.gz faster.json.gz --top", n).out for n in ("1", "9"))
 
     assert len(short.splitlines()) < len(long.splitlines())
 
@@ -98,7 +98,7 @@ def test_errors_take_a_line(ask, arguments, code, said):
 
 def test_of_two_traces_an_error_says_which(folder, ask):
     queue_full().run(steps=6).write(folder / "one.json", 3, 3)  # its kernels began before it
-    done = ask("compare", "step.parquet", "one.json")
+    done = ask("compare step.parquet one.json")
 
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines()[-1].startswith("error: one.json: no step of this trace can be judged")

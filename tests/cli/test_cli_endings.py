@@ -106,7 +106,7 @@ def test_one_that_comes_again_kills(folder):
 
 def test_handlers_are_as_before_behind_a_command(ask):
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
-    ask("info", "step.parquet")
+    ask("info step.parquet")
 
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == before
 

@@ -177,8 +177,8 @@ def test_a_users_file_may_have_helpers_and_a_dash_in_its_name(ask, folder):
         "def checked(factor):\n    return abs(factor)\n"
     )
 
-    done = ask("whatif", "half-time.py", "--factor", "1", "--trace", "step.parquet")
-    wrong = ask("whatif", "half-time.py", "--factor", "half", "--trace", "step.parquet")
+    done = ask("whatif half-time.py --factor 1 --trace step.parquet")
+    wrong = ask("whatif half-time.py --factor half --trace step.parquet")
 
     assert done.code == 0
     assert done.out.startswith("half-time: ")
@@ -190,9 +190,9 @@ def test_force_overwrites_and_only_force(ask, folder):
     wanted = folder / "out.json"
     wanted.write_text("precious")
 
-    refused = ask("whatif", "amp", "--trace", "step.parquet", "-o", "out.json")
+    refused = ask("whatif amp --trace step.parquet -o out.json")
     kept = wanted.read_text()
-    done = ask("whatif", "amp", "--trace", "step.parquet", "-o", "out.json", "--force")
+    done = ask("whatif amp --trace step.parquet -o out.json --force")
 
     assert refused.code == FAILED
     assert kept == "precious"

@@ -4,7 +4,7 @@ import json
 
 
 def test_json_is_one_object_with_units_and_sentences(ask):
-    done = ask("explain", "--trace", "step.parquet", "--json")
+    done = ask("explain --trace step.parquet --json")
     found = json.loads(done.out)
 
     assert done.code == 0
@@ -19,7 +19,7 @@ def test_json_is_one_object_with_units_and_sentences(ask):
 
 
 def test_a_saving_is_what_the_named_what_if_predicts(ask):
-    found = json.loads(ask("explain", "--trace", "step.parquet", "--json").out)
+    found = json.loads(ask("explain --trace step.parquet --json").out)
     answers = [cost["whatifs"][0] for cost in found["avoidable"] if cost["saving_ns"] is not None]
     best = answers[0]
     asked = json.loads(ask(*best["command"][1:], "--trace", "step.parquet", "--json").out)
@@ -30,22 +30,22 @@ def test_a_saving_is_what_the_named_what_if_predicts(ask):
 
 
 def test_a_change_can_be_explained(ask):
-    done = ask("explain", "--whatif", "amp", "--trace", "step.parquet")
+    done = ask("explain --whatif amp --trace step.parquet")
 
     assert done.code == 0
     assert "after amp (replay error " in " ".join(done.out.split())
 
 
 def test_the_next_command_comes_last_and_not_on_stdout(ask):
-    done = ask("explain", "--trace", "step.parquet")
+    done = ask("explain --trace step.parquet")
 
     assert done.err.splitlines()[-1].startswith("next: daydream whatif ")
     assert "next:" not in done.out
 
 
 def test_errors_take_a_line(ask):
-    missing = ask("explain", "--trace", "nothing.parquet")
-    unknown = ask("explain", "--whatif", "apm", "--trace", "step.parquet")
+    missing = ask("explain --trace nothing.parquet")
+    unknown = ask("explain --whatif apm --trace step.parquet")
 
     assert (missing.code, missing.out) == (1, "")
     assert (unknown.code, unknown.out) == (1, "")

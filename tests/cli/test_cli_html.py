@@ -27,7 +27,7 @@ def test_a_report_ranks_what_ifs_unless_told_not_to(ask, folder, command):
 
 
 def test_report_and_timeline_can_be_asked_for_at_once(ask, folder):
-    done = ask("replay", "--trace", "step.parquet", "--html", "report.html", "-o", "lines.json")
+    done = ask("replay --trace step.parquet --html report.html -o lines.json")
 
     assert done.code == 0
     assert (folder / "report.html").exists()
@@ -37,16 +37,16 @@ def test_report_and_timeline_can_be_asked_for_at_once(ask, folder):
 
 def test_a_report_overwrites_nothing_unless_forced(ask, folder):
     (folder / "report.html").write_text("mine")
-    done = ask("replay", "--trace", "step.parquet", "--html", "report.html")
+    done = ask("replay --trace step.parquet --html report.html")
 
     assert done.code == 1
     assert "exists already" in done.err
     assert (folder / "report.html").read_text() == "mine"
-    assert ask("replay", "--trace", "step.parquet", "--html", "report.html", "--force").code == 0
+    assert ask("replay --trace step.parquet --html report.html --force").code == 0
 
 
 def test_a_report_has_the_suffix_that_browsers_know(ask):
-    done = ask("replay", "--trace", "step.parquet", "--html", "report.txt")
+    done = ask("replay --trace step.parquet --html report.txt")
 
     assert done.code == 2
     assert "ends in neither .html nor .htm" in done.err

@@ -39,7 +39,7 @@ def test_json_has_the_keys_of_the_page(ask, command):
 
 
 def test_replay_of_several_ranks_lists_collectives(ask):
-    result = parsed(ask("replay", "--trace", "ranks", "--json"))
+    result = parsed(ask("replay --trace ranks --json"))
 
     assert result["ranks"] == [0, 1]
     assert [each["ranks"] for each in result["collectives"]] == [[0, 1]] * 12
@@ -47,7 +47,7 @@ def test_replay_of_several_ranks_lists_collectives(ask):
 
 
 def test_each_breakdown_adds_up_to_the_step(ask):
-    result = parsed(ask("whatif", "amp", "--json", "--trace", "step.parquet", "--math-speedup", "2.5"))
+    result = parsed(ask("whatif amp --json --trace step.parquet --math-speedup 2.5"))
 
     assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0, "model": "measured"}
     for side in (result["before"], result["after"]):
@@ -57,9 +57,9 @@ def test_each_breakdown_adds_up_to_the_step(ask):
 
 
 def test_a_raw_trace_answers_as_its_import_does(ask):
-    raw = parsed(ask("whatif", "amp", "--trace", "step.json.gz", "--json"))
+    raw = parsed(ask("whatif amp --trace step.json.gz --json"))
 
-    assert raw == parsed(ask("whatif", "amp", "--trace", "step.parquet", "--json"))
+    assert raw == parsed(ask("whatif amp --trace step.parquet --json"))
 
 
 def test_the_same_question_gives_the_same_bytes(ask):
@@ -69,7 +69,7 @@ def test_the_same_question_gives_the_same_bytes(ask):
 
 
 def test_list_prints_every_optimization_with_its_options(ask):
-    listed = parsed(ask("whatif", "--list", "--json"))["optimizations"]
+    listed = parsed(ask("whatif --list --json"))["optimizations"]
 
     options = {each["name"]: each["options"] for each in listed}
     assert options["amp"][0] == {
@@ -80,8 +80,8 @@ def test_list_prints_every_optimization_with_its_options(ask):
 
 
 def test_info_and_import_print_one_object(ask, folder):
-    info = parsed(ask("info", "step.parquet", "--json"))
-    imported = parsed(ask("import", "step.json.gz", "-o", "new.parquet", "--json"))
+    info = parsed(ask("info step.parquet --json"))
+    imported = parsed(ask("import step.json.gz -o new.parquet --json"))
 
     assert info["covered"] == imported["covered"] == 3
     assert info["rows"] == imported["rows"] == sum(info["rows_by_kind"].values())
@@ -96,7 +96,7 @@ def test_what_a_users_code_prints_goes_to_stderr(ask, folder):
         "    graph.select().scale(1)\n"
     )
 
-    done = ask("whatif", "./chatty.py", "--loud", "--trace", "step.parquet", "--json")
+    done = ask("whatif ./chatty.py --loud --trace step.parquet --json")
 
     assert parsed(done)["options"] == {"loud": True}
     # Once for the estimated step, once for the recorded one.

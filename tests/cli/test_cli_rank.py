@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def test_json_has_every_optimization_ranked_or_left_out(ask):
-    result = parsed(ask("rank", "--trace", "step.parquet", "--json"))
+    result = parsed(ask("rank --trace step.parquet --json"))
 
     assert (result["schema"], result["trace"]) == (1, "step.parquet")
     ranked = [each["optimization"] for each in result["changes"]]
@@ -23,7 +23,7 @@ def test_json_has_every_optimization_ranked_or_left_out(ask):
 
 
 def test_the_first_is_what_whatif_says(ask):
-    best = parsed(ask("rank", "--trace", "step.parquet", "--json", "--no-curves"))["changes"][0]
+    best = parsed(ask("rank --trace step.parquet --json --no-curves"))["changes"][0]
     alone = parsed(ask("whatif", best["optimization"], "--trace", "step.parquet", "--json"))
 
     for key in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup", "changed", "removed"):
@@ -31,13 +31,13 @@ def test_the_first_is_what_whatif_says(ask):
 
 
 def test_curves_and_pairs_can_be_left_out(ask):
-    result = parsed(ask("rank", "--trace", "step.parquet", "--json", "--no-curves", "--pairs", "0"))
+    result = parsed(ask("rank --trace step.parquet --json --no-curves --pairs 0"))
 
     assert result["curves"] == result["pairs"] == []
 
 
 @pytest.mark.parametrize("wrong", [["--top", "0"], ["--pairs", "-1"], ["--top", "many"], []])
 def test_wrong_options_are_usage_errors(ask, wrong):
-    done = ask("rank", *wrong) if not wrong else ask("rank", "--trace", "step.parquet", *wrong)
+    done = ask("rank", *wrong) if not wrong else ask("rank --trace step.parquet", *wrong)
 
     assert (done.code, done.out) == (2, "")

@@ -49,15 +49,15 @@ def test_options_may_stand_anywhere(ask, order):
 
 
 def test_an_equals_sign_does_as_well(ask):
-    done = ask("whatif", "--math-speedup=2", "amp", "--trace=step.parquet", "--json")
+    done = ask("whatif --math-speedup=2 amp --trace=step.parquet --json")
 
     assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0, "model": "measured"}
 
 
 def test_options_of_several_optimizations_are_qualified_where_they_clash(ask):
     done = ask(
-        "whatif", "amp+fused-adam", "--amp.memory-speedup", "1.5", "--fused-adam.memory-speedup", "4",
-        "--math-speedup", "2", "--trace", "step.parquet", "--json",
+        "whatif amp+fused-adam --amp.memory-speedup 1.5 --fused-adam.memory-speedup 4 --math-speedup 2",
+        "--trace", "step.parquet", "--json",
     )  # fmt: skip
 
     assert (
@@ -71,7 +71,7 @@ def test_options_of_several_optimizations_are_qualified_where_they_clash(ask):
 
 
 def test_a_clashing_option_must_be_qualified(ask):
-    done = ask("whatif", "amp+fused-adam", "--memory-speedup", "2", "--trace", "step.parquet")
+    done = ask("whatif amp+fused-adam --memory-speedup 2 --trace step.parquet")
 
     assert done.code == 2
     assert "no such option" in done.err.lower()
@@ -80,12 +80,12 @@ def test_a_clashing_option_must_be_qualified(ask):
 def test_a_users_file_has_options_of_every_type(ask, folder):
     (folder / "mine.py").write_text(MINE)
 
-    plain = ask("whatif", "./mine.py", "--times", "2", "--trace", "step.parquet", "--json")
+    plain = ask("whatif ./mine.py --times 2 --trace step.parquet --json")
     full = ask(
-        "whatif", "mine.py", "--times", "1", "--mine.steps", "0.5", "--no-careful", "--where", "cpu",
-        "--note", "hi", "--trace", "step.parquet", "--json",
+        "whatif mine.py --times 1 --mine.steps 0.5 --no-careful --where cpu --note hi --trace step.parquet",
+        "--json",
     )  # fmt: skip
-    wrong = ask("whatif", "mine.py", "--times", "1", "--where", "moon", "--trace", "step.parquet")
+    wrong = ask("whatif mine.py --times 1 --where moon --trace step.parquet")
 
     assert options_of(plain) == {"times": 2, "steps": 1.0, "careful": True, "where": "gpu", "note": None}
     assert options_of(full) == {"times": 1, "steps": 0.5, "careful": False, "where": "cpu", "note": "hi"}
@@ -96,7 +96,7 @@ def test_a_users_file_has_options_of_every_type(ask, folder):
 def test_help_shows_the_docstring_and_the_options(ask, folder):
     (folder / "mine.py").write_text(MINE)
 
-    done = ask("whatif", "mine.py", "--help")
+    done = ask("whatif mine.py --help")
 
     assert done.code == 0
     assert "Scale everything." in done.out
@@ -108,11 +108,11 @@ def test_help_shows_the_docstring_and_the_options(ask, folder):
 
 
 def test_the_qualified_name_of_an_option_always_does(ask):
-    alone = ask("whatif", "amp", "--amp.math-speedup", "2", "--trace", "step.parquet", "--json")
-    both = ask("whatif", "fused-adam+amp", "--amp.math-speedup", "2", "--trace", "step.parquet", "--json")
+    alone = ask("whatif amp --amp.math-speedup 2 --trace step.parquet --json")
+    both = ask("whatif fused-adam+amp --amp.math-speedup 2 --trace step.parquet --json")
 
     assert options_of(alone)["math_speedup"] == options_of(both)["math_speedup"] == 2.0
-    assert "--amp.math-speedup" not in ask("whatif", "amp", "--help").out
+    assert "--amp.math-speedup" not in ask("whatif amp --help").out
 
 
 def test_the_order_of_naming_does_not_matter(ask):

@@ -249,22 +249,22 @@ def test_json_has_a_row_for_each_number(ask):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["--workers", "1,,2"],
-        ["--workers", "0"],
-        ["--workers", "1,...,8"],
-        ["--workers", "1,2,..."],
-        ["--workers", "1,2,...,9"],
-        ["--workers", "many"],
-        ["--jitter", "1.5"],
-        ["--jitter", "nan"],
-        ["--straggler", "0.5"],
-        ["--plot", "scaling.txt"],
-        ["--bandwidth", "0"],
-        ["--bandwidth", "10", "--cluster", "p3"],
+        "--workers 1,,2",
+        "--workers 0",
+        "--workers 1,...,8",
+        "--workers 1,2,...",
+        "--workers 1,2,...,9",
+        "--workers many",
+        "--jitter 1.5",
+        "--jitter nan",
+        "--straggler 0.5",
+        "--plot scaling.txt",
+        "--bandwidth 0",
+        "--bandwidth 10 --cluster p3",
     ],
 )
 def test_wrong_options_are_usage_errors(ask, wrong):
-    done = ask("scaling", *TRACE, *wrong)
+    done = ask("scaling", *TRACE, *wrong.split())
 
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")

@@ -4,9 +4,9 @@ import json
 
 
 def test_a_tool_prints_a_table_and_json(ask):
-    text = ask("tool", "kernel-frequency", "--trace", "step.parquet").out
+    text = ask("tool kernel-frequency --trace step.parquet").out
     assert text.startswith("kernels (")
-    found = json.loads(ask("tool", "kernel-frequency", "--trace", "step.json.gz", "--json").out)
+    found = json.loads(ask("tool kernel-frequency --trace step.json.gz --json").out)
     assert found["schema"] == 1
     assert {"name", "count", "total_ns"} == set(found["kernels"][0])
     assert f"{found['kernels'][0]['count']:,}" in text.splitlines()[2]
@@ -19,15 +19,15 @@ def test_ones_own_tool_by_its_path(ask, folder):
         "    def result(self): return {'kernels': self.n}\n"
     )
     (folder / "mine.py").write_text(code)
-    done = ask("tool", "./mine.py", "--trace", "step.parquet")
+    done = ask("tool ./mine.py --trace step.parquet")
     assert done.out.split()[0] == "kernels"
     assert int(done.out.split()[1].replace(",", "")) > 0
 
 
 def test_a_list_of_tools(ask):
-    listed = json.loads(ask("tool", "--list", "--json").out)["tools"]
+    listed = json.loads(ask("tool --list --json").out)["tools"]
     assert [tool["name"] for tool in listed][:2] == ["kernel-frequency", "top-kernels"]
-    assert "idle-gaps" in ask("tool", "--list").out
+    assert "idle-gaps" in ask("tool --list").out
 
 
 def test_what_is_missing_is_one_line(ask):

@@ -5,7 +5,7 @@ import json
 import pytest
 from graph.small_graphs import kernels
 from shapes import dims
-from work_traces import Call, Kernel, graph_of, trace_of
+from work_traces import Call, graph_of, trace_of
 
 import daydream
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
@@ -18,8 +18,8 @@ from daydream.errors import DaydreamError, GraphError, NotApplicableError, Trace
 from daydream.model.half_times import SORTS
 from daydream.transforms.compose import apply, parse
 
-PRODUCT = Call("aten::mm", "64x32 32x16", [Kernel("volta_sgemm_64x64", 900_000)])
-SUM = Call("aten::add", "64x16 64x16 -", [Kernel("elementwise", 400_000)])
+PRODUCT = Call("aten::mm", "64x32 32x16", "volta_sgemm_64x64 900_000")
+SUM = Call("aten::add", "64x16 64x16 -", "elementwise 400_000")
 FORWARD = Call("aten::linear", "64x32 16x32 -", inner=[PRODUCT, SUM])
 LINEAR = Call("aten::addmm", "8 4x16 16x8 - -", tail_ns=100_000)  # on a CPU: a batch of 4
 RELU = Call("aten::relu", "4x8", tail_ns=30_000)
@@ -71,7 +71,7 @@ def test_a_batch_asks_for_the_new_shapes():
 
 
 def test_without_a_change_the_calls_are_those_recorded():
-    short = Call("aten::relu", "7", [Kernel("elementwise", 10_000)])
+    short = Call("aten::relu", "7", "elementwise 10_000")
     found = recorded_calls(graph_of(short, FORWARD, FORWARD))
     assert [(call.op, call.dtype) for call in found] == [
         ("aten::mm", "float32"),
@@ -342,7 +342,7 @@ def test_a_calibration_measures_what_it_can_and_lists_the_rest():
 
 def test_kernels_of_custom_operators_are_listed():
     pytest.importorskip("torch")
-    own = Call("my::op", "4x8", [Kernel("mine", 40_000), Kernel("mine too", 40_000)])
+    own = Call("my::op", "4x8", "mine 40_000, mine too 40_000")
     found = calibrate(graph_of(SUM, own), device="cpu", call_limit_s=0.01)
     assert [(call.op, call.shapes, call.dtype) for call in found.measured] == [
         ("aten::add", "[[64,16],[64,16],[]]", "float32")

@@ -10,7 +10,7 @@ import json
 import pytest
 from graph.small_graphs import kernels
 from shared import shared_trace
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
 from daydream.costs.counters.formats import read_counted
 from daydream.costs.kernels import work
@@ -93,9 +93,9 @@ def test_a_transform_takes_fewer_flop_than_the_shapes_say(counted):
 def test_counted_work_goes_before_that_of_shapes():
     product = "64x64 64x64"
     graph = graph_of(
-        Call("aten::mm", product, [Kernel("sgemm", 9_000)]),
-        Call("aten::mm", product, [Kernel("sgemm", 9_000)]),
-        Call("aten::relu", "100", [Kernel("relu", 3_000)]),
+        Call("aten::mm", product, "sgemm 9_000"),
+        Call("aten::mm", product, "sgemm 9_000"),
+        Call("aten::relu", "100", "relu 3_000"),
     )
     chosen = kernels(graph)
     assert work(graph, chosen).flop.tolist() == [2 * 64**3, 2 * 64**3, 100]
@@ -111,7 +111,7 @@ def test_counted_work_goes_before_that_of_shapes():
 
 
 def test_counters_of_another_number_of_launches_say_nothing():
-    graph = graph_of(Call("aten::mm", "64x64 64x64", [Kernel("sgemm", 9_000)]))
+    graph = graph_of(Call("aten::mm", "64x64 64x64", "sgemm 9_000"))
     graph.trace.metadata["counters"] = [{"name": "sgemm", "flop": number, "bytes": None} for number in (1, 2)]
     assert work(graph, kernels(graph)).flop.tolist() == [2 * 64**3]
 

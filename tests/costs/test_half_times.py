@@ -112,7 +112,7 @@ def test_convolutions_of_planes_are_turned_for_tensor_cores():
             Call(
                 "aten::cudnn_convolution", [images, weight, [], [], [], [], [], []], [Kernel(kernel, 90_000)]
             ),
-            Call("aten::relu", [out], [Kernel("relu", 9_000)]),
+            Call("aten::relu", [out], "relu 9_000"),
             device=device,
         )
         return changes_layout(graph, graph.select(name=kernel))[1].tolist()

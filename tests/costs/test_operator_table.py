@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from graph.small_graphs import kernels
 from shared import shared_replay
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
 import daydream
 from daydream.costs import find_device, is_matrix, retime, work
@@ -152,8 +152,8 @@ def test_products_of_libraries_are_products():
 
 def test_batch_norm_of_a_library_of_convolutions_is_no_product():
     shapes = "8x4x4x4 4 4"
-    norm = Call("aten::mine", shapes, [Kernel("cudnn::bn_fw_tr_1C11_kernel_NCHW", 10_000_000)])
-    product = Call("aten::mine", shapes, [Kernel("volta_sgemm_64x64", 10_000_000)])
+    norm = Call("aten::mine", shapes, "cudnn::bn_fw_tr_1C11_kernel_NCHW 10_000_000")
+    product = Call("aten::mine", shapes, "volta_sgemm_64x64 10_000_000")
     graph = graph_of(norm, product)
     work = kernels(graph)
     assert is_matrix(graph, work).tolist() == [False, True]

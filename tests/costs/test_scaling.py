@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
 from daydream.costs import scaled_time
 from daydream.errors import NoMatchError
@@ -85,8 +85,8 @@ def test_a_call_that_was_timed_too_short_sets_no_rate():
 
 
 def test_kernels_keep_their_floor_and_each_task_can_have_its_factor():
-    tiny = Call("aten::add", "8 8 -", [Kernel("tiny", 2_000)])
-    large = Call("aten::add", [[2**24], [2**24], []], [Kernel("large", 302_000)])
+    tiny = Call("aten::add", "8 8 -", "tiny 2_000")
+    large = Call("aten::add", [[2**24], [2**24], []], "large 302_000")
     graph = graph_of(*[tiny] * 40, large, large)
     kernels = graph.select(kind="kernel", name="large")
     assert scaled_time(graph, kernels, [2.0, 1.0]).duration_ns.tolist() == [602_000, 302_000]

@@ -23,14 +23,22 @@ class Kernel:
 
 @dataclass
 class Call:
-    """An operator call, what it calls and the kernels it launches itself; `tail_ns` is its own CPU time."""
+    """An operator call, what it calls and the kernels it launches itself, maybe as `gemm 900, add 40`.
+
+    `tail_ns` is its own CPU time.
+    """
 
     op: str
-    shapes: list[Any]
-    kernels: list[Kernel] = field(default_factory=list)
+    shapes: list[Any] | str
+    kernels: list[Kernel] | str = field(default_factory=list)
     inner: list = field(default_factory=list)
     dtype: str | None = "float32"
     tail_ns: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.kernels, str):
+            named = (kernel.rsplit(" ", 1) for kernel in self.kernels.split(", "))
+            self.kernels = [Kernel(name, int(ns)) for name, ns in named]
 
 
 class _Recorder:
