@@ -1,7 +1,5 @@
 """What no file may do: each is the smallest input that once ended in a traceback, a hang or much memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

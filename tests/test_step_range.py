@@ -1,7 +1,5 @@
 """A range of steps is answered as if only these had been recorded, and little more of a file is read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph.small_traces import note, op, trace

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
@@ -45,7 +44,7 @@ from daydream.memory.enclosing import arguments_of, rows_that
 from daydream.model.optimizers import states_of
 from daydream.text import bytes_text
 from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 MIB = 2**20

@@ -131,3 +131,23 @@ def to_numpy(array: pa.Array, null: int) -> np.ndarray:
         valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
         values[valid[array.offset : array.offset + len(array)] == 0] = null
     return values
+
+
+ITEM_BYTES = {  # bytes of an element of each type
+    "float64": 8,
+    "int64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import NotebookTables
 from daydream.errors import HandleError, TraceError
+from daydream.lazy import NotebookTables
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import (
