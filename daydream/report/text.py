@@ -1,6 +1,6 @@
 """Views as text: aligned columns, wrapped lines, ASCII only; on a terminal fitted to its width, in color.
 
-rich is imported only where there is a terminal: see `cli.output` and `cli.progress`.
+rich is imported only where there is a terminal: see `cli.output` and `cli.source`.
 """
 
 from __future__ import annotations

@@ -332,8 +332,11 @@ def _unprofiled(metadata: dict[str, Any]) -> str:
         return ""
     steps = counted(len(known), "step")
     text = f"{time_text(median(known))} per step in the median of {steps} without a profiler"
-    others = metadata.get("unprofiled_step_ns_by_rank", {})
-    if len(others) > 1:
-        medians = [median(each) for each in others.values() if each]
+    medians = [
+        median(times)
+        for rank in metadata.get("ranks", [])
+        if (times := rank.get("unprofiled_step_ns"))
+    ]
+    if len(medians) > 1:
         text += f"; ranks {range_text(min(medians), max(medians))}"
     return text
