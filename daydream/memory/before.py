@@ -73,10 +73,7 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
 def description_of(trace: Trace, rank: int, device: int) -> dict[str, Any]:
     """Return what the metadata says of a rank's device; empty if nothing."""
-    devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get(
-        "devices"
-    )
-    for place, each in enumerate(devices or []):
+    for place, each in enumerate(trace.of_rank("devices", rank) or []):
         if (place if each.get("id") is None else each["id"]) == device:
             return dict(each)
     return {}

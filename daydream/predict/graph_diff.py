@@ -40,8 +40,8 @@ from daydream.model import trained_parameters
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-# Errors over affected time, by sort, that hold 90% of the ledger's predictions, rounded up: `python
-# validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
+# Errors over affected time, by sort, that hold 90% of measured changes, rounded up: `python
+# validation/evaluate.py changes` fits them. These are of processes that gave freed memory back at times, as a
 # user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
 # `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
 # emulated link, the others from small models on a CPU.

@@ -3,6 +3,7 @@
 from math import hypot
 
 import pytest
+from small_graphs import kernels
 from small_traces import call, kernel, op, row, trace
 
 import daydream
@@ -35,7 +36,7 @@ def busy(**metadata):
 
 def faster(factor):
     def scale(graph):
-        graph.select(kind="kernel").scale(factor)
+        kernels(graph).scale(factor)
 
     return scale
 
