@@ -17,6 +17,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.lazy import regex
 from daydream.predict.replay import replay
+from daydream.trace import handle_map
 from daydream.trace import metadata as schema
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.trace import Trace
@@ -33,11 +34,13 @@ FRAMEWORK = regex(
 RANGES = ("annotation", "module")
 AS_RECORDED = ("kind", "phase", "dtype", "shapes", "grid", "block", "collective")
 FIELDS = {
-    field for kind in vars(schema).values() for field in getattr(kind, "__struct_fields__", ())
+    field
+    for kind in [*vars(schema).values(), *vars(handle_map).values()]
+    for field in getattr(kind, "__struct_fields__", ())
 }
 # Texts of the metadata by the name of their field: what they are, or nothing where they may tell anything.
 LEFT_OUT = ("notes", "source", "origin_ns", "graph_breaks", "uncompiled_frames", "counted_windows")
-SENTENCES = ("why_not", "failed", "changed_not_recorded", "description", "typical_run")
+SENTENCES = ("source", "why_not", "failed", "changed_not_recorded", "description", "typical_run")
 AS_THEY_ARE = (
     "step_source",
     "vendor",
@@ -48,6 +51,7 @@ AS_THEY_ARE = (
     "device",
     "devices",
     "versions",
+    "phase",
 )
 PATHS = ("layer", "parameters", "buffers")
 
@@ -78,9 +82,10 @@ class _Names:
 
     def path(self, text: str) -> str:
         """Return a module path or a parameter's name, all parts numbers but the places in a list."""
-        parts = text.split(".")
-        kept = [each if each.isdigit() or each in {"weight", "bias"} else None for each in parts]
-        return ".".join(each or self.number(part) for each, part in zip(kept, parts, strict=True))
+        return ".".join(
+            part if part.isdigit() or part in {"weight", "bias", ""} else self.number(part)
+            for part in text.split(".")
+        )
 
     def range(self, text: str) -> str:
         """Return the name of a range: words where PyTorch names it, else numbers."""
@@ -116,7 +121,12 @@ def anonymous(trace: Trace) -> Trace:
         for name, value in trace.metadata.items()
         if name == "schema_version" or (name in FIELDS and name not in LEFT_OUT)
     }
-    return Trace(columns, texts, metadata, trace.memory, _handles(trace.handles, names))
+    handles = trace.handles
+    if handles is not None:
+        document = json.loads(handles.to_json())
+        document["entries"] = _value(document["entries"], "handles", names)
+        handles = DebugHandleMap.from_json(json.dumps(document))
+    return Trace(columns, texts, metadata, trace.memory, handles)
 
 
 def as_before(trace: Trace, found: Trace) -> bool:
@@ -145,21 +155,6 @@ def _value(value: Any, field: str, names: _Names) -> Any:
     if not isinstance(value, str) or field.removesuffix("_by_rank") in AS_THEY_ARE:
         return value
     if field in SENTENCES:
-        return "(left out)"
+        return value and "(left out)"
     field = field.removesuffix("_by_rank")
     return names.path(value) if field in PATHS else names.of_words(value)
-
-
-def _handles(handles: DebugHandleMap | None, names: _Names) -> DebugHandleMap | None:
-    if handles is None:
-        return None
-    document = json.loads(handles.to_json())
-    for entry in document["entries"]:
-        if isinstance(entry["identifier"], str):
-            entry["identifier"] = names.of_words(entry["identifier"])
-        for each in entry["handles"]:
-            each.pop("source", None)
-            each["operator"] = names.of_words(each["operator"])
-            if each.get("layer"):
-                each["layer"] = names.path(each["layer"])
-    return DebugHandleMap.from_json(json.dumps(document))
