@@ -53,11 +53,9 @@ if TYPE_CHECKING:
     from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         DOUBT_OF_CONVOLUTIONS,
-        FEW_ROWS_IN_TF32,
         LAYOUT_CHANGE,
         changes_layout,
         doubt_of_products,
-        few_rows_ns,
         in_16_bits,
     )
     from daydream.model.loading import (
