@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from daydream.optimizations._autocast_types import flow
 from daydream.optimizations._products import insert_elementwise
 
 from daydream import Graph, GraphError
@@ -27,6 +26,7 @@ from daydream.model import (
     cast_ns,
     changes_layout,
     dispatch_ns,
+    flow,
     in_16_bits,
     operand_elements,
     streaming_ns,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         attention_chains,
         fused_attention_ns,
     )
+    from daydream.model.autocast import flow
     from daydream.model.blocks import block_of_layers, repeated_blocks
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from daydream.optimizations._autocast_types import flow
 from recorded import Program
+
+from daydream.model.autocast import flow
 
 KERNELS = {
     "product": "ampere_sgemm_128x64_tn", "norm": "vectorized_layer_norm_kernel<float>",
