@@ -81,9 +81,9 @@ def recording(name: str, path: Path) -> dict[str, Any]:
         {"base": step, "again": step, **made}, {title: ("", {}) for title in made},
         rounds=ROUNDS, block_steps=BLOCK_STEPS, block_ns=BLOCK_NS,
     )  # fmt: skip
-    replays = importlib.import_module("daydream.predict.replay")
+    worlds = importlib.import_module("daydream.costs.network.fake_world")
     for title, (bandwidth, latency) in {"": (1e9, 0), **links}.items():
-        replays.cluster_of_world = lambda _, link=(bandwidth, latency): OneLink(*link)
+        worlds.cluster_of_world = lambda _, link=(bandwidth, latency): OneLink(*link)
         step_ns = daydream.replay(path).basis_ns
         if not title:
             base_ns = step_ns  # a link that takes no time

@@ -16,7 +16,6 @@ from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
 from daydream.costs.contention import evidence_json, evidence_of, known, measured_contention
 from daydream.costs.device.measured import KernelTable, give_table
-from daydream.costs.network.fake_world import cluster_of_world, on_cluster
 from daydream.costs.workload.calls import kept_work, work_contents, work_known
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
@@ -412,11 +411,13 @@ def _in_fake_world(found: Replay) -> Replay:
 
     `steps` stay those of the recording, where collectives took no time.
     """
-    machines = cluster_of_world(found.graph.recorded)
+    from daydream.costs.network import fake_world  # of few traces
+
+    machines = fake_world.cluster_of_world(found.graph.recorded)
     recording = found.recording
-    graphs = [on_cluster(each.graph, machines) for each in (recording, found)]
+    graphs = [fake_world.on_cluster(each.graph, machines) for each in (recording, found)]
     recorded, timed = map(settle, graphs)
-    silent_ns = settle(on_cluster(found.graph, None)).step_ns
+    silent_ns = settle(fake_world.on_cluster(found.graph, None)).step_ns
     exposed_ns = max(timed.step_ns - silent_ns, 0)
     said = (
         f"{exposed_ns / 1e6:,.3f} of {timed.step_ns / 1e6:,.3f} ms per step wait for collectives, whose times are "
