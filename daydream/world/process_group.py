@@ -101,7 +101,7 @@ class FakeGroup(dist.ProcessGroup):
         self._rank = rank
         self._size = size
         self._name = self._description = ""
-        self._begun: list[Asked] | None = None  # of a coalesced call
+        self._sent = 1  # the last single number
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return what torch calls this backend."""
@@ -267,15 +267,19 @@ class FakeGroup(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
         """Send nothing."""
         del tag
+        if tensors[0].numel() == 1:
+            self._sent = int(tensors[0])
         return self._answer("send", tensors, peer=to)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Done:
-        """Receive zeros."""
+        """Receive zeros; of one whole number what this rank sent last, or one: stages of a pipeline vote so."""
         del tag
-        return self._answer(
-            "recv", tensors, [(tensor, tensor.new_zeros(())) for tensor in tensors], peer=source
-        )
+        pairs = []
+        for to in tensors:
+            vote = to.numel() == 1 and not to.is_floating_point()
+            pairs.append((to, to.new_full((), self._sent if vote else 0)))
+        return self._answer("recv", tensors, pairs, peer=source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Done:
-        """Receive zeros, from the next rank."""
+        """Receive from the next rank."""
         return self.recv(tensors, (self._rank + 1) % self._size, tag)

@@ -13,6 +13,10 @@ from torch.distributed import distributed_c10d as c10d
 from daydream.world.process_group import GROUPS, FakeGroup
 
 BACKEND = "fake_world"
+UNKNOWN_OBJECTS = (
+    "the script receives Python objects from a rank that does not exist. Stages of a pipeline need none of them "
+    "where each PipelineStage is given input_args and output_args"
+)
 WORLD: dict[str, Any] = {}  # world_size, rank and cluster, once this process is in one
 
 
@@ -56,17 +60,24 @@ def make_world(world: dict[str, Any]) -> None:
                 return dist.new_group(ranks, timeout, group_desc=named.get("group_desc"))
         return None
 
+    def gather_object(obj: Any, *given: Any, **named: Any) -> None:
+        if type(obj).__name__ == "SavePlan":
+            refuse(
+                "a checkpoint holds the parts of all ranks, and there is one: leave saving out in a fake world"
+            )
+        own_of["gather_object"](obj, *given, **named)
+
     found: dict[str, Callable[..., Any]] = {
         "init_process_group": init_process_group,
         "_new_process_group_helper": new_group,
         "split_group": split_group,
+        "gather_object": gather_object,
         "get_backend": lambda _=None: asked["backend"],
         "is_nccl_available": lambda: True,
         "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
         "_store_based_barrier": lambda *_, **__: None,
-        # Objects of other ranks are what the script put there itself.
-        "broadcast_object_list": lambda *_, **__: None,
-        "recv_object_list": lambda *_, **__: None,
+        "broadcast_object_list": lambda *_, **__: None,  # they are what the script put there itself
+        "recv_object_list": lambda *_, **__: refuse(UNKNOWN_OBJECTS),
     }
     if not hasattr(torch._C, "_nccl_version"):  # the profiler asks, where the backend is NCCL
         torch.cuda.nccl.version = lambda: (0, 0, 0)

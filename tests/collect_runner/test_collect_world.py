@@ -144,6 +144,55 @@ def test_fully_shard_gathers_and_scatters_its_parameters(folder):
     }
 
 
+PIPELINE = """
+dist.init_process_group("nccl")
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+rank, size = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Linear(32, 32)
+shapes = {}
+if sys.argv[1:]:
+    x = torch.randn(2, 32, requires_grad=True)
+    shapes = {"input_args": x, "output_args": x}
+stage = PipelineStage(model, rank, size, torch.device("cpu"), **shapes)
+schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, _: out.sum())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
+    optimizer.zero_grad()
+    schedule.step()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_pipeline_sends_and_receives_each_micro_batch(folder):
+    done = collect(folder, PIPELINE, "train.py", "with shapes")
+
+    both_ways = {(f"fake:{way}", 2 * 32 * 4, "float32", "0"): 8 for way in ("send", "recv")}
+    assert of_a_step(done.trace()) == {**both_ways, ("fake:wait", None, None, None): 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (PIPELINE, "need none of them where each PipelineStage is given input_args and output_args"),
+        (
+            'dist.init_process_group("gloo")\n' + TRAIN.partition("optimizer =")[0]
+            + 'from torch.distributed.checkpoint import save\nsave({"a": model}, checkpoint_id="saved")',
+            "leave saving out in a fake world",
+        ),
+        ('dist.init_process_group("gloo", world_size=2, rank=0)', "the script sets world_size to 2"),
+    ],
+    ids=["objects", "checkpoint", "another world"],
+)  # fmt: skip
+def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, said):
+    done = collect(folder, script, "train.py")
+
+    assert [line for line in done.err.splitlines() if said in line]
+    assert (done.code, list(folder.path.glob("*.parquet"))) == (1, [])
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.slow
 def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
     folder.script("for _ in range(40): step()")
